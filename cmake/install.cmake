@@ -1,0 +1,17 @@
+# `cmake --install` and find_package(Trireme).
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+set(targets trireme_core)
+if(TRIREME_TORCH)
+  list(APPEND targets trireme)
+  install(TARGETS trireme_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+install(TARGETS ${targets} EXPORT TriremeTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/trireme DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
+install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
+configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/TriremeConfig.cmake.in ${CMAKE_BINARY_DIR}/TriremeConfig.cmake
+                              INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
+write_basic_package_version_file(${CMAKE_BINARY_DIR}/TriremeConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/TriremeConfig.cmake ${CMAKE_BINARY_DIR}/TriremeConfigVersion.cmake
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)

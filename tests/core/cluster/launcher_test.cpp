@@ -1,0 +1,312 @@
+// label: multiproc
+// launch() with shells as ranks. It writes to descriptors 1 and 2, so each launcher is a forked process whose output goes to files.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <sstream>
+
+#include <trireme/base/descriptor.h>
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/cluster/launcher.h>
+
+namespace trireme::cluster::tests {
+namespace {
+
+std::string content_of(int file) {
+  std::string text(static_cast<size_t>(lseek(file, 0, SEEK_END)), '\0');
+  return pread(file, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) ? text : "";
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream stream(text);
+  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  return lines;
+}
+
+bool alive(pid_t pid) { return process_state(pid) != "ended"; }
+
+/// Looks until `ready` or ten seconds have passed.
+bool eventually(const std::function<bool()>& ready) {
+  for (const Deadline deadline{Seconds(10)}; !deadline.passed(); usleep(5000))
+    if (ready()) return true;
+  return ready();
+}
+
+/// A process that calls launch().
+class Launcher {
+ public:
+  explicit Launcher(const LaunchOptions& options, int own_output = -1) {
+    std::fflush(nullptr);  // or the child would write it again
+    pid_ = fork();
+    if (pid_ != 0) return;
+    dup2(own_output >= 0 ? own_output : out_.get(), 1);
+    dup2(err_.get(), 2);
+    signal(SIGPIPE, SIG_DFL);
+    int code = 99;
+    try {
+      const LaunchResult result = launch(options);
+      const std::string text = fmt::format("{}\n{}\n{}\n{}\n", result.exit_code, result.first_failed, result.interrupted, result.reason);
+      code = write(result_.get(), text.data(), text.size()) > 0 ? result.exit_code : 98;
+      for (const std::string& line : result.last_lines)
+        if (write(result_.get(), (line + "\n").data(), line.size() + 1) < 0) code = 98;
+    } catch (...) {
+    }
+    _exit(code);
+  }
+  ~Launcher() {
+    if (ended_) return;
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Launcher(const Launcher&) = delete;
+  Launcher& operator=(const Launcher&) = delete;
+
+  pid_t pid() const { return pid_; }
+  std::string output() const { return content_of(out_.get()); }
+  std::string errors() const { return content_of(err_.get()); }
+
+  /// The exit code as a shell gives it; the result's fields are valid afterwards.
+  int wait() {
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    ended_ = true;
+    const auto lines = lines_of(content_of(result_.get()));
+    if (lines.size() >= 4) {
+      result.exit_code = std::stoi(lines[0]);
+      result.first_failed = std::stoi(lines[1]);
+      result.interrupted = lines[2] == "true";
+      result.reason = lines[3];
+      result.last_lines.assign(lines.begin() + 4, lines.end());
+    }
+    return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+  }
+
+  LaunchResult result;
+
+ private:
+  Descriptor out_{memfd_create("out", 0)}, err_{memfd_create("err", 0)}, result_{memfd_create("result", 0)};
+  pid_t pid_ = -1;
+  bool ended_ = false;
+};
+
+LaunchOptions shell(int ranks, const std::string& script) { return {.command = {"/bin/sh", "-c", script}, .ranks = ranks}; }
+
+std::vector<pid_t> printed_pids(const std::string& output) {
+  std::vector<pid_t> pids;
+  for (const std::string& line : lines_of(output))
+    if (const size_t at = line.find("pid "); at != std::string::npos) pids.push_back(std::stoi(line.substr(at + 4)));
+  return pids;
+}
+
+void expect_within(const std::string& text, const std::string& part) { EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text; }
+
+// ---- going well ----
+
+TEST(Launch, AllWell) {
+  Launcher launcher(shell(3, "exit 0"));
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(launcher.result.first_failed, -1);
+  EXPECT_FALSE(launcher.result.interrupted);
+  EXPECT_EQ(launcher.result.reason, "");
+}
+
+TEST(Launch, SetsTheEnvironment) {
+  auto options = shell(2, "echo $TRIREME_RANK/$TRIREME_SIZE $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $COLOUR; echo job=$TRIREME_JOB:$MASTER_PORT");
+  options.threads = 3;
+  options.environment = {{"COLOUR", "red"}};
+  setenv("TRIREME_RANK", "77", 1);  // of an outer launcher: must not shine through
+  Launcher launcher(options);
+  unsetenv("TRIREME_RANK");
+  EXPECT_EQ(launcher.wait(), 0);
+  const std::string output = launcher.output();
+  for (int rank : {0, 1}) expect_within(output, fmt::format("[{0}] {0}/2 {0}/2 {0}/2 127.0.0.1 3 red\n", rank));
+  std::vector<std::string> jobs;
+  for (const std::string& line : lines_of(output))
+    if (const size_t at = line.find("job="); at != std::string::npos) jobs.push_back(line.substr(at));
+  ASSERT_EQ(jobs.size(), 2u);
+  EXPECT_EQ(jobs[0], jobs[1]);
+  EXPECT_GT(jobs[0].size(), std::string("job=:1").size() + 8);
+}
+
+TEST(Launch, PrefixesEveryLine) {
+  Launcher launcher(shell(2, "echo one; echo two >&2; printf three"));
+  EXPECT_EQ(launcher.wait(), 0);
+  for (int rank : {0, 1}) {
+    expect_within(launcher.output(), fmt::format("[{}] one\n", rank));
+    expect_within(launcher.output(), fmt::format("[{}] three\n", rank));
+    expect_within(launcher.errors(), fmt::format("[{}] two\n", rank));
+  }
+  EXPECT_EQ(lines_of(launcher.output()).size(), 4u);
+}
+
+TEST(Launch, PassesTheFirstRankAloneThroughUnchanged) {
+  auto options = shell(2, "printf 'a\\rb'; echo $RANK >&2");
+  options.only_first = true;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(launcher.output(), "a\rb");
+  EXPECT_EQ(launcher.errors(), "0\n");
+}
+
+TEST(Launch, KeepsTheLastLinesOfARankThatIsNotShown) {
+  auto options = shell(2, "echo rank $RANK; test $RANK = 0 && exec sleep 100; exit 9");
+  options.only_first = true;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 9);
+  EXPECT_EQ(launcher.output(), "rank 0\n");
+  EXPECT_EQ(launcher.result.last_lines, std::vector<std::string>{"rank 1"});
+}
+
+TEST(Launch, PassesMuchOutputWhole) {
+  Launcher launcher(shell(2, "i=0; while [ $i -lt 5000 ]; do echo line $i of a long output; i=$((i+1)); done"));
+  EXPECT_EQ(launcher.wait(), 0);
+  const auto lines = lines_of(launcher.output());
+  EXPECT_EQ(lines.size(), 10000u);
+  for (const std::string& line : lines) ASSERT_TRUE(line.ends_with(" of a long output")) << line;
+}
+
+TEST(Launch, GoesOnWhenNobodyReads) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  close(ends[0]);
+  Launcher launcher(shell(1, "i=0; while [ $i -lt 50 ]; do echo hello; i=$((i+1)); done; echo end >&2"), ends[1]);
+  close(ends[1]);
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(launcher.errors(), "[0] end\n");
+}
+
+// ---- going wrong ----
+
+TEST(Launch, GivesTheExitCodeOfTheFirstFailedRank) {
+  Launcher launcher(shell(3, "if [ $RANK = 1 ]; then echo about to fail; exit 7; fi; exec sleep 100"));
+  const auto begin = Clock::now();
+  EXPECT_EQ(launcher.wait(), 7);
+  EXPECT_LT(seconds_since(begin), 20);  // nobody slept to the end
+  EXPECT_EQ(launcher.result.first_failed, 1);
+  expect_within(launcher.result.reason, "rank 1 (process");
+  expect_within(launcher.result.reason, "exit code 7");
+  EXPECT_EQ(launcher.result.last_lines, std::vector<std::string>{"about to fail"});
+}
+
+TEST(Launch, NamesTheSignalAndTheLastLines) {
+  Launcher launcher(shell(2, "[ $RANK = 0 ] && exec sleep 100; i=0; while [ $i -lt 20 ]; do echo step $i; i=$((i+1)); done; kill -9 $$"));
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  EXPECT_EQ(launcher.result.first_failed, 1);
+  expect_within(launcher.result.reason, "rank 1");
+  expect_within(launcher.result.reason, "signal 9 (SIGKILL");
+  ASSERT_FALSE(launcher.result.last_lines.empty());
+  EXPECT_LT(launcher.result.last_lines.size(), 20u);
+  EXPECT_EQ(launcher.result.last_lines.back(), "step 19");
+}
+
+// The launcher is held up, so that it sees both deaths at once.
+TEST(Launch, AKillIsTheCauseAndAnErrorItsConsequence) {
+  Launcher launcher(shell(2, "echo pid $$; sleep 0.3; if [ $RANK = 1 ]; then kill -9 $$; fi; exit 1"));
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+  kill(launcher.pid(), SIGSTOP);
+  for (pid_t pid : printed_pids(launcher.output())) EXPECT_TRUE(eventually([&] { return !alive(pid); }));
+  kill(launcher.pid(), SIGCONT);
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  EXPECT_EQ(launcher.result.first_failed, 1);
+}
+
+TEST(Launch, WhoOnlyLostAPeerIsNotTheCause) {
+  Launcher launcher(shell(3, fmt::format("case $RANK in 0) exit {};; 1) sleep 0.3; exit 6;; esac; exec sleep 100", kPeerLostExit)));
+  EXPECT_EQ(launcher.wait(), 6);
+  EXPECT_EQ(launcher.result.first_failed, 1);
+}
+
+TEST(Launch, WhomItEndedItselfIsNotTheCause) {
+  auto options = shell(3, "if [ $RANK = 2 ]; then sleep 0.2; exit 5; fi; exec sleep 100");
+  options.grace = Seconds(0);
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 5);
+  EXPECT_EQ(launcher.result.first_failed, 2);
+}
+
+TEST(Launch, SaysWhenAProgramCannotBeStarted) {
+  Launcher launcher({.command = {"/no/such/program"}, .ranks = 2});
+  EXPECT_EQ(launcher.wait(), 127);
+  expect_within(launcher.errors(), "cannot start /no/such/program: No such file or directory");
+}
+
+TEST(Launch, RefusesNonsense) {
+  EXPECT_THROW(launch({}), InvalidArgument);
+  EXPECT_THROW(launch({.command = {"true"}, .ranks = 0}), InvalidArgument);
+  EXPECT_THROW(launch({.command = {"true"}, .ranks = 257}), InvalidArgument);
+}
+
+// ---- leaving nobody behind ----
+
+TEST(Launch, EndsARankThatIgnoresSigterm) {
+  auto options = shell(2, "trap '' TERM; echo pid $$; if [ $RANK = 0 ]; then sleep 0.3; exit 3; fi; while true; do sleep 0.1; done");
+  options.grace = Seconds(0.2);
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 3);
+  const auto pids = printed_pids(launcher.output());
+  ASSERT_EQ(pids.size(), 2u);
+  for (pid_t pid : pids) EXPECT_FALSE(alive(pid)) << pid;
+}
+
+TEST(Launch, EndsAStoppedRank) {
+  auto options = shell(2, "echo pid $$; if [ $RANK = 0 ]; then sleep 0.3; exit 3; fi; kill -STOP $$");
+  options.grace = Seconds(0.2);
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 3);
+  const auto pids = printed_pids(launcher.output());
+  ASSERT_EQ(pids.size(), 2u);
+  for (pid_t pid : pids) EXPECT_FALSE(alive(pid)) << pid;
+}
+
+TEST(Launch, EndsWhatARankStartedItself) {
+  Launcher launcher(shell(2, "sleep 100 & echo pid $!; exit 0"));
+  const auto begin = Clock::now();
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_LT(seconds_since(begin), 20);
+  const auto pids = printed_pids(launcher.output());
+  ASSERT_EQ(pids.size(), 2u);
+  for (pid_t pid : pids) EXPECT_TRUE(eventually([&] { return !alive(pid); })) << pid;
+}
+
+TEST(Launch, ForwardsAnInterruption) {
+  Launcher launcher(shell(2, "trap 'echo asked; exit 4' TERM; echo pid $$; while true; do sleep 0.02; done"));
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+  kill(launcher.pid(), SIGTERM);
+  EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
+  EXPECT_TRUE(launcher.result.interrupted);
+  for (int rank : {0, 1}) expect_within(launcher.output(), fmt::format("[{}] asked", rank));
+  for (pid_t pid : printed_pids(launcher.output())) EXPECT_FALSE(alive(pid)) << pid;
+}
+
+TEST(Launch, ASecondInterruptionKills) {
+  Launcher launcher(shell(2, "trap 'echo asked' INT; echo pid $$; while true; do sleep 0.02; done"));
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+  kill(launcher.pid(), SIGINT);
+  ASSERT_TRUE(eventually([&] { return launcher.output().find("asked") != std::string::npos; }));
+  const auto begin = Clock::now();
+  kill(launcher.pid(), SIGINT);
+  EXPECT_EQ(launcher.wait(), 128 + SIGINT);
+  EXPECT_LT(seconds_since(begin), 4);  // without it the ranks would have five seconds
+  for (pid_t pid : printed_pids(launcher.output())) EXPECT_FALSE(alive(pid)) << pid;
+}
+
+TEST(Launch, NoRankOutlivesAKilledLauncher) {
+  Launcher launcher(shell(3, "echo pid $$; exec sleep 100"));
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 3; }));
+  const auto pids = printed_pids(launcher.output());
+  for (pid_t pid : pids) EXPECT_TRUE(alive(pid));
+  kill(launcher.pid(), SIGKILL);
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  for (pid_t pid : pids) EXPECT_TRUE(eventually([&] { return !alive(pid); })) << pid;
+}
+
+}  // namespace
+}  // namespace trireme::cluster::tests

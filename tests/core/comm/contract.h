@@ -1,0 +1,399 @@
+#pragma once
+// What every Communicator must do. An engine's test instantiates the suite with one line:
+//   INSTANTIATE_TEST_SUITE_P(Shm, Contract, testing::Combine(testing::Values(shm_engine()), testing::Values(1, 2, 4)), case_name);
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <mutex>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <fmt/format.h>
+#include <trireme/base/error.h>
+#include <trireme/comm/communicator.h>
+
+namespace trireme::tests {
+
+using comm::Communicator;
+using Bytes = std::vector<std::byte>;
+
+struct Engine {
+  std::string name;
+  /// Runs the body once per rank and lets errors of any rank fail the test.
+  std::function<void(int ranks, const std::function<void(Communicator&)>&)> run;
+  /// Collective: memory that the engine knows best, the kind that start_allreduce takes.
+  std::function<std::byte*(Communicator&, size_t bytes)> allocate;
+};
+
+using Case = std::tuple<Engine, int>;
+inline std::string case_name(const testing::TestParamInfo<Case>& info) { return fmt::format("{}_{}", std::get<0>(info.param).name, std::get<1>(info.param)); }
+inline void PrintTo(const Engine& engine, std::ostream* out) { *out << engine.name; }
+
+constexpr DType kTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64};
+constexpr Op kOps[] = {Op::sum, Op::mean, Op::min, Op::max};
+constexpr size_t kSmall[] = {0, 1, 3, 1000};
+constexpr size_t kLarge[] = {65537, 150001};  // 16-bit types cross 256 KiB only in the second
+
+// ---- values: whole numbers so small that sums over 8 ranks are exact in every type ----
+
+inline double value(int rank, size_t i) { return static_cast<double>((i * 5 + static_cast<size_t>(rank) * 7 + i / 64) % 23) - 11; }
+
+inline uint16_t bf16_of(float x) {
+  uint32_t bits = 0;
+  std::memcpy(&bits, &x, sizeof bits);
+  const auto widen = [](uint32_t upper) {
+    const uint32_t whole = upper << 16;
+    float y = 0;
+    std::memcpy(&y, &whole, sizeof y);
+    return static_cast<double>(y);
+  };
+  const uint32_t down = bits >> 16, up = down + 1;
+  const double below = std::abs(x - widen(down)), above = std::abs(widen(up) - x);
+  return static_cast<uint16_t>(below < above || (below == above && down % 2 == 0) ? down : up);
+}
+
+inline void encode_one(DType type, std::byte* at, double x) {
+  const auto put = [&](auto y) { std::memcpy(at, &y, sizeof y); };
+  switch (type) {
+    case DType::f32: return put(static_cast<float>(x));
+    case DType::f64: return put(x);
+    case DType::f16: return put(static_cast<_Float16>(static_cast<float>(x)));
+    case DType::bf16: return put(bf16_of(static_cast<float>(x)));
+    case DType::i32: return put(static_cast<int32_t>(x));
+    case DType::i64: return put(static_cast<int64_t>(x));
+    case DType::u8: return put(static_cast<uint8_t>(x));
+  }
+}
+
+template <class F>
+Bytes encode(DType type, size_t count, const F& of) {
+  Bytes bytes(count * size_of(type));
+  for (size_t i = 0; i < count; i++) encode_one(type, bytes.data() + i * size_of(type), of(i));
+  return bytes;
+}
+
+/// What a reduction over all ranks must give at position i; integers are cut towards zero by encode().
+inline double reduced(Op op, int ranks, size_t i) {
+  double total = value(0, i);
+  for (int r = 1; r < ranks; r++) {
+    const double next = value(r, i);
+    total = op == Op::min ? std::min(total, next) : op == Op::max ? std::max(total, next) : total + next;
+  }
+  return op == Op::mean ? total / ranks : total;
+}
+
+inline void copy(std::byte* to, const Bytes& from) {
+  if (!from.empty()) std::memcpy(to, from.data(), from.size());
+}
+
+inline testing::AssertionResult same(DType type, const std::byte* got, const Bytes& wanted) {
+  if (wanted.empty() || std::memcmp(got, wanted.data(), wanted.size()) == 0) return testing::AssertionSuccess();
+  for (size_t i = 0; i < wanted.size(); i++)
+    if (got[i] != wanted[i]) return testing::AssertionFailure() << name_of(type) << ": element " << i / size_of(type) << " of " << wanted.size() / size_of(type) << " is wrong";
+  return testing::AssertionSuccess();
+}
+
+class Contract : public testing::TestWithParam<Case> {
+ protected:
+  static int ranks() { return std::get<1>(GetParam()); }
+  static void run(const std::function<void(Communicator&)>& body) { std::get<0>(GetParam()).run(ranks(), body); }
+  static std::byte* allocate(Communicator& group, size_t bytes) { return std::get<0>(GetParam()).allocate(group, bytes); }
+
+  /// `own` says which ranks bring memory from allocate().
+  static void check_allreduce(Communicator& group, std::byte* memory, const std::function<bool(int)>& own, DType type, Op op, size_t count) {
+    Bytes mine = encode(type, count, [&](size_t i) { return value(group.rank(), i); });
+    const Bytes wanted = encode(type, count, [&](size_t i) { return reduced(op, group.size(), i); });
+    std::byte* data = mine.data();
+    if (own(group.rank())) copy(data = memory, mine);
+    group.allreduce(data, count, type, op, fmt::format("gradient {}", count));
+    EXPECT_TRUE(same(type, data, wanted)) << name_of(op) << " on rank " << group.rank();
+  }
+
+  static void check_allreduces(const std::function<bool(int)>& own) {
+    run([&](Communicator& group) {
+      std::byte* memory = allocate(group, kLarge[1] * 8);
+      for (DType type : kTypes) {
+        for (size_t count : kSmall)
+          for (Op op : kOps) check_allreduce(group, memory, own, type, op, count);
+        for (size_t count : kLarge) check_allreduce(group, memory, own, type, Op::sum, count);
+      }
+    });
+  }
+
+  template <class F>
+  static void for_types_and_sizes(const F& check) {
+    for (DType type : kTypes) {
+      for (size_t count : kSmall) check(type, count);
+      check(type, kLarge[0]);
+    }
+    check(DType::f16, kLarge[1]);
+  }
+};
+
+// ---- allreduce ----
+
+TEST_P(Contract, AllreduceOfPrivateMemory) {
+  check_allreduces([](int) { return false; });
+}
+TEST_P(Contract, AllreduceOfAllocatedMemory) {
+  check_allreduces([](int) { return true; });
+}
+TEST_P(Contract, AllreduceOfMixedMemory) {
+  check_allreduces([](int rank) { return rank % 2 == 1; });
+}
+
+TEST_P(Contract, AllreduceGivesTheSameBitsOnEveryRank) {
+  constexpr size_t kCount = 100003;
+  for (bool own : {false, true}) {
+    std::mutex mutex;
+    std::vector<std::vector<float>> results;
+    run([&](Communicator& group) {
+      std::vector<float> mine(kCount);
+      for (size_t i = 0; i < kCount; i++) mine[i] = static_cast<float>(std::sin(static_cast<double>(i + 1) * (group.rank() + 1.7)));
+      float* data = mine.data();
+      if (own) {
+        data = reinterpret_cast<float*>(allocate(group, kCount * sizeof(float)));
+        std::copy(mine.begin(), mine.end(), data);
+      }
+      group.allreduce(data, kCount, DType::f32, Op::mean, "sines");
+      const std::lock_guard lock(mutex);
+      results.emplace_back(data, data + kCount);
+    });
+    ASSERT_EQ(results.size(), static_cast<size_t>(ranks()));
+    for (const auto& result : results) EXPECT_EQ(std::memcmp(result.data(), results[0].data(), kCount * sizeof(float)), 0);
+    for (size_t i = 0; i < kCount; i += 997) {
+      double mean = 0;
+      for (int r = 0; r < ranks(); r++) mean += std::sin(static_cast<double>(i + 1) * (r + 1.7)) / ranks();
+      EXPECT_NEAR(results[0][i], mean, 1e-6);
+    }
+  }
+}
+
+TEST_P(Contract, SeveralAllreducesAreOpenAtOnce) {
+  run([&](Communicator& group) {
+    constexpr size_t kCounts[] = {1000, 1, 30011, 0, 77};
+    for (bool backwards : {false, true}) {
+      std::vector<std::byte*> data;
+      std::vector<std::unique_ptr<comm::Work>> works;
+      for (size_t k = 0; k < std::size(kCounts); k++) {
+        data.push_back(allocate(group, kCounts[k] * size_of(kTypes[k])));
+        copy(data[k], encode(kTypes[k], kCounts[k], [&](size_t i) { return value(group.rank(), i + k); }));
+      }
+      for (size_t k = 0; k < std::size(kCounts); k++) works.push_back(group.start_allreduce(data[k], kCounts[k], kTypes[k], Op::sum, fmt::format("work {}", k)));
+      for (size_t k = 0; k < works.size(); k++) works[backwards ? works.size() - 1 - k : k]->wait();
+      for (size_t k = 0; k < works.size(); k++) {
+        EXPECT_TRUE(works[k]->test());
+        EXPECT_TRUE(same(kTypes[k], data[k], encode(kTypes[k], kCounts[k], [&](size_t i) { return reduced(Op::sum, group.size(), i + k); })));
+      }
+    }
+  });
+}
+
+TEST_P(Contract, TestAloneCompletesAnAllreduce) {
+  run([&](Communicator& group) {
+    std::byte* data = allocate(group, 5000 * 4);
+    copy(data, encode(DType::f32, 5000, [&](size_t i) { return value(group.rank(), i); }));
+    const auto work = group.start_allreduce(data, 5000, DType::f32, Op::max, "polled");
+    while (!work->test()) std::this_thread::yield();
+    EXPECT_TRUE(same(DType::f32, data, encode(DType::f32, 5000, [&](size_t i) { return reduced(Op::max, group.size(), i); })));
+  });
+}
+
+TEST_P(Contract, HundredsOfAllreducesMayBeStartedBeforeTheFirstWait) {
+  run([&](Communicator& group) {
+    constexpr size_t kWorks = 300;
+    auto* data = reinterpret_cast<int64_t*>(allocate(group, kWorks * 8));
+    std::vector<std::unique_ptr<comm::Work>> works;
+    for (size_t k = 0; k < kWorks; k++) {
+      data[k] = static_cast<int64_t>(k) + group.rank();
+      works.push_back(group.start_allreduce(data + k, 1, DType::i64, Op::sum, "one of many"));
+    }
+    for (const auto& work : works) work->wait();
+    const int64_t n = group.size();
+    for (size_t k = 0; k < kWorks; k++) EXPECT_EQ(data[k], n * static_cast<int64_t>(k) + n * (n - 1) / 2);
+  });
+}
+
+TEST_P(Contract, AnotherCollectiveCompletesWhatWasStarted) {
+  run([&](Communicator& group) {
+    auto* data = reinterpret_cast<int32_t*>(allocate(group, 4));
+    *data = group.rank();
+    const auto work = group.start_allreduce(data, 1, DType::i32, Op::sum, "early");
+    int32_t other = 1;
+    group.allreduce(&other, 1, DType::i32, Op::sum, "late");
+    EXPECT_EQ(other, group.size());
+    work->wait();
+    EXPECT_EQ(*data, group.size() * (group.size() - 1) / 2);
+  });
+}
+
+// Rank 1 starts the second allreduce only after a message that rank 0 takes after the first.
+TEST_P(Contract, WaitingForTheFirstDoesNotWaitForTheSecond) {
+  if (ranks() != 2) GTEST_SKIP() << "for two ranks";
+  run([&](Communicator& group) {
+    auto* data = reinterpret_cast<int32_t*>(allocate(group, 128));
+    data[0] = data[16] = group.rank() + 1;
+    Bytes message(1 << 20, std::byte{7});
+    const auto first = group.start_allreduce(data, 1, DType::i32, Op::sum, "first");
+    std::unique_ptr<comm::Work> second;
+    if (group.rank() == 0) {
+      second = group.start_allreduce(data + 16, 1, DType::i32, Op::sum, "second");
+      while (!first->test()) std::this_thread::yield();
+      first->wait();
+      message.assign(message.size(), std::byte{0});
+      group.receive(message.data(), message.size(), DType::u8, 1, "letter");
+    } else {
+      first->wait();
+      group.send(message.data(), message.size(), DType::u8, 0, "letter");
+      second = group.start_allreduce(data + 16, 1, DType::i32, Op::sum, "second");
+    }
+    second->wait();
+    EXPECT_EQ(data[0], 3);
+    EXPECT_EQ(data[16], 3);
+    EXPECT_EQ(message.back(), std::byte{7});
+  });
+}
+
+// ---- the other collectives ----
+
+TEST_P(Contract, ReduceScatter) {
+  run([&](Communicator& group) {
+    const size_t n = static_cast<size_t>(group.size()), me = static_cast<size_t>(group.rank());
+    const auto check = [&](DType type, Op op, size_t count) {
+      const Bytes input = encode(type, count * n, [&](size_t i) { return value(group.rank(), i); });
+      Bytes output(count * size_of(type));
+      group.reduce_scatter(input.data(), output.data(), count, type, op, "blocks");
+      EXPECT_TRUE(same(type, output.data(), encode(type, count, [&](size_t i) { return reduced(op, group.size(), me * count + i); }))) << name_of(op);
+    };
+    for_types_and_sizes([&](DType type, size_t count) { check(type, Op::sum, count); });
+    for (DType type : kTypes)
+      for (Op op : kOps) check(type, op, 333);
+  });
+}
+
+TEST_P(Contract, AllGather) {
+  run([&](Communicator& group) {
+    for_types_and_sizes([&](DType type, size_t count) {
+      const Bytes input = encode(type, count, [&](size_t i) { return value(group.rank(), i); });
+      Bytes output(input.size() * static_cast<size_t>(group.size()));
+      group.all_gather(input.data(), output.data(), count, type, "pieces");
+      for (int r = 0; r < group.size(); r++)
+        EXPECT_TRUE(same(type, output.data() + static_cast<size_t>(r) * input.size(), encode(type, count, [&](size_t i) { return value(r, i); })));
+    });
+  });
+}
+
+TEST_P(Contract, BroadcastFromEachRoot) {
+  run([&](Communicator& group) {
+    const auto check = [&](int root, DType type, size_t count) {
+      Bytes data = encode(type, count, [&](size_t i) { return value(group.rank(), i); });
+      group.broadcast(data.data(), count, type, root, "word");
+      EXPECT_TRUE(same(type, data.data(), encode(type, count, [&](size_t i) { return value(root, i); }))) << "root " << root;
+    };
+    for (int root = 0; root < group.size(); root++) {
+      check(root, DType::f64, kLarge[0]);
+      for (size_t count : kSmall) check(root, DType::f32, count);
+    }
+    for_types_and_sizes([&](DType type, size_t count) { check(group.size() - 1, type, count); });
+  });
+}
+
+TEST_P(Contract, BroadcastFromNobodyIsRefused) {
+  run([&](Communicator& group) {
+    float x = 0;
+    EXPECT_THROW(group.broadcast(&x, 1, DType::f32, group.size(), "x"), InvalidArgument);
+    EXPECT_THROW(group.broadcast(&x, 1, DType::f32, -1, "x"), InvalidArgument);
+  });
+}
+
+TEST_P(Contract, AllToAll) {
+  run([&](Communicator& group) {
+    const size_t n = static_cast<size_t>(group.size()), me = static_cast<size_t>(group.rank());
+    for_types_and_sizes([&](DType type, size_t count) {
+      const Bytes input = encode(type, count * n, [&](size_t i) { return value(group.rank(), i); });
+      Bytes output(input.size());
+      group.all_to_all(input.data(), output.data(), count, type, "letters");
+      for (int from = 0; from < group.size(); from++)
+        EXPECT_TRUE(same(type, output.data() + static_cast<size_t>(from) * count * size_of(type), encode(type, count, [&](size_t i) { return value(from, me * count + i); })))
+            << "from " << from;
+    });
+  });
+}
+
+TEST_P(Contract, SendAndReceiveRoundTheRing) {
+  if (ranks() == 1) GTEST_SKIP() << "nobody to send to";
+  run([&](Communicator& group) {
+    const int n = group.size(), to = (group.rank() + 1) % n, from = (group.rank() + n - 1) % n;
+    for_types_and_sizes([&](DType type, size_t count) {
+      const Bytes mine = encode(type, count, [&](size_t i) { return value(group.rank(), i); });
+      Bytes theirs(mine.size());
+      const auto send = [&] { group.send(mine.data(), count, type, to, "token"); };
+      const auto receive = [&] { group.receive(theirs.data(), count, type, from, "token"); };
+      group.rank() == 0 ? (send(), receive()) : (receive(), send());
+      EXPECT_TRUE(same(type, theirs.data(), encode(type, count, [&](size_t i) { return value(from, i); })));
+    });
+  });
+}
+
+TEST_P(Contract, MessagesOfAPairKeepTheirOrder) {
+  if (ranks() == 1) GTEST_SKIP() << "nobody to send to";
+  run([&](Communicator& group) {
+    for (int32_t i = 0; i < 500; i++) {
+      int32_t got = i;
+      if (group.rank() == 0)
+        for (int to = 1; to < group.size(); to++) group.send(&i, 1, DType::i32, to, "count");
+      else
+        group.receive(&got, 1, DType::i32, 0, "count");
+      ASSERT_EQ(got, i);
+    }
+  });
+}
+
+TEST_P(Contract, SendToItselfIsRefused) {
+  run([&](Communicator& group) {
+    float x = 0;
+    EXPECT_THROW(group.send(&x, 1, DType::f32, group.rank(), "x"), InvalidArgument);
+    EXPECT_THROW(group.receive(&x, 1, DType::f32, group.rank(), "x"), InvalidArgument);
+    EXPECT_THROW(group.send(&x, 1, DType::f32, group.size(), "x"), InvalidArgument);
+  });
+}
+
+// Nobody passes a barrier before everybody has come to it.
+TEST_P(Contract, BarrierHoldsEverybody) {
+  std::atomic<int> come{0};
+  run([&](Communicator& group) {
+    for (int round = 1; round <= 100; round++) {
+      come++;
+      group.barrier("gate");
+      EXPECT_GE(come.load(), round * group.size());
+      group.barrier("next");
+    }
+  });
+}
+
+TEST_P(Contract, AnythingMayFollowAnything) {
+  run([&](Communicator& group) {
+    const int n = group.size();
+    auto* shared = reinterpret_cast<float*>(allocate(group, 4000));
+    for (int round = 0; round < 60; round++) {
+      float x = static_cast<float>(group.rank() + round);
+      group.broadcast(&x, 1, DType::f32, round % n, "x");
+      EXPECT_EQ(x, static_cast<float>(round % n + round));
+      for (int i = 0; i < 1000; i++) shared[i] = static_cast<float>(i + group.rank());
+      group.allreduce(shared, 1000, DType::f32, Op::max, "shared");
+      EXPECT_EQ(shared[999], static_cast<float>(999 + n - 1));
+      std::vector<int64_t> all(static_cast<size_t>(n));
+      const int64_t mine = group.rank() * round;
+      group.all_gather(&mine, all.data(), 1, DType::i64, "mine");
+      EXPECT_EQ(all.back(), static_cast<int64_t>(n - 1) * round);
+      int32_t sum = 1;
+      group.allreduce(&sum, 1, DType::i32, Op::sum, "sum");
+      EXPECT_EQ(sum, n);
+    }
+  });
+}
+
+}  // namespace trireme::tests

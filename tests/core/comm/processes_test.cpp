@@ -1,0 +1,279 @@
+// label: multiproc
+// Ranks as processes: how they meet, and what the others hear when one of them dies, stops or lies.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#include <trireme/base/error.h>
+#include <trireme/comm/shm/communicator.h>
+#include <trireme/comm/shm/rendezvous.h>
+#include <trireme/space/layout.h>
+
+namespace trireme::tests {
+namespace {
+
+using Group = comm::shm::Communicator;
+using comm::shm::meet;
+
+/// A forked process that runs `body` and says in its last line how it ended: "ok", or the error's type and message.
+class Process {
+ public:
+  /// `say` writes a line that next_line() of the parent reads.
+  using Say = std::function<void(const std::string&)>;
+
+  explicit Process(const std::function<void(const Say&)>& body) {
+    int ends[2];
+    if (pipe(ends) != 0) throw std::runtime_error("no pipe");
+    std::fflush(nullptr);  // or the child would write it again
+    pid_ = fork();
+    if (pid_ != 0) {
+      close(ends[1]);
+      output_ = Descriptor(ends[0]);
+      return;
+    }
+    const auto say = [&](const std::string& line) {
+      const std::string text = line + "\n";
+      if (write(ends[1], text.data(), text.size()) < 0) _exit(1);
+    };
+    say(ending_of([&] { body(say); }));
+    _exit(0);
+  }
+  ~Process() {
+    kill(pid_, SIGKILL);
+    waitpid(pid_, nullptr, 0);
+  }
+  Process(const Process&) = delete;
+  Process& operator=(const Process&) = delete;
+
+  pid_t pid() const { return pid_; }
+
+  /// "" when the process ended without a further word, "silence" when it said nothing for `limit`.
+  std::string next_line(Seconds limit = Seconds(30)) {
+    const Deadline deadline(limit);
+    while (true) {
+      if (const size_t end = text_.find('\n'); end != std::string::npos) {
+        const std::string line = text_.substr(0, end);
+        text_.erase(0, end + 1);
+        return line;
+      }
+      pollfd waiting{output_.get(), POLLIN, 0};
+      if (poll(&waiting, 1, static_cast<int>(deadline.left().count() * 1e3)) == 0) return "silence";
+      char buffer[4096];
+      const ssize_t got = read(output_.get(), buffer, sizeof buffer);
+      if (got <= 0) return "";
+      text_.append(buffer, static_cast<size_t>(got));
+    }
+  }
+
+ private:
+  static std::string ending_of(const std::function<void()>& body) {
+    try {
+      body();
+      return "ok";
+    } catch (const Timeout& e) {
+      return std::string("Timeout: ") + e.what();
+    } catch (const PeerLost& e) {
+      return std::string("PeerLost: ") + e.what();
+    } catch (const Mismatch& e) {
+      return std::string("Mismatch: ") + e.what();
+    } catch (const std::exception& e) {
+      return std::string("error: ") + e.what();
+    }
+  }
+
+  pid_t pid_ = -1;
+  Descriptor output_;
+  std::string text_;
+};
+
+std::string job_name() { return fmt::format("{}-{}", testing::UnitTest::GetInstance()->current_test_info()->name(), getpid()); }
+
+std::unique_ptr<Process> start_rank(const std::string& job, int rank, int ranks, Seconds timeout, const std::function<void(Group&, const Process::Say&)>& body) {
+  return std::make_unique<Process>([&](const Process::Say& say) {
+    Group group(meet(job, rank, ranks, timeout), rank, ranks, {.timeout = timeout});
+    body(group, say);
+  });
+}
+
+std::vector<std::unique_ptr<Process>> start_ranks(int ranks, Seconds timeout, const std::function<void(Group&, const Process::Say&)>& body) {
+  std::vector<std::unique_ptr<Process>> processes;
+  for (int rank = 0; rank < ranks; rank++) processes.push_back(start_rank(job_name(), rank, ranks, timeout, body));
+  return processes;
+}
+
+void sum_ones(Group& group) {
+  std::vector<float> data(70001, 1);
+  group.allreduce(data.data(), data.size(), DType::f32, Op::sum, "ones");
+  for (float x : data)
+    if (x != static_cast<float>(group.size())) fail<Error>("{} instead of {}", x, group.size());
+}
+
+/// Says "running" after a few rounds, then goes on for ever.
+void sum_for_ever(Group& group, const Process::Say& say) {
+  for (int i = 0;; i++) {
+    sum_ones(group);
+    if (i == 5) say("running");
+  }
+}
+
+void expect_within(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
+}
+
+// ---- working ----
+
+TEST(Processes, AllreduceOverProcesses) {
+  for (int ranks : {2, 3, 4})
+    for (auto& process : start_ranks(ranks, Seconds(30), [](Group& group, const auto&) {
+           for (int i = 0; i < 20; i++) sum_ones(group);
+           const auto block = group.allocate(40000, "memory");
+           auto* mine = reinterpret_cast<int32_t*>(block.parts[static_cast<size_t>(group.rank())]);
+           for (int32_t i = 0; i < 10000; i++) mine[i] = i * (group.rank() + 1);
+           group.allreduce(mine, 10000, DType::i32, Op::sum, "in place");
+           const int32_t n = group.size() * (group.size() + 1) / 2;
+           for (int32_t i = 0; i < 10000; i++)
+             if (mine[i] != i * n) fail<Error>("element {} is {}", i, mine[i]);
+         }))
+      EXPECT_EQ(process->next_line(), "ok");
+}
+
+TEST(Processes, OneRankMeetsNobody) {
+  Process alone([](const auto&) { Group group(meet("alone", 0, 1, Seconds(1)), 0, 1); });
+  EXPECT_EQ(alone.next_line(), "ok");
+}
+
+// ---- dying and stopping ----
+
+TEST(Processes, AKilledRankIsNoticedByAll) {
+  auto processes = start_ranks(3, Seconds(60), sum_for_ever);
+  for (auto& process : processes) ASSERT_EQ(process->next_line(), "running");
+  const auto begin = Clock::now();
+  kill(processes[1]->pid(), SIGKILL);
+  for (size_t rank : {0, 2}) expect_within(processes[rank]->next_line(), {"PeerLost: rank 1", fmt::format("process {}", processes[1]->pid()), "died", "'ones'"});
+  EXPECT_LT(seconds_since(begin), 2);
+  EXPECT_EQ(processes[1]->next_line(), "");
+}
+
+TEST(Processes, ARankKilledInTheMiddleOfAMessageIsNoticed) {
+  auto processes = start_ranks(2, Seconds(60), [](Group& group, const auto& say) {
+    say("running");
+    std::byte room[100];
+    if (group.rank() == 0) group.receive(room, 100, DType::u8, 1, "activations");
+    if (group.rank() == 1) pause();
+  });
+  for (auto& process : processes) ASSERT_EQ(process->next_line(), "running");
+  const auto begin = Clock::now();
+  kill(processes[1]->pid(), SIGKILL);
+  expect_within(processes[0]->next_line(), {"PeerLost: rank 1", "receive 'activations'"});
+  EXPECT_LT(seconds_since(begin), 2);
+}
+
+TEST(Processes, AStoppedRankIsATimeoutThatSaysSo) {
+  auto processes = start_ranks(3, Seconds(1), sum_for_ever);
+  for (auto& process : processes) ASSERT_EQ(process->next_line(), "running");
+  kill(processes[2]->pid(), SIGSTOP);
+  const std::string first = processes[0]->next_line(), second = processes[1]->next_line();
+  const bool timed_out[] = {first.starts_with("Timeout"), second.starts_with("Timeout")};
+  EXPECT_TRUE(timed_out[0] || timed_out[1]) << first << "\n" << second;
+  for (const std::string& line : {first, second}) {  // the one that gave up later may hear of the other's end first
+    if (line.starts_with("Timeout")) expect_within(line, {"rank 2", "stopped", "1 s"});
+    else expect_within(line, {"PeerLost"});
+  }
+}
+
+// ---- meeting ----
+
+Descriptor connect_to(const std::string& job) {
+  const std::string path = fmt::format("trireme/{}/{:016x}", getuid(), space::hash_text(job));
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::memcpy(address.sun_path + 1, path.data(), path.size());
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + path.size());
+  for (int i = 0; i < 5000; i++) {
+    Descriptor socket_(socket(AF_UNIX, SOCK_SEQPACKET, 0));
+    if (connect(socket_.get(), reinterpret_cast<const sockaddr*>(&address), length) == 0) return socket_;
+    usleep(1000);
+  }
+  return {};
+}
+
+TEST(Meeting, GarbageDoesNotDisturb) {
+  const std::string job = job_name();
+  const auto work = [](Group& group, const auto&) { sum_ones(group); };
+  const auto first = start_rank(job, 0, 2, Seconds(30), work);
+  for (size_t bytes : {0, 1, 16, 17, 5000}) {
+    const Descriptor socket_ = connect_to(job);
+    ASSERT_TRUE(socket_);
+    const std::vector<char> garbage(bytes, 'x');
+    EXPECT_EQ(send(socket_.get(), garbage.data(), bytes, 0), static_cast<ssize_t>(bytes));
+  }
+  const Descriptor silent = connect_to(job);
+  const auto second = start_rank(job, 1, 2, Seconds(30), work);
+  EXPECT_EQ(first->next_line(), "ok");
+  EXPECT_EQ(second->next_line(), "ok");
+}
+
+TEST(Meeting, TwoProcessesWithTheSameRankAreRefused) {
+  const std::string job = job_name();
+  const auto nothing = [](Group&, const auto&) {};
+  const auto first = start_rank(job, 0, 3, Seconds(2), nothing), one = start_rank(job, 1, 3, Seconds(2), nothing), other = start_rank(job, 1, 3, Seconds(2), nothing);
+  expect_within(first->next_line(), {"Mismatch: two processes claim to be rank 1"});
+  const std::string a = one->next_line(), b = other->next_line();
+  EXPECT_NE(a.starts_with("Mismatch: two processes claim to be rank 1"), b.starts_with("Mismatch: two processes claim to be rank 1")) << a << "\n" << b;
+}
+
+TEST(Meeting, DifferentWorldSizesAreRefused) {
+  const std::string job = job_name();
+  const auto nothing = [](Group&, const auto&) {};
+  const auto first = start_rank(job, 0, 2, Seconds(5), nothing), second = start_rank(job, 1, 3, Seconds(5), nothing);
+  for (Process* process : {first.get(), second.get()}) expect_within(process->next_line(), {"Mismatch: rank 1 was told that there are 3 ranks, rank 0 that there are 2"});
+}
+
+TEST(Meeting, WithoutRankZeroTimesOut) {
+  const std::string job = job_name();
+  const auto lonely = start_rank(job, 1, 2, Seconds(0.3), [](Group&, const auto&) {});
+  expect_within(lonely->next_line(), {"Timeout: rank 1 found no rank 0", job, "0.3 s"});
+}
+
+TEST(Meeting, MissingRanksAreListed) {
+  const std::string job = job_name();
+  const auto nothing = [](Group&, const auto&) {};
+  const auto first = start_rank(job, 0, 4, Seconds(0.6), nothing), third = start_rank(job, 2, 4, Seconds(0.6), nothing);
+  expect_within(first->next_line(), {"Timeout: rank 1, 3 did not come", job, "0.6 s", "all 4 ranks"});
+  EXPECT_NE(third->next_line(), "ok");
+}
+
+TEST(Meeting, TwoJobsDoNotMeet) {
+  const std::string job = job_name();
+  const auto check = [](float mark) {
+    return [mark](Group& group, const auto&) {
+      float x = mark;
+      group.allreduce(&x, 1, DType::f32, Op::sum, "mark");
+      if (x != 2 * mark) fail<Error>("met a rank of another job");
+    };
+  };
+  const auto a0 = start_rank(job + "a", 0, 2, Seconds(20), check(1)), b0 = start_rank(job + "b", 0, 2, Seconds(20), check(5));
+  const auto b1 = start_rank(job + "b", 1, 2, Seconds(20), check(5)), a1 = start_rank(job + "a", 1, 2, Seconds(20), check(1));
+  for (Process* process : {a0.get(), a1.get(), b0.get(), b1.get()}) EXPECT_EQ(process->next_line(), "ok");
+}
+
+TEST(Meeting, ASecondRankZeroOfTheSameJobIsRefused) {
+  const std::string job = job_name();
+  const auto nothing = [](Group&, const auto&) {};
+  const auto first = start_rank(job, 0, 2, Seconds(20), nothing);
+  const Descriptor probe = connect_to(job);  // it is there
+  const auto second = start_rank(job, 0, 2, Seconds(20), nothing);
+  expect_within(second->next_line(), {"error:", job, "another job with the same name"});
+}
+
+}  // namespace
+}  // namespace trireme::tests

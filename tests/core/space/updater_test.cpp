@@ -1,0 +1,198 @@
+// label: unit
+// The fused updates against libtorch's formulas, written down plainly in double precision.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include <trireme/base/error.h>
+#include <trireme/space/schedule.h>
+#include <trireme/space/updater.h>
+
+namespace trireme::space::tests {
+namespace {
+
+double gradient(int step, size_t i) { return std::sin(0.7 * step + 1.3 * static_cast<double>(i)) + 0.1 * std::cos(static_cast<double>(i * static_cast<size_t>(step + 3))); }
+
+/// One parameter through one step, as torch/optim/{sgd,adagrad,adam,adamw}.py write it.
+struct Reference {
+  double p, buffer = 0, m = 0, v = 0, sum = 0;
+
+  void step(const UpdaterOptions& o, double lr, double g, int t) {
+    const double eps = o.epsilon.value_or(o.kind == Optimizer::adagrad ? 1e-10 : 1e-8);
+    if (o.kind == Optimizer::adamw) p = p * (1 - lr * o.weight_decay);
+    else g = g + o.weight_decay * p;
+    switch (o.kind) {
+      case Optimizer::sgd: p = p - lr * g; break;
+      case Optimizer::momentum:
+        buffer = t == 1 ? g : o.momentum * buffer + g;
+        p = p - lr * (o.nesterov ? g + o.momentum * buffer : buffer);
+        break;
+      case Optimizer::adagrad:
+        sum = sum + g * g;
+        p = p - lr * (g / (std::sqrt(sum) + eps));
+        break;
+      case Optimizer::adam:
+      case Optimizer::adamw: {
+        m = o.beta1 * m + (1 - o.beta1) * g;
+        v = o.beta2 * v + (1 - o.beta2) * g * g;
+        const double m_hat_rate = lr / (1 - std::pow(o.beta1, t)), denominator = std::sqrt(v) / std::sqrt(1 - std::pow(o.beta2, t)) + eps;
+        p = p - m_hat_rate * (m / denominator);
+        break;
+      }
+    }
+  }
+};
+
+std::vector<UpdaterOptions> all_options() {
+  return {sgd({.lr = 0.1}),
+          sgd({.lr = 0.1, .weight_decay = 0.03}),
+          momentum({.lr = 0.05}),
+          momentum({.lr = 0.05, .momentum = 0.7, .weight_decay = 0.02}),
+          momentum({.lr = 0.05, .nesterov = true}),
+          momentum({.lr = 0.05, .momentum = 0.8, .nesterov = true, .weight_decay = 0.02}),
+          adagrad({.lr = 0.1}),
+          adagrad({.lr = 0.1, .epsilon = 0.01, .weight_decay = 0.05}),
+          adam({.lr = 0.01}),
+          adam({.lr = 0.01, .beta1 = 0.8, .beta2 = 0.95, .epsilon = 1e-3, .weight_decay = 0.1}),
+          adamw({.lr = 0.01}),
+          adamw({.lr = 0.01, .beta1 = 0.85, .beta2 = 0.99, .weight_decay = 0.1})};
+}
+
+TEST(Updater, FollowsTorchForAHundredSteps) {
+  constexpr size_t kCount = 1501;
+  for (const UpdaterOptions& options : all_options()) {
+    std::vector<double> parameters(kCount), gradients(kCount);
+    std::vector<Reference> reference;
+    for (size_t i = 0; i < kCount; i++) reference.push_back({parameters[i] = 2 * std::cos(static_cast<double>(i))});
+    // Two owned ranges with a hole in between, which nobody updates.
+    const Range owned[] = {{0, 704 * 8}, {768 * 8, kCount * 8}};
+    Updater updater(options, owned);
+    for (int step = 1; step <= 100; step++) {
+      const double lr = options.lr / (1 + 0.01 * step);
+      for (size_t i = 0; i < kCount; i++) gradients[i] = gradient(step, i);
+      const std::byte* const sources[] = {reinterpret_cast<const std::byte*>(gradients.data())};
+      updater.begin_step(lr);
+      for (size_t k : {1, 0}) updater.update(k, owned[k], DType::f64, reinterpret_cast<std::byte*>(parameters.data()), sources);
+      for (size_t i = 0; i < kCount; i++)
+        if (i < 704 || i >= 768) reference[i].step(options, lr, gradients[i], step);
+    }
+    EXPECT_EQ(updater.steps(), 100);
+    for (size_t i = 0; i < kCount; i++) ASSERT_NEAR(parameters[i], reference[i].p, 1e-12 * std::max(1.0, std::abs(reference[i].p))) << name_of(options.kind) << " element " << i;
+  }
+}
+
+TEST(Updater, SumsTheGradientsOfAllRanks) {
+  std::vector<double> parameters = {1, 2, 3}, a = {1, 1, 1}, b = {2, 3, 4}, c = {0.5, 0.25, 0.125};
+  const Range owned[] = {{0, 24}};
+  Updater updater(sgd({.lr = 1}), owned);
+  updater.begin_step(0.5);
+  const std::byte* const sources[] = {reinterpret_cast<std::byte*>(a.data()), reinterpret_cast<std::byte*>(b.data()), reinterpret_cast<std::byte*>(c.data())};
+  updater.update(0, {0, 24}, DType::f64, reinterpret_cast<std::byte*>(parameters.data()), sources);
+  EXPECT_EQ(parameters, (std::vector<double>{1 - 1.75, 2 - 2.125, 3 - 2.5625}));
+}
+
+TEST(Updater, PiecesOfARangeKeepTheirState) {
+  const auto run = [](size_t piece) {
+    std::vector<float> parameters(640), gradients(640);
+    const Range owned[] = {{0, 640 * 4}};
+    Updater updater(adam({.lr = 0.1}), owned);
+    const std::byte* const sources[] = {reinterpret_cast<std::byte*>(gradients.data())};
+    for (int step = 1; step <= 5; step++) {
+      for (size_t i = 0; i < 640; i++) gradients[i] = static_cast<float>(gradient(step, i));
+      updater.begin_step(0.1);
+      for (size_t begin = 0; begin < 640 * 4; begin += piece)
+        updater.update(0, {begin, std::min<size_t>(begin + piece, 640 * 4)}, DType::f32, reinterpret_cast<std::byte*>(parameters.data()), sources);
+    }
+    return parameters;
+  };
+  EXPECT_EQ(run(640 * 4), run(64));
+  EXPECT_EQ(run(640 * 4), run(4 * 37));
+}
+
+TEST(Updater, KeepsStateForItsOwnRangesAlone) {
+  const Range owned[] = {{0, 640}, {6400, 7040}};
+  EXPECT_EQ(Updater(sgd(), owned).state_bytes(), 0u);
+  EXPECT_EQ(Updater(momentum(), owned).state_bytes(), 1280u);
+  EXPECT_EQ(Updater(adagrad(), owned).state_bytes(), 1280u);
+  EXPECT_EQ(Updater(adam(), owned).state_bytes(), 2560u);
+  EXPECT_EQ(Updater(adamw(), owned).state_bytes(), 2560u);
+}
+
+TEST(Updater, RefusesImpossibleSettings) {
+  const double nan = std::numeric_limits<double>::quiet_NaN(), infinite = std::numeric_limits<double>::infinity();
+  const auto refused = [](const UpdaterOptions& options) { EXPECT_THROW(Updater(options, {}), InvalidArgument); };
+  for (double lr : {-0.1, nan, infinite}) refused(sgd({.lr = lr}));
+  for (double m : {-0.1, 1.0, 1.5, nan}) refused(momentum({.momentum = m}));
+  for (double beta : {-0.1, 1.0, nan}) refused(adam({.beta1 = beta})), refused(adamw({.beta2 = beta}));
+  for (double epsilon : {-1e-8, nan}) refused(adagrad({.epsilon = epsilon}));
+  for (double decay : {-0.1, nan}) refused(sgd({.weight_decay = decay}));
+  EXPECT_NO_THROW(Updater(sgd({.lr = 0}), {}));
+}
+
+TEST(Updater, RefusesTypesItCannotUpdate) {
+  const Range owned[] = {{0, 64}};
+  Updater updater(sgd(), owned);
+  std::vector<std::byte> memory(64);
+  const std::byte* const sources[] = {memory.data()};
+  updater.begin_step(0.1);
+  EXPECT_THROW(updater.update(0, owned[0], DType::i32, memory.data(), sources), InvalidArgument);
+}
+
+TEST(Updater, NamesGoBothWays) {
+  for (const std::string& name : optimizer_names()) EXPECT_EQ(name_of(optimizer_named(name)), name);
+  try {
+    optimizer_named("adamm");
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("did you mean 'adam"), std::string::npos) << error.what();
+  }
+}
+
+// ---- schedules ----
+
+TEST(Schedule, Constant) {
+  EXPECT_EQ(rate_at({}, 0.1, 0), 0.1);
+  EXPECT_EQ(rate_at({}, 0.1, 1000000), 0.1);
+}
+
+TEST(Schedule, WarmUpRisesInALine) {
+  const ScheduleOptions options{.warmup = 4};
+  EXPECT_DOUBLE_EQ(rate_at(options, 0.8, 0), 0.2);
+  EXPECT_DOUBLE_EQ(rate_at(options, 0.8, 1), 0.4);
+  EXPECT_DOUBLE_EQ(rate_at(options, 0.8, 3), 0.8);
+  EXPECT_DOUBLE_EQ(rate_at(options, 0.8, 4), 0.8);
+}
+
+TEST(Schedule, StepFallsEveryFewSteps) {
+  const ScheduleOptions options{.kind = Schedule::step, .step_size = 10, .gamma = 0.5};
+  EXPECT_DOUBLE_EQ(rate_at(options, 1, 0), 1);
+  EXPECT_DOUBLE_EQ(rate_at(options, 1, 9), 1);
+  EXPECT_DOUBLE_EQ(rate_at(options, 1, 10), 0.5);
+  EXPECT_DOUBLE_EQ(rate_at(options, 1, 39), 0.125);
+  const ScheduleOptions warm{.kind = Schedule::step, .warmup = 5, .step_size = 10, .gamma = 0.5};
+  EXPECT_DOUBLE_EQ(rate_at(warm, 1, 14), 1);
+  EXPECT_DOUBLE_EQ(rate_at(warm, 1, 15), 0.5);
+}
+
+TEST(Schedule, CosineFallsToItsFloor) {
+  const ScheduleOptions options{.kind = Schedule::cosine, .total = 100, .floor = 0.1};
+  EXPECT_DOUBLE_EQ(rate_at(options, 2, 0), 2);
+  EXPECT_NEAR(rate_at(options, 2, 50), 2 * 0.55, 1e-12);
+  EXPECT_NEAR(rate_at(options, 2, 25), 2 * (0.1 + 0.9 * 0.5 * (1 + std::sqrt(0.5))), 1e-12);
+  EXPECT_NEAR(rate_at(options, 2, 100), 0.2, 1e-12);
+  EXPECT_NEAR(rate_at(options, 2, 5000), 0.2, 1e-12);
+  const ScheduleOptions warm{.kind = Schedule::cosine, .warmup = 20, .total = 100};
+  EXPECT_DOUBLE_EQ(rate_at(warm, 2, 20), 2);
+  EXPECT_NEAR(rate_at(warm, 2, 60), 1, 1e-12);
+  EXPECT_NEAR(rate_at(warm, 2, 100), 0, 1e-12);
+}
+
+TEST(Schedule, NamesGoBothWays) {
+  EXPECT_EQ(schedule_named("cosine"), Schedule::cosine);
+  EXPECT_EQ(schedule_names().size(), 3u);
+  EXPECT_THROW(schedule_named("cosin"), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace trireme::space::tests

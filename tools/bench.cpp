@@ -1,0 +1,211 @@
+// `trireme bench`: ours and the peers alternately, several rounds, medians.
+#include "bench.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "commands.h"
+#include "peers.h"
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/cluster/launcher.h>
+
+namespace trireme::tools {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A folder that goes away with the process.
+const fs::path& scratch() {
+  struct Folder {
+    fs::path path;
+    Folder() {
+      std::string text = (fs::temp_directory_path() / "trireme-bench-XXXXXX").string();
+      if (mkdtemp(text.data()) == nullptr) fail<IoError>("cannot make a temporary folder: {}", errno_text());
+      path = text;
+    }
+    ~Folder() { fs::remove_all(path); }
+  };
+  static const Folder folder;
+  return folder.path;
+}
+
+struct Settings {
+  std::string self;  // this program
+  int rounds = 5;
+  std::vector<std::string> cases;
+  std::string out;   // worker modes
+  bool alone = false, private_memory = false;
+  std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
+};
+
+/// Adds the "us" of each {"bytes": B, "us": T} line to the measurement of that size.
+void collect(std::map<size_t, Measurement>& all, const std::string& who, const std::vector<std::string>& lines) {
+  for (const std::string& line : lines) {
+    const auto row = nlohmann::json::parse(line);
+    if (const auto found = all.find(row["bytes"]); found != all.end()) found->second.samples[who].push_back(row["us"]);
+  }
+}
+
+void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, const std::string& mpi, const std::string& limit) {
+  std::string list;
+  std::map<size_t, Measurement> all;
+  for (size_t bytes : s.sizes) {
+    list += (list.empty() ? "" : ",") + std::to_string(bytes);
+    all[bytes] = {private_memory ? "allreduce-private" : "allreduce", fmt::format("{}x{}B", ranks, bytes), "us", {}};
+  }
+  const std::string n = std::to_string(ranks), peers = TRIREME_PEERS;
+  std::vector<std::string> ours = {s.self, "bench", "allreduce", "--worker={out}", "--sizes=" + list};
+  if (private_memory) ours.push_back("--private");
+  for (int round = 0; round < s.rounds; round++) {
+    collect(all, "ours", run_and_read("ours", ranks, ours));
+    if (has_python_torch()) collect(all, "gloo", run_and_read("Gloo", ranks, {kPython, peers + "/gloo_allreduce.py", "{out}", list}));
+    if (!mpi.empty()) collect(all, "openmpi", run_and_read("Open MPI", 1, {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", n, mpi, "{out}", list}));
+    if (!limit.empty() && ranks == 2 && !private_memory) collect(all, "limit", run_and_read("limit", 1, {limit, "{out}", list}));
+  }
+  for (const auto& [bytes, measurement] : all) print_measurement(measurement);
+}
+
+int bench_allreduce(const Settings& s) {
+  const std::string mpi = has_open_mpi() ? compile_peer("mpicc", "mpi_allreduce.c", {"-O2"}) : "";
+  const std::string limit = compile_peer("g++", "limit_shm_allreduce.cpp", {"-O3", "-march=native", "-std=c++20"});
+  if (mpi.empty()) leave_out("openmpi", "apt-get install openmpi-bin libopenmpi-dev");
+  if (limit.empty()) leave_out("limit", "apt-get install g++");
+  if (!has_python_torch()) leave_out("gloo", "apt-get install python3-torch");
+  bench_allreduce_with(s, 2, false, mpi, limit);
+  bench_allreduce_with(s, 2, true, mpi, limit);
+  for (int ranks : {4, 8}) bench_allreduce_with(s, ranks, false, mpi, limit);
+  return 0;
+}
+
+double number_in(const std::vector<std::string>& lines, const char* key) {
+  return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0);
+}
+
+void add_sample(Measurement& m, const std::string& who, double value) {
+  if (value > 0) m.samples[who].push_back(value);
+}
+
+/// Milliseconds per step, and against two unrelated processes side by side (the efficiency).
+void bench_step(const Settings& s, const std::string& name) {
+  Measurement m{"train", name, "ms", {}};
+  const std::vector<std::string> worker = {s.self, "bench", "train", "--worker={out}", "--case=" + name};
+  std::vector<std::string> alone = worker;
+  alone.push_back("--alone");
+  for (int round = 0; round < s.rounds; round++) {
+    add_sample(m, "ours", number_in(run_and_read("ours", 2, worker), "ms_per_step"));
+    add_sample(m, "unrelated", number_in(run_and_read("two unrelated processes", 2, alone), "ms_per_step"));
+    if (has_python_torch()) add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}), "ms_per_step"));
+  }
+  print_measurement(m);
+}
+
+/// Seconds per epoch of LeNet on Fashion-MNIST.
+void bench_fashion(const Settings& s) {
+  Measurement m{"train", "fashion-lenet-32", "s", {}};
+  for (int round = 0; round < s.rounds; round++) {
+    const auto lines = run_and_read("ours", 2, {s.self, "train", "lenet", "--data=fashion-mnist", "--batch=64", "--epochs=2", "--lr=0.05", "--progress=none", "--report={out}"});
+    std::string text;
+    for (const std::string& line : lines) text += line;
+    if (!text.empty()) add_sample(m, "ours", nlohmann::json::parse(text)["epochs"].back()["seconds"]);
+    if (has_python_torch()) add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_fashion.py", "{out}", "2"}), "epoch_seconds"));
+  }
+  print_measurement(m);
+}
+
+int bench_train(const Settings& s) {
+  if (!has_python_torch()) leave_out("ddp", "apt-get install python3-torch");
+  std::vector<std::string> known = train_cases();
+  known.push_back("fashion-lenet-32");
+  for (const std::string& name : s.cases)
+    if (std::find(known.begin(), known.end(), name) == known.end()) fail<InvalidArgument>("unknown case '{}'{}", name, did_you_mean(name, known));
+  for (const std::string& name : s.cases.empty() ? known : s.cases) name.starts_with("fashion") ? bench_fashion(s) : bench_step(s, name);
+  return 0;
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t middle = values.size() / 2;
+  return values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
+}
+
+void print_measurement(const Measurement& m) {
+  const auto ours = m.samples.find("ours");
+  if (ours == m.samples.end()) return fmt::print(stderr, "bench {} {}: ours did not run\n", m.bench, m.name);
+  nlohmann::ordered_json line = {{"bench", m.bench}, {"case", m.name}, {"metric", m.metric}, {"ours", median(ours->second)}};
+  line["peers"] = nlohmann::json::object();
+  line["ratio"] = nlohmann::json::object();
+  const auto rounded = [](double value) { return std::stod(fmt::format("{:.4g}", value)); };
+  line["ours"] = rounded(median(ours->second));
+  for (const auto& [who, values] : m.samples) {
+    std::vector<double> short_values;
+    for (double value : values) short_values.push_back(rounded(value));
+    line["samples"][who] = short_values;
+    if (who == "ours") continue;
+    line["peers"][who] = rounded(median(values));
+    line["ratio"][who] = rounded(median(values) / median(ours->second));
+  }
+  fmt::print("{}\n", line.dump());
+  std::fflush(stdout);
+}
+
+std::vector<std::string> run_and_read(const std::string& what, int ranks, std::vector<std::string> command) {
+  const fs::path out = scratch() / "result";
+  fs::remove(out);
+  for (std::string& word : command)
+    if (const size_t at = word.find("{out}"); at != std::string::npos) word.replace(at, 5, out.string());
+  const cluster::LaunchResult result = cluster::launch({.command = command, .ranks = ranks, .threads = 1, .only_first = true});
+  if (result.interrupted) std::exit(result.exit_code);
+  if (result.exit_code != 0) fmt::print(stderr, "bench: {} failed: {}\n", what, result.reason);
+  std::vector<std::string> lines;
+  std::ifstream file(out);
+  for (std::string line; std::getline(file, line);) lines.push_back(line);
+  return result.exit_code == 0 ? lines : std::vector<std::string>{};
+}
+
+std::string compile_peer(const std::string& compiler, const std::string& source, const std::vector<std::string>& flags) {
+  const fs::path binary = scratch() / fs::path(source).stem();
+  std::vector<std::string> command = {compiler};
+  command.insert(command.end(), flags.begin(), flags.end());
+  for (const std::string& word : {std::string(TRIREME_PEERS) + "/" + source, std::string("-o"), binary.string()}) command.push_back(word);
+  return cluster::launch({.command = command, .ranks = 1, .only_first = true}).exit_code == 0 ? binary.string() : "";
+}
+
+void leave_out(const std::string& name, const std::string& remedy) {
+  static std::set<std::string> said;
+  if (said.insert(name).second) fmt::print(stderr, "bench: leaving out {}: not installed. Get it with: {}\n", name, remedy);
+}
+
+Run add_bench(CLI::App& app, const Invocation& invocation) {
+  auto s = std::make_shared<Settings>();
+  s->self = invocation.program;
+  CLI::App* bench = app.add_subcommand("bench", "Measure ours and the peers alternately; one JSON object a line, a ratio above 1 means that ours is better");
+  bench->require_subcommand(1);
+  CLI::App* allreduce = bench->add_subcommand("allreduce", "Time by size against Gloo, Open MPI and the memory's limit, for 2, 4 and 8 ranks");
+  CLI::App* train = bench->add_subcommand("train", "Time of a training step against PyTorch DDP, and against two unrelated processes (the efficiency)");
+  for (CLI::App* sub : {allreduce, train}) {
+    sub->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")->capture_default_str()->check(CLI::PositiveNumber);
+    sub->add_option("--worker", s->out)->group("");  // the process that does the measured work
+  }
+  allreduce->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
+  allreduce->add_flag("--private", s->private_memory)->group("");
+  train->add_option("--case", s->cases, "Cases, separated by commas; default: all")->delimiter(',');
+  train->add_flag("--alone", s->alone)->group("");
+  return [s, allreduce] {
+    for (size_t& bytes : s->sizes) bytes = std::max<size_t>(4, bytes / 4 * 4);
+    if (allreduce->parsed()) return s->out.empty() ? bench_allreduce(*s) : allreduce_worker(s->out, s->sizes, s->private_memory);
+    return s->out.empty() ? bench_train(*s) : train_worker(s->out, s->cases.at(0), s->alone);
+  };
+}
+
+}  // namespace trireme::tools

@@ -1,0 +1,38 @@
+#pragma once
+// What all benchmarks share: alternate rounds of ours and the peers, medians, one JSON object a line.
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace trireme::tools {
+
+/// One line of output. Times: a ratio above 1 means that ours is faster.
+struct Measurement {
+  std::string bench, name, metric;
+  std::map<std::string, std::vector<double>> samples;  // "ours", and each peer
+};
+
+/// Prints {"bench":…,"case":…,"metric":…,"ours":…,"peers":{…},"ratio":{…},"samples":{…}}.
+void print_measurement(const Measurement& measurement);
+
+/// Runs a command in `ranks` processes (with RANK, WORLD_SIZE, … set, one thread each) whose rank 0 writes JSON lines to the file that replaces "{out}" in it.
+/// Returns these lines; empty, with a line on stderr, when the command failed.
+std::vector<std::string> run_and_read(const std::string& what, int ranks, std::vector<std::string> command);
+
+/// Compiles a peer's program once; returns its path, or "" when there is no compiler for it.
+std::string compile_peer(const std::string& compiler, const std::string& source, const std::vector<std::string>& flags);
+
+/// "leaving out NAME: REMEDY", once per name.
+void leave_out(const std::string& name, const std::string& remedy);
+
+double median(std::vector<double> values);
+
+// The processes that do the measured work for ours. They join the world that run_and_read() launched.
+int allreduce_worker(const std::string& out, const std::vector<size_t>& sizes, bool private_memory);
+int train_worker(const std::string& out, const std::string& name, bool alone);
+
+/// The training cases: name, and samples per worker and step.
+std::vector<std::string> train_cases();
+
+}  // namespace trireme::tools

@@ -1,0 +1,28 @@
+#pragma once
+// The sub-commands of `trireme`. Each adds itself to the command line and runs when chosen; the return value is the exit code.
+#include <CLI/CLI.hpp>
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace trireme::tools {
+
+using Run = std::function<int()>;
+
+/// What main() was given.
+struct Invocation {
+  std::string program;            // path of this executable
+  std::vector<std::string> args;  // after the program's name, recipes already replaced by their flags
+};
+
+Run add_train(CLI::App& app, const Invocation& invocation);
+Run add_launch(CLI::App& app, const Invocation& invocation);
+Run add_bench(CLI::App& app, const Invocation& invocation);
+Run add_models(CLI::App& app, const Invocation& invocation);
+Run add_doctor(CLI::App& app, const Invocation& invocation);
+
+/// The text of a terminal command's error, for the user: "trireme: …".
+void print_error(const std::string& text);
+
+}  // namespace trireme::tools

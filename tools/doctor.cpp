@@ -1,0 +1,76 @@
+// `trireme doctor`: what is found on this machine, what is missing, and how to get it.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <filesystem>
+
+#include "commands.h"
+#include "peers.h"
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/base/segment.h>
+#include <trireme/cluster/environment.h>
+#include <trireme/space/kernels.h>
+#include <trireme/train/trainer.h>
+
+namespace trireme::tools {
+namespace {
+
+int problems = 0;
+
+void found(const char* what, const std::string& text) { fmt::print("  ok       {:<16} {}\n", what, text); }
+void optional_missing(const char* what, const std::string& remedy) { fmt::print("  missing  {:<16} optional; {}\n", what, remedy); }
+void problem(const char* what, const std::string& text) {
+  fmt::print("  PROBLEM  {:<16} {}\n", what, text);
+  problems++;
+}
+
+void check_shared_memory() {
+  try {
+    auto segment = Segment::create();
+    *segment->map(0, kPage, "a test") = std::byte{1};
+    found("shared memory", fmt::format("memfd works; {:.1f} GiB of memory available", static_cast<double>(available_memory()) / (1 << 30)));
+  } catch (const Error& error) {
+    problem("shared memory", error.what());
+  }
+}
+
+void check_processes() {
+  open_process(getpid()) ? found("process watch", "pidfd works: a dead rank is noticed at once")
+                         : problem("process watch", "pidfd_open failed (" + errno_text() + "): a dead rank is noticed only at the deadline. Use Linux 5.3 or newer");
+}
+
+void check_environment() {
+  try {
+    const cluster::Place place = cluster::place_here();
+    found("launcher", place.launcher == "alone" ? "none: this process is alone" : fmt::format("{}: rank {} of {}", place.launcher, place.rank, place.size));
+  } catch (const Error& error) {
+    problem("launcher", error.what());
+  }
+}
+
+}  // namespace
+
+Run add_doctor(CLI::App& app, const Invocation&) {
+  app.add_subcommand("doctor", "Say what is found on this machine, what is missing and how to install it");
+  return [] {
+    problems = 0;
+    fmt::print("trireme {}\n", TRIREME_VERSION);
+    const auto cores = usable_cores();
+    found("cores", fmt::format("{} usable{}", cores, cores < 2 ? ": two workers will share it" : ""));
+    std::string variants;
+    for (const space::Kernels* variant : space::runnable_kernels()) variants += (variants.empty() ? "" : ", ") + std::string(variant->name);
+    found("kernels", fmt::format("{} (this processor runs: {})", space::kernels().name, variants));
+    found("libtorch", train::torch_description());
+    check_shared_memory();
+    check_processes();
+    check_environment();
+    std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz") ? found("fashion-mnist", "/usr/share/datasets/fashion-mnist")
+                                                                                         : optional_missing("fashion-mnist", "apt-get install dataset-fashion-mnist");
+    for (const Peer& peer : peers()) peer.available() ? found(peer.title, peer.purpose) : optional_missing(peer.title, peer.remedy);
+    fmt::print("{}\n", problems == 0 ? "ready to train" : fmt::format("{} problem(s) above", problems));
+    return problems == 0 ? 0 : 1;
+  };
+}
+
+}  // namespace trireme::tools

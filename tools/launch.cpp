@@ -1,0 +1,35 @@
+// `trireme launch`: any program, several times, with a rank each.
+#include <fmt/format.h>
+
+#include <memory>
+
+#include "commands.h"
+#include <trireme/base/error.h>
+#include <trireme/cluster/launcher.h>
+
+namespace trireme::tools {
+
+Run add_launch(CLI::App& app, const Invocation&) {
+  auto options = std::make_shared<cluster::LaunchOptions>();
+  CLI::App* command = app.add_subcommand("launch", "Start a program that uses the library once per rank, and stay with it: trireme launch -n N -- PROGRAM ARGS...");
+  command->add_option("-n,--ranks", options->ranks, "How many processes")->capture_default_str();
+  command->add_option("--threads", options->threads, "Compute threads per rank; 0: cores divided by ranks");
+  command->prefix_command();
+  command->footer("Each rank finds TRIREME_RANK, TRIREME_SIZE and torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …) in its environment, so PyTorch\n"
+                  "programs start too. Lines are prefixed with the rank. When one rank dies the others are ended, and the first death is explained.\n"
+                  "Example:  trireme launch -n 4 -- ./my_training --lr 0.1");
+  return [options, command] {
+    for (const std::string& rest : command->remaining())
+      if (rest != "--" || !options->command.empty()) options->command.push_back(rest);
+    if (options->command.empty()) fail<InvalidArgument>("nothing to launch. Usage: trireme launch -n N -- PROGRAM ARGS…");
+    const cluster::LaunchResult result = cluster::launch(*options);
+    if (result.first_failed >= 0 && !result.interrupted) {
+      print_error(result.reason);
+      if (!result.last_lines.empty()) fmt::print(stderr, "its last lines:\n");
+      for (const std::string& line : result.last_lines) fmt::print(stderr, "  [{}] {}\n", result.first_failed, line);
+    }
+    return result.exit_code;
+  };
+}
+
+}  // namespace trireme::tools

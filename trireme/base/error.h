@@ -1,0 +1,56 @@
+#pragma once
+// The error tree. A message says what, where, why and what to do.
+#include <fmt/format.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace trireme {
+
+/// Root of everything the library throws.
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+/// The caller asked for something that cannot be: a wrong flag, shape, name or file content chosen by the user.
+class InvalidArgument : public Error {
+  using Error::Error;
+};
+
+/// The system said no: a file, a mapping, a socket.
+class IoError : public Error {
+  using Error::Error;
+};
+
+/// A deadline passed.
+class Timeout : public Error {
+  using Error::Error;
+};
+
+/// A peer died or left while it was needed.
+class PeerLost : public Error {
+  using Error::Error;
+};
+
+/// Ranks disagree: about the order, shape or type of a collective, or about the layout of the model.
+class Mismatch : public Error {
+  using Error::Error;
+};
+
+/// Data that should be well formed is not: a truncated or damaged file.
+class Corruption : public Error {
+  using Error::Error;
+};
+
+/// fmt::format, then throw: `fail<IoError>("cannot open {}", path)`.
+template <class E, class... Args>
+[[noreturn]] void fail(fmt::format_string<Args...> text, Args&&... args) {
+  throw E(fmt::format(text, std::forward<Args>(args)...));
+}
+
+/// "No such file or directory", for the current or a given errno.
+std::string errno_text();
+std::string errno_text(int number);
+
+}  // namespace trireme

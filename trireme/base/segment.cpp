@@ -1,0 +1,84 @@
+#include <trireme/base/segment.h>
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <fstream>
+#include <limits>
+#include <string>
+#include <trireme/base/error.h>
+
+namespace trireme {
+namespace {
+
+size_t read_number(const char* path) {
+  std::ifstream file(path);
+  size_t value = 0;
+  return file >> value ? value : std::numeric_limits<size_t>::max();
+}
+
+/// Pages of files that the control group would give back before anything else: they count as used, but are free to take.
+size_t reclaimable() {
+  std::ifstream file("/sys/fs/cgroup/memory.stat");
+  std::string key;
+  for (size_t value = 0; file >> key >> value;)
+    if (key == "inactive_file") return value;
+  return 0;
+}
+
+void reserve(int file, size_t offset, size_t bytes, const char* purpose) {
+  constexpr double kMiB = 1 << 20;
+  const size_t room = std::min(available_memory(), offset < Segment::kAddresses ? Segment::kAddresses - offset : 0);
+  struct stat now {};  // after the memory was looked at: another rank may be reserving the same bytes at this moment, and they must not count twice
+  fstat(file, &now);
+  const size_t reserved = static_cast<size_t>(now.st_blocks) * 512;
+  if (offset + bytes <= reserved) return;
+  if (bytes - (reserved > offset ? reserved - offset : 0) > room)
+    fail<IoError>("no room in shared memory for {}: {:.1f} MiB wanted, {:.1f} MiB free. Use a smaller model or fewer workers, "
+                  "or free memory on this machine",
+                  purpose, bytes / kMiB, room / kMiB);
+  if (fallocate(file, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
+    fail<IoError>("no room in shared memory for {} ({:.1f} MiB): {}", purpose, bytes / kMiB, errno_text());
+}
+
+}  // namespace
+
+std::shared_ptr<Segment> Segment::create() {
+  Descriptor file(memfd_create("trireme", MFD_CLOEXEC));
+  if (!file) fail<IoError>("cannot make shared memory (memfd_create): {}", errno_text());
+  return std::make_shared<Segment>(std::move(file));
+}
+
+Segment::Segment(Descriptor file) : file_(std::move(file)) {
+  void* base = mmap(nullptr, kAddresses, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) fail<IoError>("cannot reserve {} GiB of addresses: {}. Is 'ulimit -v' set?", kAddresses >> 30, errno_text());
+  base_ = static_cast<std::byte*>(base);
+}
+
+Segment::~Segment() { munmap(base_, kAddresses); }
+
+std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
+  const std::lock_guard lock(mutex_);
+  if (mapped_.contains(offset)) return at(offset);
+  reserve(file_.get(), offset, bytes, purpose);
+  void* data = mmap(at(offset), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, file_.get(), static_cast<off_t>(offset));
+  if (data == MAP_FAILED) fail<IoError>("cannot map {} bytes of shared memory for {}: {}", bytes, purpose, errno_text());
+  mapped_.insert(offset);
+  return at(offset);
+}
+
+size_t available_memory() {
+  size_t machine = std::numeric_limits<size_t>::max();
+  std::ifstream info("/proc/meminfo");
+  std::string key;
+  for (size_t value = 0; info >> key >> value; info.ignore(16, '\n'))
+    if (key == "MemAvailable:") machine = value * 1024;
+  const size_t limit = read_number("/sys/fs/cgroup/memory.max");
+  if (limit == std::numeric_limits<size_t>::max()) return machine;
+  const size_t used = read_number("/sys/fs/cgroup/memory.current"), given_back = std::min(used, reclaimable());
+  return std::min(machine, limit > used - given_back ? limit - (used - given_back) : 0);
+}
+
+}  // namespace trireme

@@ -1,0 +1,56 @@
+#pragma once
+// Memory that processes share. It has no name in any file system: when the last process ends, however it ends, it is gone.
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include <trireme/base/descriptor.h>
+
+namespace trireme {
+
+/// One growing memory file. Every rank that holds its descriptor maps the same bytes at the same offsets. Thread-safe.
+/// The address range is reserved once, so that pointers and offsets turn into each other by an addition.
+class Segment {
+ public:
+  static constexpr size_t kAddresses = size_t{1} << 38;  // 256 GiB of addresses; memory is taken only by map()
+
+  /// A new, empty one (a memfd).
+  static std::shared_ptr<Segment> create();
+  /// One that another process made and whose descriptor it passed on.
+  explicit Segment(Descriptor file);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int descriptor() const { return file_.get(); }
+
+  /// Maps [offset, offset + bytes), growing the file where needed; the same block may be mapped again. The pages are reserved now, so that a full
+  /// machine is an IoError here and not a SIGBUS later. `offset` must be a multiple of the page size.
+  std::byte* map(size_t offset, size_t bytes, const char* purpose);
+
+  /// Where a mapped offset is in this process.
+  std::byte* at(size_t offset) const { return base_ + offset; }
+
+  /// The offset of a pointer into the segment; nothing for the caller's private memory.
+  std::optional<size_t> offset_of(const void* pointer) const {
+    const auto* wanted = static_cast<const std::byte*>(pointer);
+    if (wanted < base_ || wanted >= base_ + kAddresses) return std::nullopt;
+    return static_cast<size_t>(wanted - base_);
+  }
+
+ private:
+  Descriptor file_;
+  std::byte* base_;
+  std::mutex mutex_;
+  std::set<size_t> mapped_;  // offsets of blocks; guarded by mutex_
+};
+
+/// Bytes that this process could still use without swapping: the least of what the machine and its control group allow.
+size_t available_memory();
+
+constexpr size_t kPage = 4096;
+constexpr size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+}  // namespace trireme

@@ -1,0 +1,16 @@
+#pragma once
+// How the ranks of a machine find each other and come to share one segment.
+#include <memory>
+#include <string>
+
+#include <trireme/base/clock.h>
+#include <trireme/base/segment.h>
+
+namespace trireme::comm::shm {
+
+/// Rank 0 makes the segment and hands its descriptor to the others through a unix socket whose abstract name comes from `job` and the user's id:
+/// there is no file to leave behind. Blocks until all `ranks` have met or `timeout` has passed. Connections of other users, and ones that
+/// do not speak the protocol, are dropped. Throws Timeout with the ranks that are missing, Mismatch when ranks disagree.
+std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Seconds timeout);
+
+}  // namespace trireme::comm::shm

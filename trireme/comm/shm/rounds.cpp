@@ -1,0 +1,192 @@
+#include <trireme/comm/shm/rounds.h>
+
+#include <poll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <exception>
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/space/layout.h>
+
+namespace trireme::comm::shm {
+namespace {
+
+std::string describe_call(const Fingerprint& what, std::string_view name) {
+  const auto elements = fmt::format(" of {} × {}", what.count, trireme::name_of(what.dtype));
+  switch (what.kind) {
+    case Kind::barrier: return fmt::format("barrier '{}'", name);
+    case Kind::allreduce:
+    case Kind::reduce_scatter:
+      return fmt::format("{}{} ({}) '{}'{}", what.part == kStarted ? "started " : "", name_of(what.kind), trireme::name_of(what.op), name, elements);
+    case Kind::broadcast: return fmt::format("broadcast from rank {} '{}'{}", what.root, name, elements);
+    default: return fmt::format("{} '{}'{}", name_of(what.kind), name, elements);
+  }
+}
+
+}  // namespace
+
+std::string_view name_of(Kind kind) {
+  constexpr std::string_view names[] = {"nothing", "barrier", "allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all", "allocation", "training step"};
+  return names[static_cast<size_t>(kind)];
+}
+
+Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout)
+    : segment_(std::move(segment)), rank_(rank), ranks_(ranks), timeout_(timeout) {
+  stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
+  // A rank without a core of its own must not burn the one that its peer needs.
+  const bool crowded = ranks > usable_cores();
+  spins_ = crowded ? 0 : 4000;
+  yields_ = crowded ? 30 : 100;
+  try {
+    join_all();
+  } catch (...) {  // there will be no destructor to tell the others
+    stations_[rank_].state.store(kFailed);
+    ring(rank_);
+    throw;
+  }
+}
+
+void Rounds::join_all() {
+  Station& mine = stations_[rank_];
+  mine.pid.store(getpid());
+  mine.state.store(kPresent);
+  ring(rank_);
+  for (int peer = 0; peer < ranks_; peer++)
+    await(peer, [&] { return stations_[peer].state.load() != kAbsent; }, [] { return std::string("the start of the job"); });
+
+  stop_ = Descriptor(eventfd(0, EFD_CLOEXEC));
+  processes_.resize(static_cast<size_t>(ranks_));
+  bool others = false;
+  for (int peer = 0; peer < ranks_; peer++) {
+    const pid_t pid = stations_[peer].pid.load();
+    if (pid == getpid()) continue;  // this rank, or ranks that are threads of one process
+    processes_[static_cast<size_t>(peer)] = open_process(pid);
+    if (!processes_[static_cast<size_t>(peer)] && errno == ESRCH && stations_[peer].state.load() == kPresent) lost_.store(peer);  // died since
+    others = true;
+  }
+  if (others) watcher_ = std::thread([this] { watch(); });
+}
+
+Rounds::~Rounds() {
+  stations_[rank_].state.store(std::uncaught_exceptions() > 0 ? kFailed : kLeft);
+  ring(rank_);
+  if (!watcher_.joinable()) return;
+  const uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
+  watcher_.join();
+}
+
+uint32_t Rounds::arrive(const Fingerprint& what, uint64_t offset, std::string_view name) {
+  const uint32_t round = next_++;
+  if (!all_finished(round - kAhead)) await_finished(round - kAhead);
+  Station& mine = stations_[rank_];
+  Entry& entry = mine.entries[round % kAhead];
+  entry.what = what;
+  entry.offset = offset;
+  auto& text = mine.names[round % kAhead];
+  const size_t length = std::min(name.size(), kNameBytes - 1);
+  std::memcpy(text.data(), name.data(), length);
+  text[length] = 0;
+  entry.round.store(round + 1);  // sequentially consistent: the sleepers are looked at after this is visible
+  if (mine.sleepers.load() != 0) ring(rank_);
+  return round;
+}
+
+bool Rounds::all_arrived(uint32_t round) {
+  for (int peer = 0; peer < ranks_; peer++)
+    if (!arrived(peer, round)) return false;
+  if (static_cast<int32_t>(compared_ - round) <= 0) await_arrivals(round);
+  return true;
+}
+
+void Rounds::await_arrivals(uint32_t round) {
+  for (int step = 1; step < ranks_; step++) {
+    const int peer = (rank_ + step) % ranks_;
+    await(peer, [&] { return arrived(peer, round); }, [&] { return describe(rank_, round); });
+    compare(peer, round);
+  }
+  compared_ = round + 1;
+}
+
+void Rounds::compare(int peer, uint32_t round) const {
+  const Entry &mine = entry(rank_, round), &theirs = entry(peer, round);
+  if (mine.what == theirs.what) return;
+  fail<Mismatch>("ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in the same order",
+                 round, rank_, describe(rank_, round), peer, describe(peer, round));
+}
+
+void Rounds::finish(uint32_t round) {
+  if (stations_[rank_].finished.load(std::memory_order_relaxed) != round)
+    fail<Error>("round {} finished before an earlier one: a collective was called in the middle of a step", round);
+  stations_[rank_].finished.store(round + 1);
+  if (stations_[rank_].sleepers.load() != 0) ring(rank_);
+}
+
+bool Rounds::all_finished(uint32_t round) const {
+  for (int peer = 0; peer < ranks_; peer++)
+    if (!finished(peer, round)) return false;
+  return true;
+}
+
+void Rounds::await_finished(uint32_t round) {
+  for (int step = 1; step < ranks_; step++) {
+    const int peer = (rank_ + step) % ranks_;
+    await(peer, [&] { return finished(peer, round); }, [&] { return describe(rank_, round); });
+  }
+}
+
+void Rounds::ring() {
+  if (stations_[rank_].sleepers.load() != 0) ring(rank_);
+}
+
+void Rounds::ring(int rank) {
+  stations_[rank].bell.fetch_add(1);
+  futex_wake_all(stations_[rank].bell);
+}
+
+std::string Rounds::describe(int rank, uint32_t round) const {
+  return describe_call(entry(rank, round).what, stations_[rank].names[round % kAhead].data());
+}
+
+void Rounds::give_up(int awaited, const std::string& what) const {
+  if (const int lost = lost_.load(); lost >= 0)
+    fail<PeerLost>("rank {} (process {}) died; rank {} needed it in {}", lost, stations_[lost].pid.load(), rank_, what);
+  if (stations_[awaited].state.load() == kFailed)
+    fail<PeerLost>("rank {} stopped after an error of its own (see its output); rank {} waited for it in {}", awaited, rank_, what);
+  fail<PeerLost>("rank {} has ended its part of the job, but rank {} still waits for it in {}. Do all ranks run the same steps?", awaited, rank_, what);
+}
+
+void Rounds::time_out(int peer, const std::string& what) const {
+  const pid_t pid = stations_[peer].pid.load();
+  if (pid == 0) fail<Timeout>("rank {} did not come to the job within {:.3g} s (waiting: rank {}, in {})", peer, timeout_.count(), rank_, what);
+  fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting. A longer --timeout helps if it is only slow",
+                peer, pid, process_state(pid), what, timeout_.count(), rank_);
+}
+
+/// Runs in its own thread: the failure channel, apart from the data. Sleeps until a peer's process ends.
+void Rounds::watch() {
+  name_thread("trireme-watch");
+  std::vector<pollfd> polls = {{stop_.get(), POLLIN, 0}};
+  std::vector<int> ranks = {-1};
+  for (int peer = 0; peer < ranks_; peer++) {
+    if (!processes_[static_cast<size_t>(peer)]) continue;
+    polls.push_back({processes_[static_cast<size_t>(peer)].get(), POLLIN, 0});
+    ranks.push_back(peer);
+  }
+  while (true) {
+    if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
+    if (polls[0].revents != 0) return;
+    for (size_t i = 1; i < polls.size(); i++) {
+      if (polls[i].fd < 0 || polls[i].revents == 0) continue;
+      polls[i].fd = -1;  // poll() passes over negative descriptors
+      if (stations_[ranks[i]].state.load() >= kLeft) continue;
+      lost_.store(ranks[i]);
+      for (int rank = 0; rank < ranks_; rank++) ring(rank);
+    }
+  }
+}
+
+}  // namespace trireme::comm::shm

@@ -1,0 +1,152 @@
+#pragma once
+// Keeping time: the one mechanism on which everything that ranks of a machine do together is built.
+//
+// Vocabulary. A *round* is one collective, numbered from 0. A rank *arrives* at a round by publishing an *entry*: what it is about to do
+// and where its data is. When all have arrived, each rank does its *part* (say, sums its slice) and then *finishes* the round. When all have
+// finished, the results may be used. Rounds run in order; a rank may arrive at up to kAhead - 1 rounds before it finishes the first.
+//
+// An entry is one cache line, so that arrival, fingerprint and data offset cross to the other core in one transfer.
+#include <atomic>
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include <trireme/base/clock.h>
+#include <trireme/base/descriptor.h>
+#include <trireme/base/futex.h>
+#include <trireme/base/segment.h>
+#include <trireme/space/dtype.h>
+
+namespace trireme::comm::shm {
+
+enum class Kind : uint8_t { none, barrier, allreduce, reduce_scatter, all_gather, broadcast, all_to_all, allocate, step };
+std::string_view name_of(Kind kind);
+
+/// What all ranks must agree on.
+struct Fingerprint {
+  Kind kind = Kind::none;
+  DType dtype = DType::u8;
+  Op op = Op::sum;
+  uint8_t root = 0;
+  uint32_t part = 0;  // number of the piece, where a collective takes several rounds
+  uint64_t count = 0;
+  uint64_t name = 0;  // hash
+  bool operator==(const Fingerprint&) const = default;
+};
+
+struct alignas(64) Entry {
+  std::atomic<uint32_t> round;  // number + 1 once the rest of the line is valid
+  Fingerprint what;
+  uint64_t offset;              // of the data in the segment, or kPrivate
+};
+static_assert(sizeof(Entry) == 64);
+
+constexpr uint64_t kPrivate = ~uint64_t{0};
+constexpr uint32_t kStarted = ~uint32_t{0};  // the part of an allreduce that was started and is waited for later
+constexpr uint32_t kAhead = 64;  // entries per rank
+constexpr size_t kNameBytes = 56;
+
+enum State : uint32_t { kAbsent, kPresent, kLeft, kFailed };
+
+/// One rank's block of the shared control area. Written by its owner only, but for the bell and the count of sleepers.
+struct alignas(64) Station {
+  std::atomic<uint32_t> finished;  // rounds finished
+  std::atomic<uint32_t> bell;      // futex: changes when this rank arrived, finished, left or somebody died
+  std::atomic<uint32_t> sleepers;  // who waits for this bell
+  std::atomic<uint32_t> state;     // a State
+  std::atomic<int32_t> pid;
+  alignas(64) std::array<Entry, kAhead> entries;
+  std::array<std::array<char, kNameBytes>, kAhead> names;
+};
+
+/// This rank's place in the rounds. Not thread-safe. The constructor blocks until all ranks are present.
+class Rounds {
+ public:
+  static constexpr size_t bytes(int ranks) { return round_up(sizeof(Station) * static_cast<size_t>(ranks), kPage); }
+
+  Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout);
+  ~Rounds();
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  Seconds timeout() const { return timeout_; }
+
+  /// Publishes this rank's entry for the next round and returns the round's number. Waits only when kAhead rounds are open.
+  uint32_t arrive(const Fingerprint& what, uint64_t offset, std::string_view name);
+  /// True when every rank has arrived; does not wait. Throws Mismatch when somebody came for something else.
+  bool all_arrived(uint32_t round);
+  void await_arrivals(uint32_t round);
+  /// Where rank's data is, in a round at which all have arrived and that this rank has not finished.
+  uint64_t offset_of(int rank, uint32_t round) const { return entry(rank, round).offset; }
+
+  /// This rank's part of the round is done. Rounds are finished in order.
+  void finish(uint32_t round);
+  bool all_finished(uint32_t round) const;
+  void await_finished(uint32_t round);
+
+  /// Waits until `ready()` holds; `peer` is the rank that makes it so and that rings. For channels beside the rounds.
+  /// `what()` says, in an error message, what was waited for.
+  template <class Ready, class What>
+  void await(int peer, const Ready& ready, const What& what);
+  /// Wakes whoever sleeps on this rank's bell. Call after a change that await() on another rank looks for.
+  void ring();
+
+ private:
+  const Entry& entry(int rank, uint32_t round) const { return stations_[rank].entries[round % kAhead]; }
+  // Sequentially consistent, as await() needs: whoever finds nothing here has been counted as a sleeper before. On x86 it costs the same.
+  bool arrived(int rank, uint32_t round) const {
+    return static_cast<int32_t>(entry(rank, round).round.load() - (round + 1)) >= 0;
+  }
+  bool finished(int rank, uint32_t round) const {
+    return static_cast<int32_t>(stations_[rank].finished.load() - (round + 1)) >= 0;
+  }
+  void compare(int peer, uint32_t round) const;
+  std::string describe(int rank, uint32_t round) const;
+  bool trouble(int awaited) const { return lost_.load() >= 0 || stations_[awaited].state.load() > kPresent; }
+  [[noreturn]] void give_up(int awaited, const std::string& what) const;
+  [[noreturn]] void time_out(int peer, const std::string& what) const;
+  void ring(int rank);
+  void watch();
+  void join_all();
+
+  std::shared_ptr<Segment> segment_;
+  Station* stations_;
+  int rank_, ranks_;
+  Seconds timeout_;
+  int spins_, yields_;       // how long to look before sleeping
+  uint32_t next_ = 0;        // round at which this rank arrives next
+  uint32_t compared_ = 0;    // rounds below this were found to match
+  std::atomic<int> lost_{-1};  // rank that the watcher saw die
+  Descriptor stop_;            // ends the watcher
+  std::vector<Descriptor> processes_;
+  std::thread watcher_;
+};
+
+template <class Ready, class What>
+void Rounds::await(int peer, const Ready& ready, const What& what) {
+  for (int i = 0; i < spins_; i++) {
+    if (ready()) return;
+    __builtin_ia32_pause();
+  }
+  for (int i = 0; i < yields_; i++) {
+    if (ready()) return;
+    std::this_thread::yield();
+  }
+  const Deadline deadline(timeout_);
+  Station& station = stations_[peer];
+  while (!ready()) {
+    const uint32_t bell = station.bell.load();
+    station.sleepers.fetch_add(1);
+    if (!ready() && !trouble(peer)) futex_wait(station.bell, bell, deadline.left());
+    station.sleepers.fetch_sub(1);
+    if (ready()) return;
+    if (trouble(peer)) give_up(peer, what());
+    if (deadline.passed()) time_out(peer, what());
+  }
+}
+
+}  // namespace trireme::comm::shm

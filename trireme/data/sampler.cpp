@@ -1,0 +1,44 @@
+#include <trireme/data/sampler.h>
+
+#include <algorithm>
+#include <limits>
+#include <numeric>
+#include <trireme/base/error.h>
+#include <trireme/data/random.h>
+
+namespace trireme::data {
+
+std::vector<uint32_t> epoch_order(size_t count, uint64_t seed, int64_t epoch, bool shuffle) {
+  if (count > std::numeric_limits<uint32_t>::max()) fail<InvalidArgument>("{} samples are more than one set may have here", count);
+  std::vector<uint32_t> order(count);
+  std::iota(order.begin(), order.end(), 0u);
+  if (!shuffle) return order;
+  Random random(mix(seed, static_cast<uint64_t>(epoch)));
+  for (size_t i = count; i > 1; i--) std::swap(order[i - 1], order[random.below(i)]);
+  return order;
+}
+
+Piece piece_of(const Cut& cut, size_t step, int rank, int micro) {
+  const size_t begin = step * cut.batch, end = std::min(cut.count, begin + cut.batch), samples = end - begin;
+  const size_t parts = static_cast<size_t>(cut.ranks), pieces = static_cast<size_t>(cut.accumulate);
+  const auto worker = [&](size_t r) { return samples * r / parts; };
+  const size_t mine = worker(static_cast<size_t>(rank)), share = worker(static_cast<size_t>(rank) + 1) - mine;
+  const auto cut_at = [&](size_t m) { return begin + mine + share * m / pieces; };
+  Piece piece{cut_at(static_cast<size_t>(micro)), cut_at(static_cast<size_t>(micro) + 1), 0};
+  piece.weight = static_cast<double>(piece.size()) / static_cast<double>(samples);
+  return piece;
+}
+
+void check(const Cut& cut, const std::string& data_name) {
+  const size_t ranks = static_cast<size_t>(cut.ranks);
+  if (cut.batch == 0) fail<InvalidArgument>("the batch must be at least 1");
+  if (cut.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", cut.accumulate);
+  if (cut.count < ranks) fail<InvalidArgument>("{} workers, but {} has only {} samples; use at most {} workers", ranks, data_name, cut.count, cut.count);
+  if (cut.batch < ranks)
+    fail<InvalidArgument>("the global batch of {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers",
+                          cut.batch, ranks, ranks);
+  if (cut.batch / ranks < static_cast<size_t>(cut.accumulate))
+    fail<InvalidArgument>("a batch of {} gives each of {} workers {} samples: too few for {} micro-batches", cut.batch, ranks, cut.batch / ranks, cut.accumulate);
+}
+
+}  // namespace trireme::data

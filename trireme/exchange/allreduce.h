@@ -1,0 +1,37 @@
+#pragma once
+// Every rank has all parameters and all optimizer state; gradients are allreduced.
+#include <deque>
+
+#include <trireme/exchange/exchange.h>
+
+namespace trireme::exchange {
+
+/// Each bucket's allreduce starts when it is ready and moves on whenever this rank comes by. Works on any communicator.
+class Allreduce final : public Exchange {
+ public:
+  Allreduce(comm::shm::Communicator& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer, const Options& options);
+
+  std::byte* parameters() const override { return parameters_.data(); }
+  std::byte* gradients() const override { return gradients_.parts[static_cast<size_t>(group_.rank())]; }
+  bool parameters_are_shared() const override { return false; }
+  void publish_parameters() override;
+  void ready(size_t bucket) override;
+  void finish() override;
+
+ private:
+  uint8_t* flags() const override { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(group_.rank())]); }
+
+  comm::shm::Communicator& group_;
+  space::Arena parameters_;
+  comm::shm::SharedBlock gradients_, flags_;
+  std::deque<std::unique_ptr<comm::Work>> open_;
+};
+
+/// Zeroes the gradients of a bucket's slots that this rank has none for, so that a sum may include them.
+void zero_absent(const space::Layout& layout, const space::Bucket& bucket, const uint8_t* flags, std::byte* gradients);
+
+/// Updates the slots of a bucket that somebody had a gradient for.
+void update_present(space::Updater& updater, size_t index, const space::Layout& layout, const space::Bucket& bucket, const uint8_t* flags,
+                    std::byte* parameters, const std::byte* gradients);
+
+}  // namespace trireme::exchange

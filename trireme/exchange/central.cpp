@@ -1,0 +1,37 @@
+#include <trireme/exchange/central.h>
+
+#include <trireme/exchange/allreduce.h>
+
+namespace trireme::exchange {
+
+Central::Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
+    : Exchange(layout, options),
+      group_(group),
+      parameters_(space::Arena::of_process(layout_.bytes())),
+      gradients_(space::Arena::of_process(layout_.bytes())),
+      flags_(std::make_unique<uint8_t[]>(layout_.size())) {
+  std::vector<space::Range> all;
+  for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
+  if (group.rank() == 0) incoming_ = space::Arena::of_process(layout_.bytes());
+  if (group.rank() != 0) all.assign(all.size(), {});  // optimizer state lives on rank 0 alone
+  updater_.emplace(optimizer, all);
+}
+
+void Central::publish_parameters() { group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters"); }
+
+void Central::finish() {
+  for (const space::Bucket& bucket : buckets_) zero_absent(layout_, bucket, flags(), gradients());
+  group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
+  if (group_.rank() != 0) group_.send(gradients(), layout_.bytes(), DType::u8, 0, "gradients");
+  if (group_.rank() == 0) {
+    for (int from = 1; from < group_.size(); from++) {
+      group_.receive(incoming_.data(), layout_.bytes(), DType::u8, from, "gradients");
+      for (const space::Bucket& b : buckets_)
+        space::kernels().accumulate(b.dtype, gradients() + b.range.begin, incoming_.data() + b.range.begin, b.range.size() / size_of(b.dtype));
+    }
+    for (size_t i = 0; i < buckets_.size(); i++) update_present(*updater_, i, layout_, buckets_[i], flags(), parameters(), gradients());
+  }
+  publish_parameters();
+}
+
+}  // namespace trireme::exchange

@@ -1,0 +1,28 @@
+#pragma once
+// The teaching baseline: everything goes through rank 0.
+#include <trireme/exchange/exchange.h>
+
+namespace trireme::exchange {
+
+/// Ranks send their gradients to rank 0, which sums them, updates, and broadcasts the parameters. Rank 0's time grows with the number of ranks: compare it
+/// with Shared and Allreduce to see why nobody trains like this.
+class Central final : public Exchange {
+ public:
+  Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+
+  std::byte* parameters() const override { return parameters_.data(); }
+  std::byte* gradients() const override { return gradients_.data(); }
+  bool parameters_are_shared() const override { return false; }
+  void publish_parameters() override;
+  void ready(size_t) override {}
+  void finish() override;
+
+ private:
+  uint8_t* flags() const override { return flags_.get(); }
+
+  comm::Communicator& group_;
+  space::Arena parameters_, gradients_, incoming_;
+  std::unique_ptr<uint8_t[]> flags_;
+};
+
+}  // namespace trireme::exchange

@@ -1,0 +1,72 @@
+#include <trireme/models/models.h>
+
+#include <fmt/ranges.h>
+#include <torch/torch.h>
+
+#include <charconv>
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+
+namespace trireme::models {
+
+namespace nn = torch::nn;
+
+nn::Sequential linear(int64_t inputs, int64_t outputs) { return mlp({inputs, outputs}); }
+
+nn::Sequential mlp(const std::vector<int64_t>& widths) {
+  nn::Sequential net(nn::Flatten{});
+  for (size_t i = 0; i + 1 < widths.size(); i++) {
+    if (i > 0) net->push_back(nn::ReLU());
+    net->push_back(nn::Linear(widths[i], widths[i + 1]));
+  }
+  return net;
+}
+
+nn::Sequential lenet(int64_t classes) {
+  return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 6, 5).padding(2)), nn::ReLU(), nn::AvgPool2d(2),  //
+                        nn::Conv2d(6, 16, 5), nn::ReLU(), nn::AvgPool2d(2), nn::Flatten(),               //
+                        nn::Linear(400, 120), nn::ReLU(), nn::Linear(120, 84), nn::ReLU(), nn::Linear(84, classes));
+}
+
+nn::Sequential twoconv(int64_t classes) {
+  return nn::Sequential(nn::Conv2d(1, 10, 5), nn::MaxPool2d(2), nn::ReLU(),                               //
+                        nn::Conv2d(10, 20, 5), nn::Dropout2d(0.5), nn::MaxPool2d(2), nn::ReLU(), nn::Flatten(),  //
+                        nn::Linear(320, 50), nn::ReLU(), nn::Dropout(0.5), nn::Linear(50, classes));
+}
+
+namespace {
+
+std::vector<int64_t> hidden_widths(const std::string& spec) {
+  std::vector<int64_t> widths;
+  const char* next = spec.data() + spec.find(':') + 1;
+  const char* end = spec.data() + spec.size();
+  while (true) {
+    int64_t width = 0;
+    const auto [stop, error] = std::from_chars(next, end, width);
+    if (error != std::errc{} || width < 1 || (stop != end && *stop != ',')) fail<InvalidArgument>("'{}': expected widths such as mlp:512,512", spec);
+    widths.push_back(width);
+    if (stop == end) return widths;
+    next = stop + 1;
+  }
+}
+
+}  // namespace
+
+nn::Sequential make(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs) {
+  int64_t inputs = 1;
+  for (int64_t extent : shape) inputs *= extent;
+  if (spec == "linear") return linear(inputs, outputs);
+  if (spec == "mlp" || spec.starts_with("mlp:")) {
+    std::vector<int64_t> widths = spec == "mlp" ? std::vector<int64_t>{512, 512} : hidden_widths(spec);
+    widths.insert(widths.begin(), inputs);
+    widths.push_back(outputs);
+    return mlp(widths);
+  }
+  if (spec == "lenet" || spec == "twoconv") {
+    if (shape != std::vector<int64_t>{1, 28, 28}) fail<InvalidArgument>("{} takes images of 1×28×28; these samples are {}. Try mlp", spec, fmt::join(shape, "×"));
+    return spec == "lenet" ? lenet(outputs) : twoconv(outputs);
+  }
+  fail<InvalidArgument>("unknown model '{}'{}. `trireme models` lists them", spec, did_you_mean(spec, {"linear", "mlp", "lenet", "twoconv"}));
+}
+
+}  // namespace trireme::models

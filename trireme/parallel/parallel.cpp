@@ -1,0 +1,268 @@
+#include <trireme/parallel/parallel.h>
+
+#include <torch/torch.h>
+
+#include <atomic>
+#include <cstring>
+#include <trireme/base/sha256.h>
+#include <trireme/checkpoint/safetensors.h>
+#include <trireme/parallel/torch_compat.h>
+#include <unordered_set>
+
+namespace trireme {
+namespace {
+
+using torch_compat::dtype_of;
+
+struct Named {
+  std::string name;
+  torch::Tensor tensor;
+};
+
+/// Parameters or buffers in the order of registration; one that is registered twice (tied weights) once.
+template <class Items>
+std::vector<Named> distinct(const Items& items) {
+  std::vector<Named> result;
+  std::unordered_set<const void*> seen;
+  for (const auto& item : items)
+    if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second) result.push_back({item.key(), item.value()});
+  return result;
+}
+
+space::Layout layout_of(const std::vector<Named>& parameters, bool channels_last) {
+  std::vector<space::Slot> slots;
+  for (const auto& [name, tensor] : parameters) {
+    if (!tensor.device().is_cpu()) fail<InvalidArgument>("parameter '{}' is on {}; only CPU tensors can be trained here", name, tensor.device().str());
+    const DType type = dtype_of(tensor.scalar_type());
+    if (tensor.requires_grad() && type != DType::f32 && type != DType::f64)
+      fail<InvalidArgument>("parameter '{}' has type {}; parameters must be f32 or f64", name, trireme::name_of(type));
+    slots.push_back({name, type, tensor.sizes().vec(), channels_last && tensor.dim() == 4, {}});
+  }
+  return space::Layout(std::move(slots));
+}
+
+torch::Tensor view_of(const space::Slot& slot, std::byte* flat, torch::ScalarType type) {
+  void* data = flat + slot.range.begin;
+  if (!slot.channels_last) return torch::from_blob(data, slot.shape, type);
+  const auto& s = slot.shape;
+  return torch::from_blob(data, {s[0], s[2], s[3], s[1]}, type).permute({0, 3, 1, 2});
+}
+
+}  // namespace
+
+class Parallel::Impl {
+ public:
+  Impl(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options)
+      : world_(world), options_(options), lr_(optimizer ? optimizer->lr : 0), parameters_(distinct(module.named_parameters())), buffers_(distinct(module.named_buffers())) {
+    if (options_.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", options_.accumulate);
+    exchange_ = exchange::make_exchange(world.local(), layout_of(parameters_, options_.channels_last), optimizer,
+                                        {.sync = options_.sync, .bucket_bytes = options_.bucket_bytes, .overlap = options_.overlap});
+    adopt_parameters();
+    for (auto& [name, buffer] : buffers_) {
+      torch::Tensor whole = buffer.contiguous();
+      world_.comm().broadcast(whole.data_ptr(), whole.nbytes(), DType::u8, 0, name);
+      if (!whole.is_same(buffer)) buffer.copy_(whole);
+    }
+    listen();
+  }
+
+  ~Impl() {
+    const torch::NoGradGuard no_grad;
+    for (auto& [name, parameter] : parameters_) {
+      parameter.set_data(parameter.detach().clone());
+      parameter.mutable_grad().reset();
+    }
+  }
+
+  Step step(double weight, const std::function<torch::Tensor()>& loss) {
+    if (micro_ == 0) begin();
+    const bool last = micro_ + 1 == options_.accumulate;
+    if (weight > 0) backward(weight, loss, last);
+    micro_ = last ? 0 : micro_ + 1;
+    if (!last) return {false, 0, updates_, false};
+    return update();
+  }
+
+  void exclusive(const std::function<void()>& change) {
+    world_.comm().barrier("exclusive: begin");
+    const torch::NoGradGuard no_grad;
+    if (world_.first() || !exchange_->parameters_are_shared()) change();
+    world_.comm().barrier("exclusive: end");
+  }
+
+  void sync_buffers() {
+    const torch::NoGradGuard no_grad;
+    for (auto& [name, buffer] : buffers_) {
+      torch::Tensor whole = buffer.contiguous();
+      const Op op = buffer.is_floating_point() ? Op::mean : Op::max;  // counters are equal, or the furthest counts
+      world_.comm().allreduce(whole.data_ptr(), static_cast<size_t>(whole.numel()), dtype_of(whole.scalar_type()), op, name);
+      if (!whole.is_same(buffer)) buffer.copy_(whole);
+    }
+  }
+
+  /// Row-major copies or views of everything that a saved model consists of.
+  std::vector<Named> state() {
+    sync_buffers();
+    std::vector<Named> all;
+    for (const auto* list : {&parameters_, &buffers_})
+      for (const auto& [name, tensor] : *list) all.push_back({name, tensor.detach().contiguous()});
+    return all;
+  }
+
+  World& world() { return world_; }
+  double learning_rate() const { return space::rate_at(options_.schedule, lr_, updates_); }
+  const exchange::Exchange& exchange() const { return *exchange_; }
+  double equal_weight() const { return 1.0 / (static_cast<double>(world_.size()) * options_.accumulate); }
+  std::atomic<bool> stop{false};
+
+ private:
+  /// Moves the parameters into the flat space; rank 0's values become everybody's.
+  void adopt_parameters() {
+    const torch::NoGradGuard no_grad;
+    const space::Layout& layout = exchange_->layout();
+    for (size_t i = 0; i < parameters_.size(); i++) {
+      torch::Tensor& parameter = parameters_[i].tensor;
+      torch::Tensor home = view_of(layout[i], exchange_->parameters(), parameter.scalar_type());
+      if (world_.first()) home.copy_(parameter);
+      parameter.set_data(home);
+      gradients_.push_back(view_of(layout[i], exchange_->gradients(), parameter.scalar_type()));
+    }
+    exchange_->publish_parameters();
+  }
+
+  void listen() {
+    bucket_of_.resize(parameters_.size());
+    for (size_t b = 0; b < exchange_->buckets().size(); b++)
+      for (size_t slot = exchange_->buckets()[b].first; slot < exchange_->buckets()[b].last; slot++) bucket_of_[slot] = b;
+    for (size_t slot = 0; slot < parameters_.size(); slot++) {
+      const torch::Tensor& parameter = parameters_[slot].tensor;
+      if (!parameter.requires_grad()) continue;
+      nodes_.push_back(torch_compat::on_gradient(parameter, [this, alive = std::weak_ptr<int>(alive_), slot] {
+        if (!alive.expired()) arrived(slot);
+      }));
+      // Autograd takes over a gradient without a copy only in the parameter's own format, and warns about any other.
+      if (exchange_->layout()[slot].channels_last)
+        parameter.register_hook([](const torch::Tensor& gradient) { return gradient.contiguous(torch::MemoryFormat::ChannelsLast); });
+    }
+  }
+
+  void begin() {
+    const auto& buckets = exchange_->buckets();
+    missing_.assign(buckets.size(), 0);
+    for (size_t slot = 0; slot < parameters_.size(); slot++) missing_[bucket_of_[slot]] += parameters_[slot].tensor.requires_grad();
+    filled_.assign(parameters_.size(), false);
+    next_bucket_ = 0;
+    loss_ = 0;
+    exchange_->begin(learning_rate());
+  }
+
+  void backward(double weight, const std::function<torch::Tensor()>& loss, bool last) {
+    for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+    const torch::Tensor value = loss();
+    if (value.numel() != 1) fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
+    loss_ += weight * value.item<double>();
+    collecting_ = true;
+    last_ = last;
+    try {
+      value.backward(torch::full_like(value, weight));
+    } catch (...) {
+      collecting_ = false;
+      throw;
+    }
+    collecting_ = false;
+  }
+
+  /// The backward pass has the gradient of a slot: into the flat space with it, and on with every bucket that is complete, in order.
+  void arrived(size_t slot) {
+    if (!collecting_) return;
+    torch::Tensor& gradient = parameters_[slot].tensor.mutable_grad();
+    if (!gradient.defined()) return;
+    store(gradients_[slot], gradient, filled_[slot]);
+    gradient.reset();
+    filled_[slot] = true;
+    exchange_->present(slot);
+    if (!last_) return;
+    missing_[bucket_of_[slot]]--;
+    while (next_bucket_ < missing_.size() && missing_[next_bucket_] == 0) exchange_->ready(next_bucket_++);
+  }
+
+  static void store(torch::Tensor& home, const torch::Tensor& gradient, bool add) {
+    if (gradient.is_sparse()) return store(home, gradient.to_dense(), add);
+    if (add)
+      home.add_(gradient);
+    else if (gradient.strides() == home.strides() && gradient.scalar_type() == home.scalar_type())
+      std::memcpy(home.data_ptr(), gradient.data_ptr(), home.nbytes());
+    else
+      home.copy_(gradient);
+  }
+
+  Step update() {
+    while (next_bucket_ < missing_.size()) exchange_->ready(next_bucket_++);
+    exchange_->finish();
+    updates_++;
+    if (exchange_->updater() == nullptr)
+      for (size_t slot = 0; slot < parameters_.size(); slot++)
+        if (exchange_->was_present(slot)) parameters_[slot].tensor.mutable_grad() = gradients_[slot];
+    double told[2] = {loss_, stop.load() ? 1.0 : 0.0};
+    world_.comm().allreduce(told, 2, DType::f64, Op::sum, "loss");
+    return {true, told[0], updates_, told[1] > 0};
+  }
+
+  World& world_;
+  ParallelOptions options_;
+  double lr_;
+  std::vector<Named> parameters_, buffers_;
+  std::unique_ptr<exchange::Exchange> exchange_;
+  std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
+  std::vector<size_t> bucket_of_;         // by slot
+  std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;
+  std::shared_ptr<int> alive_ = std::make_shared<int>();  // hooks may outlive us inside a graph
+
+  // Of the step that is under way.
+  int micro_ = 0;
+  bool collecting_ = false, last_ = false;
+  std::vector<size_t> missing_;  // gradients that a bucket still waits for
+  std::vector<bool> filled_;     // slots with a gradient from an earlier micro-batch
+  size_t next_bucket_ = 0;
+  double loss_ = 0;
+  int64_t updates_ = 0;
+};
+
+Parallel::Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options)
+    : impl_(std::make_unique<Impl>(world, module, optimizer, options)) {}
+Parallel::~Parallel() = default;
+
+Step Parallel::step(double weight, const std::function<torch::Tensor()>& loss) { return impl_->step(weight, loss); }
+Step Parallel::step(const std::function<torch::Tensor()>& loss) { return impl_->step(impl_->equal_weight(), loss); }
+void Parallel::request_stop() noexcept { impl_->stop.store(true); }
+void Parallel::exclusive(const std::function<void()>& change) { impl_->exclusive(change); }
+void Parallel::sync_buffers() { impl_->sync_buffers(); }
+double Parallel::learning_rate() const { return impl_->learning_rate(); }
+const exchange::Exchange& Parallel::exchange() const { return impl_->exchange(); }
+
+std::string Parallel::sha256() {
+  Sha256 hash;
+  for (const auto& [name, tensor] : impl_->state()) {
+    hash.add(name.data(), name.size());
+    hash.add(tensor.data_ptr(), tensor.nbytes());
+  }
+  return hash.finish();
+}
+
+void Parallel::save(const std::string& path) {
+  const std::vector<Named> state = impl_->state();
+  if (impl_->world().first()) {
+    std::vector<checkpoint::NamedTensor> tensors;
+    for (const auto& [name, tensor] : state)
+      tensors.push_back({name, dtype_of(tensor.scalar_type()), tensor.sizes().vec(), tensor.data_ptr(), tensor.nbytes()});
+    checkpoint::write_safetensors(path, tensors, {{"producer", "trireme"}});
+  }
+  impl_->world().comm().barrier("saved");
+}
+
+Parallel parallel(World& world, torch::nn::Module& module, space::UpdaterOptions optimizer, ParallelOptions options) {
+  return Parallel(world, module, optimizer, options);
+}
+Parallel parallel(World& world, torch::nn::Module& module, ParallelOptions options) { return Parallel(world, module, std::nullopt, options); }
+
+}  // namespace trireme

@@ -1,0 +1,82 @@
+#pragma once
+// A user's module, trained by all ranks together.
+#include <torch/nn/module.h>
+
+#include <concepts>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <trireme/cluster/world.h>
+#include <trireme/exchange/exchange.h>
+#include <trireme/space/schedule.h>
+
+namespace trireme {
+
+struct ParallelOptions {
+  exchange::Sync sync = exchange::Sync::shared;  // how gradients become parameters
+  int accumulate = 1;                            // calls of step() per update
+  space::ScheduleOptions schedule{};             // of the learning rate, by update
+  size_t bucket_bytes = 1 << 20;                 // gradients travel in buckets of about this size
+  bool overlap = true;                           // reduce complete buckets while the backward pass goes on
+  bool channels_last = false;                    // store 4-d weights as N, H, W, C: faster for most convolutions with oneDNN
+};
+
+/// What a call of step() did.
+struct Step {
+  bool updated = false;  // false while micro-batches accumulate
+  double loss = 0;       // weighted mean over all ranks and micro-batches of this update; valid when updated
+  int64_t number = 0;    // updates so far
+  bool stop = false;     // some rank asked to stop: all ranks see it after the same update
+};
+
+/// From construction to destruction the module's parameters are views of the flat space. Collective: all ranks construct, step and destroy in
+/// the same order. One thread at a time. Outlived by its World; the module may outlive it (its parameters become ordinary tensors again).
+class Parallel {
+ public:
+  /// Rank 0's initial parameters and buffers become everybody's. Without an optimizer, step() leaves the mean gradients in `.grad()` for an
+  /// optimizer of the user's. Throws Mismatch when ranks' models differ.
+  Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options = {});
+  ~Parallel();
+  Parallel(const Parallel&) = delete;
+  Parallel& operator=(const Parallel&) = delete;
+
+  /// Runs `loss` forward and backward and, every `accumulate` calls, updates the parameters. `loss` returns the mean over its samples, and counts with
+  /// `weight`; the weights of an update add up to 1 over all ranks and calls. With weight 0 `loss` is not called: a rank without samples.
+  Step step(double weight, const std::function<torch::Tensor()>& loss);
+  /// Equal weights: every rank has the same number of samples.
+  Step step(const std::function<torch::Tensor()>& loss);
+  /// The weight of a batch from the library's loader.
+  template <class Batch>
+    requires requires(const Batch& batch) { { batch.weight } -> std::convertible_to<double>; }
+  Step step(const Batch& batch, const std::function<torch::Tensor()>& loss) {
+    return step(static_cast<double>(batch.weight), loss);
+  }
+
+  /// Makes the next completed update report `stop` on all ranks. Safe in a signal handler.
+  void request_stop() noexcept;
+
+  /// Runs `change` where it is safe to write to the parameters by hand. Collective; `change` runs on one rank when ranks share their parameters.
+  void exclusive(const std::function<void()>& change);
+  /// Averages floating-point buffers (batch-norm statistics) over ranks. Collective. save() and sha256() do it themselves.
+  void sync_buffers();
+  /// Of all parameters and buffers, in the order of their registration. Collective, the same on every rank.
+  std::string sha256();
+  /// Writes all parameters and buffers in safetensors format, from rank 0. Collective.
+  void save(const std::string& path);
+
+  double learning_rate() const;
+  const exchange::Exchange& exchange() const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+/// `auto train = trireme::parallel(world, *net, trireme::momentum({.lr = 0.05}));`
+Parallel parallel(World& world, torch::nn::Module& module, space::UpdaterOptions optimizer, ParallelOptions options = {});
+/// With an optimizer of the user's own: step() averages the gradients, then call its step().
+Parallel parallel(World& world, torch::nn::Module& module, ParallelOptions options = {.sync = exchange::Sync::allreduce});
+
+}  // namespace trireme

@@ -1,0 +1,43 @@
+#pragma once
+// The inner loops, compiled once per instruction set and picked at run time. All variants give the same bits: the loops are
+// element-wise, sums run in rank order, and the compiler may not contract a multiply and an add.
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <trireme/space/dtype.h>
+
+namespace trireme::space {
+
+enum class Optimizer : uint8_t { sgd, momentum, adagrad, adam, adamw };
+
+/// One fused update of `count` elements: the sum of all `gradients`, the optimizer's state and the parameters, in one pass.
+struct Update {
+  Optimizer optimizer = Optimizer::sgd;
+  DType dtype = DType::f32;          // f32 or f64; of parameters, gradients and state
+  const void* const* gradients = nullptr;
+  int sources = 0;
+  size_t count = 0;
+  void* parameters = nullptr;
+  void* state[2] = {nullptr, nullptr};
+  double lr = 0, momentum = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
+  bool nesterov = false;
+  double correction1 = 1, correction2 = 1;  // Adam's 1 − βᵗ
+};
+
+struct Kernels {
+  const char* name;
+  /// outs[k][i] = op over j of sources[j][i], summed in the order of j. Outputs may be sources, never shifted against them.
+  void (*reduce)(DType, Op, void* const* outs, int n_outs, const void* const* sources, int n_sources, size_t count);
+  void (*update)(const Update&);
+  /// into[i] += from[i]
+  void (*accumulate)(DType, void* into, const void* from, size_t count);
+};
+
+/// The best variant that this processor runs.
+const Kernels& kernels();
+/// All variants that this processor runs, best first; "plain" is always last.
+std::vector<const Kernels*> runnable_kernels();
+
+}  // namespace trireme::space

@@ -1,0 +1,93 @@
+#include <trireme/train/memory_format.h>
+
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <trireme/base/clock.h>
+#include <trireme/base/error.h>
+
+namespace trireme::train {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr int kWarm = 2, kTimed = 5;
+constexpr double kWorthIt = 0.95;  // channels-last must win by 5% to be taken
+
+nlohmann::json read_cache(const fs::path& cache) {
+  std::ifstream file(cache);
+  const auto content = nlohmann::json::parse(file, nullptr, false);
+  return content.is_object() ? content : nlohmann::json::object();
+}
+
+void remember(const fs::path& cache, const std::string& key, bool channels_last) {
+  if (cache.empty()) return;
+  std::error_code ignored;  // a cache that cannot be written costs a measurement next time, no more
+  fs::create_directories(cache.parent_path(), ignored);
+  nlohmann::json content = read_cache(cache);
+  content[key] = channels_last ? "channels-last" : "default";
+  const std::string temporary = fmt::format("{}.{}.tmp", cache.string(), getpid());
+  std::ofstream(temporary) << content.dump(1) << '\n';
+  fs::rename(temporary, cache, ignored);
+}
+
+std::string processor() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown";
+}
+
+double seconds_per_pass(torch::nn::Sequential& net, const torch::Tensor& x, const std::function<torch::Tensor(const torch::Tensor&)>& loss) {
+  std::vector<double> times;
+  for (int i = 0; i < kWarm + kTimed; i++) {
+    const auto start = Clock::now();
+    loss(net->forward(x)).backward();
+    net->zero_grad();
+    if (i >= kWarm) times.push_back(seconds_since(start));
+  }
+  std::nth_element(times.begin(), times.begin() + kTimed / 2, times.end());
+  return times[kTimed / 2];
+}
+
+bool has_convolutions(const torch::nn::Sequential& net) {
+  const auto parameters = net->parameters();
+  return std::any_of(parameters.begin(), parameters.end(), [](const torch::Tensor& p) { return p.dim() == 4; });
+}
+
+}  // namespace
+
+FormatChoice choose_memory_format(World& world, const torch::nn::Sequential& net, const torch::Tensor& x,
+                                  const std::function<torch::Tensor(const torch::Tensor&)>& loss, const std::string& model,
+                                  const std::string& cache) {
+  if (!has_convolutions(net)) return {false, "memory format: default, as the model has no convolutions"};
+  std::ostringstream shape;
+  shape << x.sizes() << ' ' << x.dtype();
+  const std::string key = fmt::format("{} {} | {} | libtorch {} | {} workers", model, shape.str(), processor(), TORCH_VERSION, world.size());
+  int32_t known = -1;  // rank 0's cache decides for all
+  if (world.first())
+    if (const auto choices = read_cache(cache); choices.contains(key)) known = choices[key] == "channels-last";
+  world.comm().broadcast(&known, 1, DType::i32, 0, "remembered memory format");
+  if (known >= 0) return {known == 1, fmt::format("memory format: {}, as measured in an earlier run", known == 1 ? "channels-last" : "default")};
+
+  auto copy = std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone());
+  torch::nn::Sequential scratch(copy);
+  double times[2] = {seconds_per_pass(scratch, x, loss), 0};
+  {
+    const torch::NoGradGuard no_grad;
+    for (auto& p : scratch->parameters())
+      if (p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
+  }
+  times[1] = seconds_per_pass(scratch, x, loss);
+  world.comm().allreduce(times, 2, DType::f64, Op::mean, "memory format timings");
+  const bool better = times[1] < kWorthIt * times[0];
+  if (world.first()) remember(cache, key, better);
+  return {better, fmt::format("memory format: {}, measured {:.2f} ms channels-last against {:.2f} ms default", better ? "channels-last" : "default",
+                              times[1] * 1e3, times[0] * 1e3)};
+}
+
+}  // namespace trireme::train

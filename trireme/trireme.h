@@ -1,0 +1,26 @@
+#pragma once
+// Trireme's public surface.
+//
+//   auto world = trireme::join();                        // one process alone, or the ranks that a launcher started
+//   auto net   = trireme::models::lenet();               // any torch::nn module
+//   auto train = trireme::parallel(world, *net, trireme::momentum({.lr = 0.05}));
+//   train.step([&] { return loss(net, batch); });        // forward, backward, reduce, update
+#include <trireme/base/error.h>
+#include <trireme/cluster/world.h>
+#include <trireme/data/loader.h>
+#include <trireme/models/models.h>
+#include <trireme/parallel/parallel.h>
+#include <trireme/space/schedule.h>
+#include <trireme/space/updater.h>
+
+namespace trireme {
+
+using exchange::Sync;
+using space::adagrad;
+using space::adam;
+using space::adamw;
+using space::momentum;
+using space::Schedule;
+using space::sgd;
+
+}  // namespace trireme
