@@ -30,8 +30,11 @@ std::vector<std::string_view> cells_of(std::string_view line) {
   }
 }
 
+/// Read as double, so that what is too small for a float becomes 0 and no error.
 bool parse(std::string_view cell, float& value) {
-  const auto [stop, error] = std::from_chars(cell.data(), cell.data() + cell.size(), value);
+  double wide = 0;
+  const auto [stop, error] = std::from_chars(cell.data(), cell.data() + cell.size(), wide);
+  value = static_cast<float>(wide);
   return error == std::errc{} && stop == cell.data() + cell.size() && std::isfinite(value);
 }
 
@@ -39,26 +42,39 @@ struct Table {
   std::vector<std::string> names;  // of the columns; numbers where there is no header
   size_t label = 0;                // index of the label's column
   size_t data_begin = 0;           // byte after the header
+  size_t lines = 0;                // before data_begin
 };
 
+/// The first line that is not blank; `table` then begins with it.
+std::string first_line(std::ifstream& file, const std::string& path, Table& table) {
+  constexpr std::string_view kMark = "\xef\xbb\xbf";  // of UTF-8, which some programs write first
+  for (std::string line; std::getline(file, line); table.lines++) {
+    if (table.lines == 0 && line.starts_with(kMark)) line.erase(0, kMark.size()), table.data_begin = kMark.size();
+    if (!trim(line).empty()) return line;
+    table.data_begin += line.size() + 1;
+  }
+  fail<Corruption>("{} is empty", path);
+}
+
 Table open_table(const std::string& path, const std::string& label_column, std::ifstream& file) {
-  std::string first;
-  if (!std::getline(file, first) || trim(first).empty()) fail<Corruption>("{} is empty", path);
   Table table;
+  const std::string first = first_line(file, path, table);
   float ignored = 0;
   bool header = false;
   for (std::string_view cell : cells_of(first)) {
     header = header || !parse(cell, ignored);
     table.names.emplace_back(cell);
   }
-  if (header) table.data_begin = first.size() + 1;
+  if (header) table.data_begin += first.size() + 1, table.lines++;
   if (!header)
     for (size_t i = 0; i < table.names.size(); i++) table.names[i] = std::to_string(i);
   if (table.names.size() < 2) fail<Corruption>("{}: a line needs at least one feature and a label, separated by commas; the first line has one cell", path);
   table.label = table.names.size() - 1;
   if (label_column.empty()) return table;
   for (size_t i = 0; i < table.names.size(); i++)
-    if (table.names[i] == label_column || std::to_string(i) == label_column) return table.label = i, table;
+    if (table.names[i] == label_column) return table.label = i, table;
+  for (size_t i = 0; i < table.names.size(); i++)
+    if (std::to_string(i) == label_column) return table.label = i, table;
   fail<InvalidArgument>("{} has no column '{}'{}; its columns are: {}", path, label_column, did_you_mean(label_column, table.names), fmt::join(table.names, ", "));
 }
 
@@ -112,7 +128,7 @@ Dataset read_csv(comm::shm::Communicator& group, const std::string& path, const 
   for_each_line(text, [&](std::string_view line) { mine[0]++, mine[1] += !blank(line); });
   std::vector<int64_t> all(2 * static_cast<size_t>(group.size()));
   group.all_gather(mine, all.data(), 2, DType::i64, "lines of the CSV file");
-  size_t line_number = table.data_begin > 0 ? 1 : 0, row = 0, rows = 0;
+  size_t line_number = table.lines, row = 0, rows = 0;
   for (int r = 0; r < group.size(); r++) {
     if (r < group.rank()) line_number += static_cast<size_t>(all[2 * static_cast<size_t>(r)]), row += static_cast<size_t>(all[2 * static_cast<size_t>(r) + 1]);
     rows += static_cast<size_t>(all[2 * static_cast<size_t>(r) + 1]);

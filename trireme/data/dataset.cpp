@@ -1,7 +1,10 @@
 #include <trireme/data/dataset.h>
 
+#include <fmt/ranges.h>
+
 #include <charconv>
 #include <filesystem>
+#include <limits>
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 
@@ -25,11 +28,22 @@ std::string must_exist(const fs::path& folder, const char* file, const std::stri
   return found;
 }
 
+/// Both parts as one task: of the same shape, with the classes of both; numbers in one of them make both numbers.
+Splits matched(Splits splits, const fs::path& folder) {
+  auto& [train, test] = splits;
+  if (test.count == 0) return splits;
+  if (train.shape != test.shape)
+    fail<InvalidArgument>("{}: training samples are {}, test samples are {}", folder.string(), fmt::join(train.shape, "×"), fmt::join(test.shape, "×"));
+  if (train.task != test.task) train.task = test.task = Task::regress;
+  train.classes = test.classes = train.task == Task::classify ? std::max(train.classes, test.classes) : 0;
+  return splits;
+}
+
 Splits open_idx(comm::shm::Communicator& group, const fs::path& folder, const std::string& remedy) {
   const auto part = [&](const std::string& prefix) {
     return read_idx(group, must_exist(folder, (prefix + "-images-idx3-ubyte").c_str(), remedy), must_exist(folder, (prefix + "-labels-idx1-ubyte").c_str(), remedy));
   };
-  return {part("train"), part("t10k")};
+  return matched({part("train"), part("t10k")}, folder);
 }
 
 Splits open_synthetic(comm::shm::Communicator& group, const std::string& what, uint64_t seed) {
@@ -37,7 +51,8 @@ Splits open_synthetic(comm::shm::Communicator& group, const std::string& what, u
   if (const size_t colon = what.find(':'); colon != std::string::npos) {
     const char* end = what.data() + what.size();
     const auto [stop, error] = std::from_chars(what.data() + colon + 1, end, count);
-    if (error != std::errc{} || stop != end || count == 0) fail<InvalidArgument>("'{}': expected synthetic:COUNT with a COUNT of at least 1", what);
+    constexpr size_t kMost = std::numeric_limits<uint32_t>::max();  // what the sampler counts to
+    if (error != std::errc{} || stop != end || count == 0 || count > kMost) fail<InvalidArgument>("'{}': expected synthetic:COUNT with a COUNT from 1 to {}", what, kMost);
   }
   return {make_synthetic(group, count, seed), make_synthetic(group, std::max<size_t>(1, count / 10), seed + 1)};
 }
@@ -48,10 +63,7 @@ Splits open_folder(comm::shm::Communicator& group, const fs::path& folder, const
     fail<IoError>("the folder {} has neither train-images-idx3-ubyte(.gz) nor train.csv", folder.string());
   Splits splits{read_csv(group, (folder / "train.csv").string(), options.label), {}};
   if (fs::exists(folder / "test.csv")) splits.test = read_csv(group, (folder / "test.csv").string(), options.label);
-  if (splits.test.count > 0 && splits.test.elements() != splits.train.elements())
-    fail<InvalidArgument>("{}: train.csv has {} feature columns, test.csv has {}", folder.string(), splits.train.elements(), splits.test.elements());
-  splits.train.classes = splits.test.classes = std::max(splits.train.classes, splits.test.classes);
-  return splits;
+  return matched(std::move(splits), folder);
 }
 
 }  // namespace

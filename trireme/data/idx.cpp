@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <memory>
 #include <trireme/base/error.h>
 #include <trireme/data/dataset.h>
@@ -26,10 +27,7 @@ class IdxFile {
       read(extent.data(), extent.size());
       extents_.push_back(int64_t{extent[0]} << 24 | extent[1] << 16 | extent[2] << 8 | extent[3]);
     }
-    // A damaged extent must not become an allocation: no data set of this format is near this size.
-    double bytes = 1;
-    for (int64_t extent : extents_) bytes *= static_cast<double>(extent);
-    if (bytes > 1e12) fail<Corruption>("{}: the header promises {:.3g} bytes of data; it is damaged", path, bytes);
+    check_extents();
   }
 
   const std::vector<int64_t>& extents() const { return extents_; }
@@ -42,11 +40,28 @@ class IdxFile {
     if (share.end != count()) return;
     char extra = 0;
     const int more = gzread(file_.get(), &extra, 1);
-    if (more < 0) damaged();
+    int code = Z_OK;
+    gzerror(file_.get(), &code);
+    if (more < 0 || code == Z_BUF_ERROR) damaged();  // the latter: it ends before its checksum
     if (more > 0) fail<Corruption>("{}: there is more data than the header's {} records", path_, count());
   }
 
  private:
+  /// A damaged extent must not become an allocation: the file bounds what can be in it.
+  void check_extents() const {
+    constexpr double kBestCompression = 1032;  // of zlib's format
+    double bytes = 1;
+    for (size_t i = 0; i < extents_.size(); i++) {
+      if (i > 0 && extents_[i] == 0) fail<Corruption>("{}: the header has an extent of 0", path_);
+      bytes *= static_cast<double>(extents_[i]);
+    }
+    std::error_code unknown;
+    const auto size = std::filesystem::file_size(path_, unknown);
+    const double most = unknown ? 1e12 : static_cast<double>(size) * (gzdirect(file_.get()) != 0 ? 1 : kBestCompression);
+    if (bytes > most)
+      fail<Corruption>("{} is truncated or damaged: the header promises {:.0f} bytes of data, more than a file of {} bytes holds. Get the file again", path_, bytes, size);
+  }
+
   void skip(size_t bytes) {
     std::array<std::byte, 1 << 16> nothing;
     for (; bytes > 0; bytes -= std::min(bytes, nothing.size())) read(nothing.data(), std::min(bytes, nothing.size()));

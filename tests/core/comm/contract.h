@@ -3,11 +3,13 @@
 //   INSTANTIATE_TEST_SUITE_P(Shm, Contract, testing::Combine(testing::Values(shm_engine()), testing::Values(1, 2, 4)), case_name);
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -230,30 +232,34 @@ TEST_P(Contract, AnotherCollectiveCompletesWhatWasStarted) {
   });
 }
 
-// Rank 1 starts the second allreduce only after a message that rank 0 takes after the first.
+// Rank 1 starts the second allreduce only after a message that rank 0 takes after the first; rank 0 has done its part of the first before it waits.
 TEST_P(Contract, WaitingForTheFirstDoesNotWaitForTheSecond) {
   if (ranks() != 2) GTEST_SKIP() << "for two ranks";
   run([&](Communicator& group) {
     auto* data = reinterpret_cast<int32_t*>(allocate(group, 128));
     data[0] = data[16] = group.rank() + 1;
-    Bytes message(1 << 20, std::byte{7});
+    Bytes letter(1 << 20, std::byte(group.rank()));
+    std::byte word{};
     const auto first = group.start_allreduce(data, 1, DType::i32, Op::sum, "first");
     std::unique_ptr<comm::Work> second;
     if (group.rank() == 0) {
       second = group.start_allreduce(data + 16, 1, DType::i32, Op::sum, "second");
-      while (!first->test()) std::this_thread::yield();
+      group.receive(&word, 1, DType::u8, 1, "started");
+      first->test();
+      group.send(&word, 1, DType::u8, 1, "tested");
       first->wait();
-      message.assign(message.size(), std::byte{0});
-      group.receive(message.data(), message.size(), DType::u8, 1, "letter");
+      group.receive(letter.data(), letter.size(), DType::u8, 1, "letter");
     } else {
+      group.send(&word, 1, DType::u8, 0, "started");
+      group.receive(&word, 1, DType::u8, 0, "tested");
       first->wait();
-      group.send(message.data(), message.size(), DType::u8, 0, "letter");
+      group.send(letter.data(), letter.size(), DType::u8, 0, "letter");
       second = group.start_allreduce(data + 16, 1, DType::i32, Op::sum, "second");
     }
     second->wait();
     EXPECT_EQ(data[0], 3);
     EXPECT_EQ(data[16], 3);
-    EXPECT_EQ(message.back(), std::byte{7});
+    EXPECT_EQ(letter.back(), std::byte{1});
   });
 }
 

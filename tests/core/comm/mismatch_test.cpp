@@ -1,5 +1,8 @@
 // label: unit
 // Ranks that disagree, leave early or never come: an error that names them, never a hang.
+#include <atomic>
+#include <thread>
+
 #include <trireme/comm/shm/communicator.h>
 
 #include "ranks.h"

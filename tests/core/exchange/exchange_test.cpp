@@ -2,6 +2,7 @@
 // Every way to exchange gradients against one loop that sums them and applies the optimizer's formula.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cmath>
 #include <cstring>
 
