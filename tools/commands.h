@@ -14,6 +14,7 @@ using Run = std::function<int()>;
 struct Invocation {
   std::string program;            // path of this executable
   std::vector<std::string> args;  // after the program's name, recipes already replaced by their flags
+  std::vector<std::string> rest;  // launch: what stands after "--"
 };
 
 Run add_train(CLI::App& app, const Invocation& invocation);

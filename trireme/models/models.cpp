@@ -5,7 +5,7 @@
 
 #include <charconv>
 #include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
+#include <trireme/models/catalogue.h>
 
 namespace trireme::models {
 
@@ -53,6 +53,7 @@ std::vector<int64_t> hidden_widths(const std::string& spec) {
 }  // namespace
 
 nn::Sequential make(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs) {
+  check_name(spec);
   int64_t inputs = 1;
   for (int64_t extent : shape) inputs *= extent;
   if (spec == "linear") return linear(inputs, outputs);
@@ -66,7 +67,7 @@ nn::Sequential make(const std::string& spec, const std::vector<int64_t>& shape, 
     if (shape != std::vector<int64_t>{1, 28, 28}) fail<InvalidArgument>("{} takes images of 1×28×28; these samples are {}. Try mlp", spec, fmt::join(shape, "×"));
     return spec == "lenet" ? lenet(outputs) : twoconv(outputs);
   }
-  fail<InvalidArgument>("unknown model '{}'{}. `trireme models` lists them", spec, did_you_mean(spec, {"linear", "mlp", "lenet", "twoconv"}));
+  fail<InvalidArgument>("unknown model '{}': only mlp takes widths after a colon", spec);
 }
 
 }  // namespace trireme::models

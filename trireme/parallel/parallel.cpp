@@ -6,6 +6,7 @@
 #include <cstring>
 #include <trireme/base/sha256.h>
 #include <trireme/checkpoint/safetensors.h>
+#include <trireme/parallel/placement.h>
 #include <trireme/parallel/torch_compat.h>
 #include <unordered_set>
 
@@ -78,6 +79,7 @@ class Parallel::Impl {
     if (micro_ == 0) begin();
     const bool last = micro_ + 1 == options_.accumulate;
     if (weight > 0) backward(weight, loss, last);
+    store_deferred();
     micro_ = last ? 0 : micro_ + 1;
     if (!last) return {false, 0, updates_, false};
     return update();
@@ -128,6 +130,7 @@ class Parallel::Impl {
       gradients_.push_back(view_of(layout[i], exchange_->gradients(), parameter.scalar_type()));
     }
     exchange_->publish_parameters();
+    placement_.emplace(gradients_);
   }
 
   void listen() {
@@ -161,29 +164,52 @@ class Parallel::Impl {
     const torch::Tensor value = loss();
     if (value.numel() != 1) fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
     loss_ += weight * value.item<double>();
-    collecting_ = true;
     last_ = last;
-    try {
-      value.backward(torch::full_like(value, weight));
-    } catch (...) {
-      collecting_ = false;
-      throw;
-    }
-    collecting_ = false;
+    const Collecting collecting(*this);
+    std::optional<Placement::Watch> watch;
+    if (micro_ == 0) watch.emplace(*placement_);  // later micro-batches add to what is there
+    value.backward(torch::full_like(value, weight));
   }
+
+  struct Collecting {
+    explicit Collecting(Impl& impl) : impl(impl) { impl.collecting_ = true; }
+    ~Collecting() { impl.collecting_ = false; }
+    Impl& impl;
+  };
 
   /// The backward pass has the gradient of a slot: into the flat space with it, and on with every bucket that is complete, in order.
   void arrived(size_t slot) {
     if (!collecting_) return;
     torch::Tensor& gradient = parameters_[slot].tensor.mutable_grad();
     if (!gradient.defined()) return;
-    store(gradients_[slot], gradient, filled_[slot]);
+    if (micro_ > 0 || !placement_->settle(slot, gradient)) {
+      if (placement_->occupied(slot)) return defer(slot, std::move(gradient));
+      store(gradients_[slot], gradient, filled_[slot]);
+    }
     gradient.reset();
     filled_[slot] = true;
     exchange_->present(slot);
     if (!last_) return;
     missing_[bucket_of_[slot]]--;
     while (next_bucket_ < missing_.size() && missing_[next_bucket_] == 0) exchange_->ready(next_bucket_++);
+  }
+
+  /// The model's graph has changed, and some other tensor lives where this gradient belongs. It will be gone after the backward pass.
+  void defer(size_t slot, torch::Tensor gradient) {
+    placement_->give_up();
+    deferred_.push_back({slot, std::move(gradient)});
+  }
+
+  void store_deferred() {
+    for (auto& [slot, gradient] : deferred_) {
+      if (placement_->occupied(slot))
+        fail<Error>("a tensor that was made in the backward pass is kept beyond it, in memory that belongs to the gradient of '{}'; clone() what you keep",
+                    parameters_[slot].name);
+      store(gradients_[slot], gradient, filled_[slot]);
+      filled_[slot] = true;
+      exchange_->present(slot);
+    }
+    deferred_.clear();
   }
 
   static void store(torch::Tensor& home, const torch::Tensor& gradient, bool add) {
@@ -214,6 +240,7 @@ class Parallel::Impl {
   std::vector<Named> parameters_, buffers_;
   std::unique_ptr<exchange::Exchange> exchange_;
   std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
+  std::optional<Placement> placement_;
   std::vector<size_t> bucket_of_;         // by slot
   std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();  // hooks may outlive us inside a graph
@@ -224,6 +251,7 @@ class Parallel::Impl {
   std::vector<size_t> missing_;  // gradients that a bucket still waits for
   std::vector<bool> filled_;     // slots with a gradient from an earlier micro-batch
   size_t next_bucket_ = 0;
+  std::vector<std::pair<size_t, torch::Tensor>> deferred_;  // gradients whose place is taken until the backward pass ends
   double loss_ = 0;
   int64_t updates_ = 0;
 };

@@ -1,5 +1,6 @@
 #pragma once
 // The only place that knows how libtorch versions differ (1.13 and 2.x), and how its types map to ours.
+#include <c10/core/Allocator.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -46,5 +47,18 @@ inline std::shared_ptr<torch::autograd::Node> on_gradient(const torch::Tensor& l
   node->add_post_hook(std::make_unique<GradientHook>(std::move(done)));
   return node;
 }
+
+/// An allocator in front of another. Since 2.3, allocate() is not const and copies go through the allocator.
+struct AllocatorWrapper : c10::Allocator {
+  explicit AllocatorWrapper(c10::Allocator* original) : original(original) {}
+  virtual at::DataPtr hand_out(size_t bytes) const = 0;
+#if TORCH_VERSION_MAJOR > 2 || (TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR >= 3)
+  at::DataPtr allocate(size_t bytes) final { return hand_out(bytes); }
+  void copy_data(void* to, const void* from, size_t bytes) const final { original->copy_data(to, from, bytes); }
+#else
+  at::DataPtr allocate(size_t bytes) const final { return hand_out(bytes); }
+#endif
+  c10::Allocator* original;
+};
 
 }  // namespace trireme::torch_compat

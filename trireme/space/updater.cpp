@@ -27,6 +27,7 @@ size_t state_vectors(Optimizer kind) {
 }
 
 void check(const UpdaterOptions& o) {
+  if (o.nesterov && o.kind != Optimizer::momentum) fail<InvalidArgument>("nesterov is a variant of momentum; {} does not have it", name_of(o.kind));
   const auto in_unit = [](double value) { return value >= 0 && value < 1; };
   if (!(o.lr >= 0) || !std::isfinite(o.lr)) fail<InvalidArgument>("the learning rate must be a number of at least 0, not {}", o.lr);
   if (!in_unit(o.momentum)) fail<InvalidArgument>("momentum must be in [0, 1), not {}", o.momentum);

@@ -1,5 +1,10 @@
 #include <trireme/train/options.h>
 
+#include <unistd.h>
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 
@@ -13,7 +18,38 @@ Enum named(const std::string& name, const std::vector<std::string>& names, const
   fail<InvalidArgument>("unknown {} '{}'{}", what, name, did_you_mean(name, names));
 }
 
+namespace fs = std::filesystem;
+
+void check_writable(const std::string& path) {
+  if (path.empty()) return;
+  const fs::path folder = fs::absolute(path).parent_path();
+  std::error_code failed;
+  fs::create_directories(folder, failed);
+  if (failed) fail<IoError>("cannot make the folder {}: {}", folder.string(), failed.message());
+  if (fs::is_directory(path)) fail<InvalidArgument>("{} is a folder; give a file", path);
+  if (access(path.c_str(), F_OK) == 0 && access(path.c_str(), W_OK) != 0) fail<IoError>("cannot write {}: {}", path, errno_text());
+  if (fs::exists(path) && !fs::is_regular_file(path)) return;  // a terminal, a pipe
+  const std::string probe = fmt::format("{}.{}.tmp", path, getpid());  // some file systems refuse what the permissions allow
+  if (!std::ofstream(probe)) fail<IoError>("cannot write to the folder {}: {}", folder.string(), errno_text());
+  fs::remove(probe, failed);
+}
+
 }  // namespace
+
+void check(const Options& o) {
+  if (o.epochs < 0) fail<InvalidArgument>("epochs must be at least 0, not {}", o.epochs);
+  if (o.batch == 0) fail<InvalidArgument>("the batch must be at least 1");
+  if (o.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", o.accumulate);
+  if (o.max_steps < 0 || o.warmup < 0) fail<InvalidArgument>("max-steps and warmup must be at least 0, not {} and {}", o.max_steps, o.warmup);
+  if (!std::isfinite(o.gamma) || !std::isfinite(o.step_epochs) || o.step_epochs <= 0)
+    fail<InvalidArgument>("gamma must be a number and step-epochs more than 0, not {} and {}", o.gamma, o.step_epochs);
+  if (o.dtype != "f32" && o.dtype != "f64") fail<InvalidArgument>("unknown dtype '{}': f32 or f64", o.dtype);
+  space::schedule_named(o.schedule);
+  space::Updater(o.optimizer, {});
+  if (fs::exists(o.save) && !fs::is_regular_file(o.save) && !fs::is_directory(o.save)) fail<InvalidArgument>("{} is not a file: it would be replaced by the model", o.save);
+  check_writable(o.save);
+  check_writable(o.report);
+}
 
 std::vector<std::string> memory_format_names() { return {"auto", "default", "channels-last"}; }
 MemoryFormat memory_format_named(const std::string& name) { return named<MemoryFormat>(name, memory_format_names(), "memory format"); }

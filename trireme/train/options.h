@@ -38,6 +38,10 @@ struct Options {
   std::string save;                      // safetensors file, or ""
 };
 
+/// Throws InvalidArgument or IoError for what cannot be honoured, as far as that shows without data and model: before the training, not after it.
+/// Makes the folders of `report` and `save`.
+void check(const Options& options);
+
 MemoryFormat memory_format_named(const std::string& name);
 std::vector<std::string> memory_format_names();
 Loss loss_named(const std::string& name);

@@ -18,29 +18,11 @@ namespace {
 constexpr size_t kTestBatch = 500;
 constexpr double kSecondsBetweenReports = 0.1;
 
-torch::Dtype dtype_named(const std::string& name) {
-  if (name == "f32") return torch::kFloat32;
-  if (name == "f64") return torch::kFloat64;
-  fail<InvalidArgument>("unknown dtype '{}': f32 or f64", name);
-}
-
-/// A path that cannot be written is an error before the training, not after it.
-void check_writable(const std::string& path) {
-  if (path.empty()) return;
-  const auto folder = std::filesystem::absolute(path).parent_path();
-  std::error_code failed;
-  std::filesystem::create_directories(folder, failed);
-  if (failed) fail<IoError>("cannot make the folder {}: {}", folder.string(), failed.message());
-  if (std::filesystem::is_directory(path)) fail<InvalidArgument>("{} is a folder; give a file", path);
-  if (access(folder.c_str(), W_OK) != 0) fail<IoError>("cannot write to the folder {}: {}", folder.string(), errno_text());
-}
-
 class Run {
  public:
   Run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop)
-      : world_(world), options_(options), listener_(listener), stop_(stop), dtype_(dtype_named(options.dtype)) {
-    if (options.epochs < 0) fail<InvalidArgument>("epochs must be at least 0, not {}", options.epochs);
-    if (world.first()) check_writable(options.save), check_writable(options.report);
+      : world_(world), options_(options), listener_(listener), stop_(stop), dtype_(options.dtype == "f64" ? torch::kFloat64 : torch::kFloat32) {
+    check(options);
   }
 
   Result run() {
@@ -121,7 +103,7 @@ class Run {
         report_progress(epoch, step, batches.steps(), std::min(samples, step * options_.batch), seconds_since(start));
       }
       if (!std::isfinite(done.loss))
-        fail<Error>("the loss became {} at update {} (epoch {}). Try a smaller learning rate than {}", done.loss, done.number, number + 1, options_.optimizer.lr);
+        fail<Error>("the loss became {} at update {} (epoch {}). Try a smaller learning rate than {}", std::isnan(done.loss) ? "NaN" : "infinite", done.number, number + 1, options_.optimizer.lr);
       result_.stopped = done.stop;
       if (done.stop || enough()) break;
     }

@@ -130,7 +130,8 @@ TEST_F(Csv, LineNumbersCountBlankLinesAndHeaders) {
 }
 
 TEST_F(Csv, WhatIsNoNumber) {
-  for (const char* cell : {"", "nan", "inf", "1e999", "1.2.3", "0x10", "1 2", "--1"}) expect_bad(fmt::format("a,b\n1,0\n{},0\n", cell), {"line 3, column 1", fmt::format("'{}' is not a number", cell)});
+  for (const char* cell : {"", "nan", "inf", "1e999", "1.2.3", "0x10", "1 2", "--1"})
+    expect_bad(fmt::format("a,b\n1,0\n{},0\n", cell), {"line 3, column 1", fmt::format("'{}' is not a number", cell)});
 }
 
 TEST_F(Csv, WrongNumberOfCells) {

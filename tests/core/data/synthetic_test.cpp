@@ -50,7 +50,9 @@ void expect_unknown(const std::string& what, const std::vector<std::string>& par
 }
 
 TEST(Open, BadCounts) {
-  for (const char* what : {"synthetic:", "synthetic:0", "synthetic:-1", "synthetic:10x", "synthetic:4294967296", "synthetic:23528800348188864", "synthetic:99999999999999999999999"}) expect_unknown(what, {what, "synthetic:COUNT"});
+  for (const char* what : {"synthetic:", "synthetic:0", "synthetic:-1", "synthetic:10x", "synthetic:4294967296", "synthetic:23528800348188864",
+                           "synthetic:99999999999999999999999"})
+    expect_unknown(what, {what, "synthetic:COUNT"});
 }
 
 TEST(Open, MoreThanMemoryHoldsIsAnError) {

@@ -11,7 +11,7 @@ namespace trireme::comm::shm {
 namespace {
 
 constexpr int kMaxRanks = 256;
-constexpr size_t kLetterBytes = 1 << 16;
+constexpr size_t kLetterRoom = 1 << 19, kLeastLetter = 1 << 10, kMostLetter = 1 << 16;  // bytes: of one rank's letters of each kind, of one letter
 using Pointers = std::array<void*, kMaxRanks>;
 
 Fingerprint about(Kind kind, size_t count, DType type, std::string_view name) {
@@ -34,24 +34,25 @@ const void* const* as_sources(const Pointers& pointers) { return const_cast<cons
 
 }  // namespace
 
-/// A one-way channel between two ranks: two letters in turn, so that one is written while the other is read.
-struct Communicator::Mail {
-  struct alignas(64) Letter {
+/// A one-way channel between two ranks: two letters in turn, so that one is written while the other is read. Their bytes follow in memory.
+struct alignas(64) Communicator::Mail {
+  struct alignas(64) Head {
     size_t count;  // elements of the whole message
     DType type;
     char name[kNameBytes];
-    std::byte data[kLetterBytes];
   };
   alignas(64) std::atomic<uint32_t> posted;
   alignas(64) std::atomic<uint32_t> taken;
-  Letter letters[2];
+  Head heads[2];
+
+  std::byte* letter(uint32_t number, size_t size) { return reinterpret_cast<std::byte*>(this + 1) + number % 2 * size; }
 };
 
 Communicator::Communicator(std::shared_ptr<Segment> segment, int rank, int ranks, Options options)
     : segment_(std::move(segment)), options_(checked(options, ranks)), rounds_(segment_, 0, rank, ranks, options.timeout), cursor_(Rounds::bytes(ranks)) {
-  stages_ = allocate(2 * options_.stage_bytes, "the ranks' staging buffers");
-  const SharedBlock mails = allocate(sizeof(Mail) * static_cast<size_t>(ranks), "the ranks' mailboxes");
-  mails_ = mails.parts[0];
+  stages_ = allocate(kStages * options_.stage_bytes, "the ranks' staging buffers");
+  letter_bytes_ = std::clamp(kLetterRoom / static_cast<size_t>(ranks) / space::kLine * space::kLine, kLeastLetter, kMostLetter);
+  mails_ = allocate((sizeof(Mail) + 2 * letter_bytes_) * static_cast<size_t>(ranks), "the ranks' mailboxes");
 }
 
 // ---- memory ----
@@ -85,41 +86,43 @@ void Communicator::reduce_slice(uint32_t round, size_t count, DType type, Op op)
 void Communicator::allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
   complete_open();
   if (size() == 1) return;
+  auto* const begin = static_cast<std::byte*>(data);
+  const space::Range all{0, count * size_of(type)}, first{0, std::min(all.end, options_.stage_bytes)};
   const uint64_t offset = locate(data);
-  if (offset == kPrivate) return allreduce_staged(static_cast<std::byte*>(data), count, type, op, name);
   Fingerprint what = about(Kind::allreduce, count, type, name);
   what.op = op;
+  if (offset == kPrivate) copy_bytes(stage(rank(), claim_stage()), begin, first.size());
   const uint32_t round = rounds_.arrive(what, offset, name);
   rounds_.await_arrivals(round);
-  for (int r = 0; r < size(); r++) {
-    if (rounds_.offset_of(r, round) != kPrivate) continue;
+  int in_segment = 0;
+  for (int r = 0; r < size(); r++) in_segment += rounds_.offset_of(r, round) != kPrivate;
+  if (in_segment == size()) {
+    reduce_slice(round, count, type, op);
     rounds_.finish(round);
-    return allreduce_staged(static_cast<std::byte*>(data), count, type, op, name);  // as the others do; see there
+    return rounds_.await_finished(round);
   }
-  reduce_slice(round, count, type, op);
+  // Everybody private: the first piece is staged already. Some of each: this round only served to find that out, and all count the stage as used.
+  if (offset != kPrivate) turn_++;
+  const uint32_t turn = turn_ - 1;
+  stage_round_[turn % kStages] = round;
+  if (in_segment == 0) reduce_staged(begin, first.size(), turn, type, op);
   rounds_.finish(round);
-  rounds_.await_finished(round);
+  what.part = 1;
+  const size_t done = in_segment == 0 ? first.end : 0;
+  if (done < all.end || in_segment != 0) allreduce_staged(begin, {done, all.end}, what, name);
 }
 
-/// Private memory. The first round also tells whether everybody is private; if not, it only served to find that out, and all start over.
-void Communicator::allreduce_staged(std::byte* data, size_t count, DType type, Op op, std::string_view name) {
-  const size_t width = size_of(type);
-  Fingerprint what = about(Kind::allreduce, count, type, name);
-  what.op = op;
-  if (locate(data) == kPrivate) {
-    const uint32_t round = rounds_.arrive(what, kPrivate, name);
-    rounds_.await_arrivals(round);
-    rounds_.finish(round);
-  }
+void Communicator::reduce_staged(std::byte* data, size_t bytes, uint32_t turn, DType type, Op op) {
   Pointers sources;
-  const auto copy_in = [&](std::byte* stage, size_t begin, size_t bytes) { copy_bytes(stage, data + begin, bytes); };
-  const auto reduce_all = [&](size_t begin, size_t bytes) {
-    for (int r = 0; r < size(); r++) sources[static_cast<size_t>(r)] = stage(r);
-    void* const out = data + begin;
-    space::kernels().reduce(type, op, &out, 1, as_sources(sources), size(), bytes / width);
-  };
-  what.part = 1;
-  staged(what, count * width, options_.stage_bytes, name, copy_in, reduce_all);
+  for (int r = 0; r < size(); r++) sources[static_cast<size_t>(r)] = r == rank() ? data : stage(r, turn);
+  void* const out = data;
+  space::kernels().reduce(type, op, &out, 1, as_sources(sources), size(), bytes / size_of(type));
+}
+
+void Communicator::allreduce_staged(std::byte* data, space::Range bytes, Fingerprint what, std::string_view name) {
+  staged(
+      what, bytes, options_.stage_bytes, name, [&](std::byte* stage, size_t begin, size_t length) { copy_bytes(stage, data + begin, length); },
+      [&](uint32_t turn, size_t begin, size_t length) { reduce_staged(data + begin, length, turn, what.dtype, what.op); });
 }
 
 class Communicator::Handle final : public Work {
@@ -176,23 +179,40 @@ void Communicator::complete_open() {
 
 // ---- through the stages ----
 
-/// Runs `bytes` through the stages in pieces: copy in, meet, consume. A stage is safe to overwrite two pieces later: whoever arrived at the piece
-/// in between had consumed this one before.
+/// The turn of the next stage, when everybody has read what was in it.
+uint32_t Communicator::claim_stage() {
+  const uint32_t turn = turn_++;
+  if (const auto& last = stage_round_[turn % kStages]) rounds_.await_finished(*last);
+  return turn;
+}
+
+/// Runs a range of bytes through the stages in pieces: copy in and arrive, up to kLead pieces ahead of consuming, so that ranks rarely wait for each other.
 template <class CopyIn, class Consume>
-void Communicator::staged(Fingerprint what, size_t bytes, size_t chunk, std::string_view name, const CopyIn& copy_in, const Consume& consume) {
+void Communicator::staged(Fingerprint what, space::Range bytes, size_t chunk, std::string_view name, const CopyIn& copy_in, const Consume& consume) {
   complete_open();
-  size_t begin = 0;
-  do {
-    const size_t length = std::min(chunk, bytes - begin);
-    turn_ ^= 1;
-    copy_in(stage(rank()), begin, length);
-    const uint32_t round = rounds_.arrive(what, kPrivate, name);
-    rounds_.await_arrivals(round);
-    consume(begin, length);
-    rounds_.finish(round);
-    begin += length;
-    what.part++;
-  } while (begin < bytes);
+  struct Piece {
+    uint32_t turn, round;
+    size_t begin, length;
+  };
+  const size_t pieces = std::max<size_t>(1, (bytes.size() + chunk - 1) / chunk);  // an empty collective meets too
+  std::array<Piece, kLead> ahead{};
+  size_t issued = 0;
+  for (size_t next = 0; next < pieces; next++) {
+    for (; issued < std::min(pieces, next + kLead); issued++) {
+      Piece& piece = ahead[issued % kLead];
+      piece.begin = bytes.begin + issued * chunk;
+      piece.length = std::min(chunk, bytes.end - piece.begin);
+      piece.turn = claim_stage();
+      copy_in(stage(rank(), piece.turn), piece.begin, piece.length);
+      piece.round = rounds_.arrive(what, kPrivate, name);
+      stage_round_[piece.turn % kStages] = piece.round;
+      what.part++;
+    }
+    const Piece& piece = ahead[next % kLead];
+    rounds_.await_arrivals(piece.round);
+    consume(piece.turn, piece.begin, piece.length);
+    rounds_.finish(piece.round);
+  }
 }
 
 void Communicator::reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) {
@@ -204,12 +224,12 @@ void Communicator::reduce_scatter(const void* input, void* output, size_t count,
   what.op = op;
   Pointers sources;
   staged(
-      what, block, chunk, name,
+      what, {0, block}, chunk, name,
       [&](std::byte* stage, size_t begin, size_t bytes) {
         for (int r = 0; r < size(); r++) copy_bytes(stage + static_cast<size_t>(r) * chunk, in + static_cast<size_t>(r) * block + begin, bytes);
       },
-      [&](size_t begin, size_t bytes) {
-        for (int r = 0; r < size(); r++) sources[static_cast<size_t>(r)] = stage(r) + static_cast<size_t>(rank()) * chunk;
+      [&](uint32_t turn, size_t begin, size_t bytes) {
+        for (int r = 0; r < size(); r++) sources[static_cast<size_t>(r)] = stage(r, turn) + static_cast<size_t>(rank()) * chunk;
         void* const to = out + begin;
         space::kernels().reduce(type, op, &to, 1, as_sources(sources), size(), bytes / width);
       });
@@ -220,10 +240,10 @@ void Communicator::all_gather(const void* input, void* output, size_t count, DTy
   const auto* in = static_cast<const std::byte*>(input);
   auto* out = static_cast<std::byte*>(output);
   staged(
-      about(Kind::all_gather, count, type, name), block, options_.stage_bytes, name,
+      about(Kind::all_gather, count, type, name), {0, block}, options_.stage_bytes, name,
       [&](std::byte* stage, size_t begin, size_t bytes) { copy_bytes(stage, in + begin, bytes); },
-      [&](size_t begin, size_t bytes) {
-        for (int r = 0; r < size(); r++) copy_bytes(out + static_cast<size_t>(r) * block + begin, stage(r), bytes);
+      [&](uint32_t turn, size_t begin, size_t bytes) {
+        for (int r = 0; r < size(); r++) copy_bytes(out + static_cast<size_t>(r) * block + begin, stage(r, turn), bytes);
       });
 }
 
@@ -233,12 +253,12 @@ void Communicator::broadcast(void* data, size_t count, DType type, int root, std
   what.root = static_cast<uint8_t>(root);
   auto* bytes_of_data = static_cast<std::byte*>(data);
   staged(
-      what, count * size_of(type), options_.stage_bytes, name,
+      what, {0, count * size_of(type)}, options_.stage_bytes, name,
       [&](std::byte* stage, size_t begin, size_t bytes) {
         if (rank() == root) copy_bytes(stage, bytes_of_data + begin, bytes);
       },
-      [&](size_t begin, size_t bytes) {
-        if (rank() != root) copy_bytes(bytes_of_data + begin, stage(root), bytes);
+      [&](uint32_t turn, size_t begin, size_t bytes) {
+        if (rank() != root) copy_bytes(bytes_of_data + begin, stage(root, turn), bytes);
       });
 }
 
@@ -248,12 +268,12 @@ void Communicator::all_to_all(const void* input, void* output, size_t count, DTy
   const auto* in = static_cast<const std::byte*>(input);
   auto* out = static_cast<std::byte*>(output);
   staged(
-      about(Kind::all_to_all, count, type, name), block, chunk, name,
+      about(Kind::all_to_all, count, type, name), {0, block}, chunk, name,
       [&](std::byte* stage, size_t begin, size_t bytes) {
         for (int r = 0; r < size(); r++) copy_bytes(stage + static_cast<size_t>(r) * chunk, in + static_cast<size_t>(r) * block + begin, bytes);
       },
-      [&](size_t begin, size_t bytes) {
-        for (int r = 0; r < size(); r++) copy_bytes(out + static_cast<size_t>(r) * block + begin, stage(r) + static_cast<size_t>(rank()) * chunk, bytes);
+      [&](uint32_t turn, size_t begin, size_t bytes) {
+        for (int r = 0; r < size(); r++) copy_bytes(out + static_cast<size_t>(r) * block + begin, stage(r, turn) + static_cast<size_t>(rank()) * chunk, bytes);
       });
 }
 
@@ -267,7 +287,7 @@ void Communicator::barrier(std::string_view name) {
 // ---- point to point ----
 
 Communicator::Mail& Communicator::mail(int from, int to) const {
-  return reinterpret_cast<Mail*>(mails_)[static_cast<size_t>(from) * static_cast<size_t>(size()) + static_cast<size_t>(to)];
+  return *reinterpret_cast<Mail*>(mails_.parts[static_cast<size_t>(from)] + static_cast<size_t>(to) * (sizeof(Mail) + 2 * letter_bytes_));
 }
 
 void Communicator::send(const void* data, size_t count, DType type, int to, std::string_view name) {
@@ -276,16 +296,16 @@ void Communicator::send(const void* data, size_t count, DType type, int to, std:
   const auto* bytes = static_cast<const std::byte*>(data);
   size_t begin = 0;
   do {
-    const size_t length = std::min(kLetterBytes, count * size_of(type) - begin);
+    const size_t length = std::min(letter_bytes_, count * size_of(type) - begin);
     const uint32_t number = box.posted.load();
     rounds_.await(to, [&] { return number - box.taken.load() < 2; }, [&] { return fmt::format("send '{}'", name); });
-    Mail::Letter& letter = box.letters[number % 2];
-    letter.count = count;
-    letter.type = type;
+    Mail::Head& head = box.heads[number % 2];
+    head.count = count;
+    head.type = type;
     const size_t text = std::min(name.size(), kNameBytes - 1);
-    std::memcpy(letter.name, name.data(), text);
-    letter.name[text] = 0;
-    copy_bytes(letter.data, bytes + begin, length);
+    std::memcpy(head.name, name.data(), text);
+    head.name[text] = 0;
+    copy_bytes(box.letter(number, letter_bytes_), bytes + begin, length);
     box.posted.store(number + 1);
     rounds_.ring();
     begin += length;
@@ -298,14 +318,14 @@ void Communicator::receive(void* data, size_t count, DType type, int from, std::
   auto* bytes = static_cast<std::byte*>(data);
   size_t begin = 0;
   do {
-    const size_t length = std::min(kLetterBytes, count * size_of(type) - begin);
+    const size_t length = std::min(letter_bytes_, count * size_of(type) - begin);
     const uint32_t number = box.taken.load();
     rounds_.await(from, [&] { return box.posted.load() != number; }, [&] { return fmt::format("receive '{}'", name); });
-    const Mail::Letter& letter = box.letters[number % 2];
-    if (letter.count != count || letter.type != type || name.substr(0, kNameBytes - 1) != letter.name)
+    const Mail::Head& head = box.heads[number % 2];
+    if (head.count != count || head.type != type || name.substr(0, kNameBytes - 1) != head.name)
       fail<Mismatch>("rank {} expects '{}' of {} × {} from rank {}, which sent '{}' of {} × {}", rank(), name, count, trireme::name_of(type), from,
-                     letter.name, letter.count, trireme::name_of(letter.type));
-    copy_bytes(bytes + begin, letter.data, length);
+                     head.name, head.count, trireme::name_of(head.type));
+    copy_bytes(bytes + begin, box.letter(number, letter_bytes_), length);
     box.taken.store(number + 1);
     rounds_.ring();
     begin += length;

@@ -1,15 +1,18 @@
 #pragma once
 // Collectives inside one machine, in shared memory.
+#include <array>
 #include <deque>
+#include <optional>
 
 #include <trireme/comm/communicator.h>
 #include <trireme/comm/shm/rounds.h>
+#include <trireme/space/range.h>
 
 namespace trireme::comm::shm {
 
 struct Options {
   Seconds timeout{60};           // deadline of every wait
-  size_t stage_bytes = 1 << 18;  // per rank, for data that is not in the segment; two of these are used in turn
+  size_t stage_bytes = 1 << 17;  // of one stage, for data that is not in the segment; each rank has kStages of them
 };
 
 /// A block of the segment that every rank reaches: `parts[r]` is rank r's, as mapped here.
@@ -55,11 +58,16 @@ class Communicator final : public comm::Communicator {
     bool reduced = false;  // this rank's slice
   };
 
-  std::byte* stage(int rank) const { return stages_.parts[static_cast<size_t>(rank)] + turn_ * options_.stage_bytes; }
+  static constexpr uint32_t kStages = 4;  // per rank, used in turn
+  static constexpr uint32_t kLead = 2;    // pieces that a rank stages before it consumes the first
+
+  std::byte* stage(int rank, uint32_t turn) const { return stages_.parts[static_cast<size_t>(rank)] + turn % kStages * options_.stage_bytes; }
+  uint32_t claim_stage();
   template <class CopyIn, class Consume>
-  void staged(Fingerprint what, size_t bytes, size_t chunk, std::string_view name, const CopyIn& copy_in, const Consume& consume);
+  void staged(Fingerprint what, space::Range bytes, size_t chunk, std::string_view name, const CopyIn& copy_in, const Consume& consume);
   void reduce_slice(uint32_t round, size_t count, DType type, Op op);
-  void allreduce_staged(std::byte* data, size_t count, DType type, Op op, std::string_view name);
+  void allreduce_staged(std::byte* data, space::Range bytes, Fingerprint what, std::string_view name);
+  void reduce_staged(std::byte* data, size_t bytes, uint32_t turn, DType type, Op op);
   void advance(bool block);
   void complete_open();
   Mail& mail(int from, int to) const;
@@ -70,8 +78,10 @@ class Communicator final : public comm::Communicator {
   Rounds rounds_;
   size_t cursor_;          // end of what was allocated in the segment; equal in all ranks
   SharedBlock stages_;
-  std::byte* mails_;
-  uint32_t turn_ = 0;      // which of the two stages is next
+  SharedBlock mails_;      // part `from` holds its letters to everybody
+  size_t letter_bytes_ = 0;
+  uint32_t turn_ = 0;      // stages used so far; a stage's number is its turn modulo kStages
+  std::array<std::optional<uint32_t>, kStages> stage_round_;  // the last round that used a stage
   std::deque<Open> open_;  // in the order of their rounds
 };
 

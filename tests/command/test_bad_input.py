@@ -1,0 +1,156 @@
+"""Bad input: one clear message, an exit code that is not zero, and that before anything is trained."""
+import gzip
+import time
+
+import numpy
+
+import support
+
+SMALL = ["--data", "synthetic:200", "--epochs", 1]
+
+
+class BadInput(support.CommandTest):
+    def refused_once(self, *args, says, **settings):
+        """Found before workers are started: a single line."""
+        text = self.refused(*args, says=says, **settings)
+        self.assertEqual(text.count("\n"), 1, text)
+        return text
+
+    # ---- names ----
+    def test_unknown_names_give_the_nearest(self):
+        for args, says in (
+                (["trian", "lenet"], ["'trian'", "did you mean 'train'?"]),
+                (["bench", "alreduce"], ["'alreduce'", "did you mean 'allreduce'?"]),
+                (["train", "lennet", *SMALL], ["'lennet'", "did you mean 'lenet'?"]),
+                (["train", "lenet", *SMALL, "--epoch", 3], ["'--epoch'", "did you mean '--epochs'?"]),
+                (["launch", "--rank", "3", "--", "true"], ["'--rank'", "did you mean '--ranks'?"]),
+                (["train", "lenet", *SMALL, "--optimizer", "adan"], ["'adan'", "did you mean 'adam'?"]),
+                (["train", "lenet", *SMALL, "--sync", "alreduce"], ["'alreduce'", "did you mean 'allreduce'?"]),
+                (["train", "lenet", *SMALL, "--schedule", "cosin"], ["'cosin'", "did you mean 'cosine'?"]),
+                (["train", "lenet", *SMALL, "--memory-format", "channel-last"], ["did you mean 'channels-last'?"]),
+                (["train", "lenet", *SMALL, "--loss", "cross_entropy"], ["did you mean 'cross-entropy'?"]),
+                (["train", "lenet", *SMALL, "--progress", "plan"], ["did you mean 'plain'?"]),
+                (["train", "lenet", *SMALL, "--dtype", "f16"], ["'f16'", "f32 or f64"]),
+                (["train", "lenet", "--data", "fashion-mnits"], ["'fashion-mnits'", "did you mean 'fashion-mnist'?"]),
+                (["train", "lenet", *SMALL, "another"], ["another"]),
+                (["train"], ["MODEL is required"])):
+            with self.subTest(args=args):
+                extra = ["--workers", 2] if args[0] == "train" and len(args) > 1 else []
+                self.refused_once(*args, *extra, says=says, code=2)
+
+    def test_model_that_does_not_fit(self):
+        self.refused("train", "mlp:64,x", *SMALL, "--workers", 2, says=["'mlp:64,x'", "mlp:512,512"])
+        (self.folder / "two.csv").write_text("1,2,0\n3,4,1\n5,6,0\n")
+        self.refused("train", "lenet", "--data", "two.csv", "--workers", 2, says=["1×28×28", "Try mlp"])
+
+    # ---- numbers ----
+    def test_impossible_numbers(self):
+        for flag, values, says in (("--workers", ["-1", "abc"], "--workers"), ("--batch", ["0", "-1", "99999999999999999999999"], "--batch"), ("--epochs", ["-1"], "--epochs"),
+                                   ("--accumulate", ["0"], "--accumulate"), ("--seed", ["-1"], "--seed"), ("--threads", ["0"], "--threads"), ("--lr", ["nan", "-0.1"], "learning rate"),
+                                   ("--lr", ["abc"], "--lr"), ("--beta2", ["1.5"], "betas"), ("--gamma", ["nan"], "gamma"), ("--timeout", ["0", "inf"], "--timeout")):
+            for value in values:
+                with self.subTest(flag=flag, value=value):
+                    self.refused_once("train", "lenet", *SMALL, "--workers", 2, f"{flag}={value}", says=[says], code=2)
+
+    def test_no_workers_means_one_per_core(self):
+        self.assertGreaterEqual(self.train("linear", *SMALL, "--workers", 0)["workers"], 1)
+
+    def test_too_many_workers(self):
+        self.refused_once("train", "lenet", *SMALL, "--workers", 100000, "--batch", 1000000, says=["256", "100000"])
+
+    def test_batch_smaller_than_workers(self):
+        self.refused_once("train", "lenet", *SMALL, "--workers", 4, "--batch", 3, says=["--batch 3", "(4)", "at least 4"], code=2)
+
+    def test_more_workers_than_samples(self):
+        self.refused("train", "lenet", "--data", "synthetic:3", "--workers", 4, says=["4 workers", "only 3 samples", "at most 3 workers"], code=2)
+
+    def test_micro_batches_without_samples(self):
+        self.refused("train", "lenet", *SMALL, "--workers", 2, "--batch", 8, "--accumulate", 5, says=["5 micro-batches"], code=2)
+
+    def test_no_room(self):
+        started = time.monotonic()
+        self.refused("train", "linear", "--data", "synthetic:4000000000", "--workers", 2, says=["no room in shared memory"])
+        self.assertLess(time.monotonic() - started, 10)
+
+    # ---- data ----
+    def write_idx(self, part, count=20):
+        support.write_idx(self.folder / f"{part}-images-idx3-ubyte", numpy.zeros((count, 28, 28), numpy.uint8))
+        support.write_idx(self.folder / f"{part}-labels-idx1-ubyte", numpy.zeros(count, numpy.uint8))
+
+    def test_missing_data(self):
+        self.refused_once("train", "lenet", "--data", "no/such", "--workers", 2, says=["no/such"])
+        self.refused_once("train", "lenet", "--data", "no.csv", "--workers", 2, says=["no.csv"])
+        self.write_idx("train")
+        self.refused("train", "lenet", "--data", self.folder, "--workers", 2, says=["t10k-images-idx3-ubyte", "missing"])
+
+    def test_truncated_data(self):
+        self.write_idx("train")
+        self.write_idx("t10k")
+        images = self.folder / "train-images-idx3-ubyte"
+        whole = images.read_bytes()
+        for workers in (1, 2):
+            images.write_bytes(whole[:-1])
+            self.refused("train", "lenet", "--data", self.folder, "--workers", workers, says=[str(images), "truncated"])
+        images.unlink()
+        (self.folder / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(whole)[:-5])
+        self.refused("train", "lenet", "--data", self.folder, "--workers", 2, says=[f"{images}.gz", "truncated"])
+
+    def test_bad_cell(self):
+        rows = [f"{i},{i * 2},{i % 3}" for i in range(40)]
+        rows[29] = "1,oops,0"
+        (self.folder / "bad.csv").write_text("a,b,c\n" + "\n".join(rows) + "\n")
+        for workers in (1, 3):
+            self.refused("train", "linear", "--data", "bad.csv", "--workers", workers, says=["bad.csv, line 31, column 2 ('b'): 'oops' is not a number"])
+
+    def test_unknown_label(self):
+        (self.folder / "data.csv").write_text("size,price\n1,2\n2,3\n")
+        self.refused("train", "linear", "--data", "data.csv", "--label", "prise", "--workers", 2, says=["'prise'", "did you mean 'price'?"])
+
+    def test_classes_wanted_of_numbers(self):
+        (self.folder / "data.csv").write_text("size,price\n1,2.5\n2,3.5\n")
+        self.refused("train", "linear", "--data", "data.csv", "--loss", "cross-entropy", "--workers", 2, says=["cross-entropy needs classes", "data.csv"])
+
+    # ---- what cannot be written ----
+    def test_unwritable_files_are_found_before_training(self):
+        (self.folder / "file").write_text("")
+        for flag in ("--save", "--report"):
+            for path in ("file/x", "/proc/no/x", "/proc/x", "."):
+                with self.subTest(flag=flag, path=path):
+                    self.refused_once("train", "lenet", *SMALL, "--workers", 2, flag, path, says=[path.split("/x")[0]])
+
+    def test_a_device_is_not_replaced_by_a_model(self):
+        self.refused_once("train", "lenet", *SMALL, "--workers", 2, "--save", "/dev/null", says=["/dev/null is not a file"])
+
+    def test_checks_leave_nothing_behind(self):
+        self.refused("train", "lenet", "--data", "synthetic:3", "--workers", 4, "--save", "model.safetensors", "--report", "report.json", code=2)
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    # ---- recipes ----
+    def recipe(self, text):
+        (self.folder / "bad.toml").write_text(text)
+        return "bad.toml"
+
+    def test_bad_recipes(self):
+        self.refused_once("train", self.recipe('model = "lenet"\nepochs = = 3\n'), says=["bad.toml, line 2, column 10"])
+        self.refused_once("train", self.recipe('model = "lenet"\nepoch = 3\n'), says=["epoch", "did you mean '--epochs'?"])
+        self.refused_once("train", self.recipe("epochs = 3\n"), says=["bad.toml", "no key 'model'"])
+        self.refused_once("train", self.recipe('model = "lenet"\nepochs = [1, 2]\n'), says=["bad.toml, line 2", "'epochs'"])
+        self.refused_once("train", self.recipe('model = "lenet"\nlr = nan\n'), says=["learning rate"])
+        self.refused_once("train", self.recipe('model = 3\n'), says=["bad.toml", "'model'"])
+        self.refused_once("train", "missing.toml", says=["missing.toml", "No such file"])
+
+    # ---- while it runs ----
+    def test_loss_that_is_no_number(self):
+        for workers in (1, 2):
+            text = self.refused("train", "lenet", *SMALL, "--workers", workers, "--lr", "1e30", "--save", "model.safetensors", says=["the loss became", "smaller learning rate than 1e+30"])
+            self.assertLessEqual(text.count("the loss became"), 2)
+        self.assertFalse((self.folder / "model.safetensors").exists())
+
+    def test_environment_of_a_launcher_that_does_not_fit(self):
+        result = support.run("launch", "-n", "2", "--", support.TRIREME, "train", "linear", *SMALL, "--workers", 3)
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("--workers 3", result.stderr)
+
+
+if __name__ == "__main__":
+    support.main()

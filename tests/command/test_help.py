@@ -1,0 +1,77 @@
+"""Every sub-command teaches, and what it prints has the promised shape."""
+import json
+
+import support
+
+TRAIN_FLAGS = ["--data", "--workers", "--batch", "--epochs", "--optimizer", "--lr", "--accumulate", "--seed", "--sync", "--report", "--save", "--schedule", "--warmup"]
+
+
+class Help(support.CommandTest):
+    def succeeds(self, *args, **settings):
+        result = support.run(*args, **settings)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return result.stdout
+
+    def test_top(self):
+        text = self.succeeds("--help")
+        for command in ("train", "launch", "bench", "models", "doctor"):
+            self.assertIn(f"\n  {command} ", text)
+        self.assertRegex(self.succeeds("--version"), r"^\d+\.\d+\.\d+\n$")
+
+    def test_nothing_given_shows_the_help(self):
+        result = support.run()
+        self.assertEqual(result.returncode, 2)
+        self.assertIn("Usage: trireme", result.stdout)
+
+    def test_train(self):
+        text = self.succeeds("train", "--help")
+        for word in [*TRAIN_FLAGS, "sgd, momentum, adagrad, adam or adamw", "shared", "allreduce", "central", "constant, step or cosine", "Examples:", ".toml"]:
+            self.assertIn(word, text)
+
+    def test_others(self):
+        for args, words in ((["launch"], ["-n", "-- PROGRAM", "Example:", "torchrun"]), (["bench"], ["allreduce", "train", "ratio above 1"]), (["bench", "allreduce"], ["--rounds", "--sizes"]),
+                            (["bench", "train"], ["--rounds", "--case"]), (["models"], ["--help"]), (["doctor"], ["--help"])):
+            with self.subTest(args=args):
+                text = self.succeeds(*args, "--help")
+                for word in words:
+                    self.assertIn(word, text)
+
+    def test_models(self):
+        text = self.succeeds("models")
+        for name in ("linear", "mlp", "lenet", "twoconv"):
+            self.assertRegex(text, rf"(?m)^{name}\b")
+
+    def test_every_model_trains(self):
+        for name in ("linear", "mlp", "mlp:16,8", "twoconv"):
+            self.assertEqual(self.train(name, "--data", "synthetic:64", "--workers", 2, "--epochs", 1)["updates"], 1)
+
+    def test_doctor(self):
+        text = self.succeeds("doctor")
+        for word in ("cores", "kernels", "libtorch", "shared memory", "process watch", "fashion-mnist", "ready to train"):
+            self.assertIn(word, text)
+        for line in text.splitlines():
+            if "missing" in line:
+                self.assertIn("install", line)
+
+    def test_plain_output(self):
+        result = support.run("train", "linear", "--data", "synthetic:200", "--workers", 2, "--epochs", 2, "--save", self.folder / "m.safetensors", cwd=self.folder)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))
+        self.assertNotIn("\x1b", result.stdout)  # no terminal, no progress line
+        self.assertRegex(result.stdout, r"(?m)^epoch 2  loss \d\.\d+  test loss \d\.\d+  test accuracy \d\.\d+  [\d,]+ samples/s  \d+\.\d+ s$")
+        self.assertIn(f"model saved to {self.folder / 'm.safetensors'}", result.stdout)
+
+    def test_bench_allreduce(self):
+        lines = [json.loads(line) for line in self.succeeds("bench", "allreduce", "--rounds", 1, "--sizes", 4096, limit=120).splitlines()]
+        self.assertEqual([(line["bench"], line["case"]) for line in lines], [("allreduce", "2x4096B"), ("allreduce-private", "2x4096B"), ("allreduce", "4x4096B"), ("allreduce", "8x4096B")])
+        for line in lines:
+            self.assertEqual(list(line), ["bench", "case", "metric", "ours", "peers", "ratio", "samples"])
+            self.assertEqual(line["metric"], "us")
+            self.assertGreater(line["ours"], 0)
+            self.assertEqual(set(line["samples"]), {"ours", *line["peers"]})
+            self.assertEqual(set(line["ratio"]), set(line["peers"]))
+            for peer, value in line["peers"].items():
+                self.assertAlmostEqual(line["ratio"][peer] * line["ours"] / value, 1, delta=0.01)
+
+
+if __name__ == "__main__":
+    support.main()
