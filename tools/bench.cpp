@@ -153,7 +153,10 @@ void print_measurement(const Measurement& m) {
     line["samples"][who] = short_values;
     if (who == "ours") continue;
     line["peers"][who] = rounded(median(values));
-    line["ratio"][who] = rounded(median(values) / median(ours->second));
+    // Round by round, because the machine's speed drifts: neighbours in time are compared with each other.
+    std::vector<double> ratios;
+    for (size_t i = 0; i < std::min(values.size(), ours->second.size()); i++) ratios.push_back(values[i] / ours->second[i]);
+    line["ratio"][who] = rounded(median(ratios));
   }
   fmt::print("{}\n", line.dump());
   std::fflush(stdout);

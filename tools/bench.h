@@ -13,7 +13,7 @@ struct Measurement {
   std::map<std::string, std::vector<double>> samples;  // "ours", and each peer
 };
 
-/// Prints {"bench":…,"case":…,"metric":…,"ours":…,"peers":{…},"ratio":{…},"samples":{…}}.
+/// Medians over the rounds; a ratio is the median of the rounds' ratios. Prints {"bench":…,"case":…,"metric":…,"ours":…,"peers":{…},"ratio":{…},"samples":{…}}.
 void print_measurement(const Measurement& measurement);
 
 /// Runs a command in `ranks` processes (with RANK, WORLD_SIZE, … set, one thread each) whose rank 0 writes JSON lines to the file that replaces "{out}" in it.

@@ -281,11 +281,14 @@ class Job {
       const int status = *of(rank).status;
       if (!of(rank).pressed && of(rank).ended < first + 0.1 && WIFSIGNALED(status) && WTERMSIG(status) != SIGABRT) return rank;
     }
+    // An error that all ranks find is told by the lowest.
+    int lowest = -1;
     for (int rank : failed_) {
       const int status = *of(rank).status;
-      if (!of(rank).pressed && !(WIFEXITED(status) && WEXITSTATUS(status) == kPeerLostExit)) return rank;
+      if (of(rank).pressed || (WIFEXITED(status) && WEXITSTATUS(status) == kPeerLostExit)) continue;
+      if (lowest < 0 || (of(rank).ended < first + 0.1 && rank < lowest)) lowest = rank;
     }
-    return failed_.front();
+    return lowest >= 0 ? lowest : failed_.front();
   }
 
   LaunchResult result() const {

@@ -52,7 +52,7 @@ torch::nn::Sequential copy_of(const torch::nn::Sequential& net, bool channels_la
   torch::nn::Sequential copy(std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone()));
   const torch::NoGradGuard no_grad;
   for (auto& p : copy->parameters())
-    if (channels_last && p.dim() == 4) p.set_data(p.contiguous(torch::MemoryFormat::ChannelsLast));
+    if (channels_last && p.dim() == 4) p.set_data(p.clone(torch::MemoryFormat::ChannelsLast));  // contiguous() would leave one channel as it is
   return copy;
 }
 

@@ -38,8 +38,9 @@ Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ra
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
   // A rank without a core of its own must not burn the one that its peer needs.
   const bool crowded = ranks > usable_cores();
+  // One with a core has nothing better to do, and sleeping costs tens of microseconds (much more on a virtual machine): it looks for a few milliseconds.
   spins_ = crowded ? 0 : 4000;
-  yields_ = crowded ? 30 : 100;
+  yields_ = crowded ? 30 : 5000;
   try {
     join_all();
   } catch (...) {  // there will be no destructor to tell the others
