@@ -46,6 +46,12 @@ struct Settings {
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
 
+/// Runs each of `who` once a round, and begins with another one every time: what a program leaves behind disturbs each of the others equally often.
+void alternate(int rounds, const std::vector<std::function<void()>>& who) {
+  for (int round = 0; round < rounds; round++)
+    for (size_t i = 0; i < who.size(); i++) who[(i + static_cast<size_t>(round)) % who.size()]();
+}
+
 /// Adds the "us" of each {"bytes": B, "us": T} line to the measurement of that size.
 void collect(std::map<size_t, Measurement>& all, const std::string& who, const std::vector<std::string>& lines) {
   for (const std::string& line : lines) {
@@ -64,12 +70,12 @@ void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, con
   const std::string n = std::to_string(ranks), peers = TRIREME_PEERS;
   std::vector<std::string> ours = {s.self, "bench", "allreduce", "--worker={out}", "--sizes=" + list};
   if (private_memory) ours.push_back("--private");
-  for (int round = 0; round < s.rounds; round++) {
-    collect(all, "ours", run_and_read("ours", ranks, ours));
-    if (has_python_torch()) collect(all, "gloo", run_and_read("Gloo", ranks, {kPython, peers + "/gloo_allreduce.py", "{out}", list}));
-    if (!mpi.empty()) collect(all, "openmpi", run_and_read("Open MPI", 1, {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", n, mpi, "{out}", list}));
-    if (!limit.empty() && ranks == 2 && !private_memory) collect(all, "limit", run_and_read("limit", 1, {limit, "{out}", list}));
-  }
+  std::vector<std::function<void()>> who = {[&] { collect(all, "ours", run_and_read("ours", ranks, ours)); }};
+  if (has_python_torch()) who.push_back([&] { collect(all, "gloo", run_and_read("Gloo", ranks, {kPython, peers + "/gloo_allreduce.py", "{out}", list})); });
+  if (!mpi.empty())
+    who.push_back([&] { collect(all, "openmpi", run_and_read("Open MPI", 1, {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", n, mpi, "{out}", list})); });
+  if (!limit.empty() && ranks == 2 && !private_memory) who.push_back([&] { collect(all, "limit", run_and_read("limit", 1, {limit, "{out}", list})); });
+  alternate(s.rounds, who);
   for (const auto& [bytes, measurement] : all) print_measurement(measurement);
 }
 
@@ -99,24 +105,28 @@ void bench_step(const Settings& s, const std::string& name) {
   const std::vector<std::string> worker = {s.self, "bench", "train", "--worker={out}", "--case=" + name};
   std::vector<std::string> alone = worker;
   alone.push_back("--alone");
-  for (int round = 0; round < s.rounds; round++) {
-    add_sample(m, "ours", number_in(run_and_read("ours", 2, worker), "ms_per_step"));
-    add_sample(m, "unrelated", number_in(run_and_read("two unrelated processes", 2, alone), "ms_per_step"));
-    if (has_python_torch()) add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}), "ms_per_step"));
-  }
+  std::vector<std::function<void()>> who = {
+      [&] { add_sample(m, "ours", number_in(run_and_read("ours", 2, worker), "ms_per_step")); },
+      [&] { add_sample(m, "unrelated", number_in(run_and_read("two unrelated processes", 2, alone), "ms_per_step")); }};
+  if (has_python_torch())
+    who.push_back([&] { add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}), "ms_per_step")); });
+  alternate(s.rounds, who);
   print_measurement(m);
 }
 
 /// Seconds per epoch of LeNet on Fashion-MNIST.
 void bench_fashion(const Settings& s) {
   Measurement m{"train", "fashion-lenet-32", "s", {}};
-  for (int round = 0; round < s.rounds; round++) {
+  const auto ours = [&] {
     const auto lines = run_and_read("ours", 2, {s.self, "train", "lenet", "--data=fashion-mnist", "--batch=64", "--epochs=2", "--lr=0.05", "--progress=none", "--report={out}"});
     std::string text;
     for (const std::string& line : lines) text += line;
     if (!text.empty()) add_sample(m, "ours", nlohmann::json::parse(text)["epochs"].back()["seconds"]);
-    if (has_python_torch()) add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_fashion.py", "{out}", "2"}), "epoch_seconds"));
-  }
+  };
+  std::vector<std::function<void()>> who = {ours};
+  if (has_python_torch())
+    who.push_back([&] { add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_fashion.py", "{out}", "2"}), "epoch_seconds")); });
+  alternate(s.rounds, who);
   print_measurement(m);
 }
 

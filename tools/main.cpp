@@ -96,7 +96,8 @@ int main(int argc, char** argv) {
     trireme::tools::print_error(error.what());
     return trireme::cluster::kPeerLostExit;
   } catch (const std::exception& error) {
-    trireme::tools::print_error(error.what());
+    const std::string text = error.what();  // libtorch appends a stack of addresses
+    trireme::tools::print_error(text.substr(0, text.find("\nException raised from")));
     return 1;
   }
 }

@@ -24,12 +24,12 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
-      {"lenet-32", [] { return models::lenet(); }, 32, 200},
-      {"lenet-128", [] { return models::lenet(); }, 128, 100},
-      {"mlp512-32", [] { return models::mlp({784, 512, 512, 10}); }, 32, 200},
-      {"mlp512-128", [] { return models::mlp({784, 512, 512, 10}); }, 128, 150},
-      {"mlp2048-32", [] { return models::mlp({784, 2048, 2048, 10}); }, 32, 60},
-      {"mlp2048-128", [] { return models::mlp({784, 2048, 2048, 10}); }, 128, 40},
+      {"lenet-32", [] { return models::lenet(); }, 32, 400},
+      {"lenet-128", [] { return models::lenet(); }, 128, 200},
+      {"mlp512-32", [] { return models::mlp({784, 512, 512, 10}); }, 32, 400},
+      {"mlp512-128", [] { return models::mlp({784, 512, 512, 10}); }, 128, 300},
+      {"mlp2048-32", [] { return models::mlp({784, 2048, 2048, 10}); }, 32, 120},
+      {"mlp2048-128", [] { return models::mlp({784, 2048, 2048, 10}); }, 128, 80},
   };
   return all;
 }

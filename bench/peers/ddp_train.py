@@ -14,9 +14,9 @@ def mlp(width):
                          nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10))
 
 CASES = {  # name: (model, batch per worker, timed steps)
-    "lenet-32": (lenet, 32, 200), "lenet-128": (lenet, 128, 100),
-    "mlp512-32": (lambda: mlp(512), 32, 200), "mlp512-128": (lambda: mlp(512), 128, 150),
-    "mlp2048-32": (lambda: mlp(2048), 32, 60), "mlp2048-128": (lambda: mlp(2048), 128, 40),
+    "lenet-32": (lenet, 32, 400), "lenet-128": (lenet, 128, 200),
+    "mlp512-32": (lambda: mlp(512), 32, 400), "mlp512-128": (lambda: mlp(512), 128, 300),
+    "mlp2048-32": (lambda: mlp(2048), 32, 120), "mlp2048-128": (lambda: mlp(2048), 128, 80),
 }
 
 def run(name):
