@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <fstream>
 
-#include "bench.h"
 #include <trireme/cluster/world.h>
+#include "bench.h"
 
 namespace trireme::tools {
 

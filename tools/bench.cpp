@@ -11,11 +11,11 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "commands.h"
-#include "peers.h"
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/cluster/launcher.h>
+#include "commands.h"
+#include "peers.h"
 
 namespace trireme::tools {
 namespace {
@@ -41,7 +41,7 @@ struct Settings {
   std::string self;  // this program
   int rounds = 5;
   std::vector<std::string> cases;
-  std::string out;   // worker modes
+  std::string out;  // worker modes
   bool alone = false, private_memory = false;
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
@@ -73,7 +73,9 @@ void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, con
   std::vector<std::function<void()>> who = {[&] { collect(all, "ours", run_and_read("ours", ranks, ours)); }};
   if (has_python_torch()) who.push_back([&] { collect(all, "gloo", run_and_read("Gloo", ranks, {kPython, peers + "/gloo_allreduce.py", "{out}", list})); });
   if (!mpi.empty())
-    who.push_back([&] { collect(all, "openmpi", run_and_read("Open MPI", 1, {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", n, mpi, "{out}", list})); });
+    who.push_back([&] {
+      collect(all, "openmpi", run_and_read("Open MPI", 1, {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", n, mpi, "{out}", list}));
+    });
   if (!limit.empty() && ranks == 2 && !private_memory) who.push_back([&] { collect(all, "limit", run_and_read("limit", 1, {limit, "{out}", list})); });
   alternate(s.rounds, who);
   for (const auto& [bytes, measurement] : all) print_measurement(measurement);
@@ -91,9 +93,7 @@ int bench_allreduce(const Settings& s) {
   return 0;
 }
 
-double number_in(const std::vector<std::string>& lines, const char* key) {
-  return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0);
-}
+double number_in(const std::vector<std::string>& lines, const char* key) { return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0); }
 
 void add_sample(Measurement& m, const std::string& who, double value) {
   if (value > 0) m.samples[who].push_back(value);
@@ -105,11 +105,12 @@ void bench_step(const Settings& s, const std::string& name) {
   const std::vector<std::string> worker = {s.self, "bench", "train", "--worker={out}", "--case=" + name};
   std::vector<std::string> alone = worker;
   alone.push_back("--alone");
-  std::vector<std::function<void()>> who = {
-      [&] { add_sample(m, "ours", number_in(run_and_read("ours", 2, worker), "ms_per_step")); },
-      [&] { add_sample(m, "unrelated", number_in(run_and_read("two unrelated processes", 2, alone), "ms_per_step")); }};
+  std::vector<std::function<void()>> who = {[&] { add_sample(m, "ours", number_in(run_and_read("ours", 2, worker), "ms_per_step")); },
+                                            [&] { add_sample(m, "unrelated", number_in(run_and_read("two unrelated processes", 2, alone), "ms_per_step")); }};
   if (has_python_torch())
-    who.push_back([&] { add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}), "ms_per_step")); });
+    who.push_back([&] {
+      add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}), "ms_per_step"));
+    });
   alternate(s.rounds, who);
   print_measurement(m);
 }
@@ -118,14 +119,17 @@ void bench_step(const Settings& s, const std::string& name) {
 void bench_fashion(const Settings& s) {
   Measurement m{"train", "fashion-lenet-32", "s", {}};
   const auto ours = [&] {
-    const auto lines = run_and_read("ours", 2, {s.self, "train", "lenet", "--data=fashion-mnist", "--batch=64", "--epochs=2", "--lr=0.05", "--progress=none", "--report={out}"});
+    const auto lines = run_and_read(
+        "ours", 2, {s.self, "train", "lenet", "--data=fashion-mnist", "--batch=64", "--epochs=2", "--lr=0.05", "--progress=none", "--report={out}"});
     std::string text;
     for (const std::string& line : lines) text += line;
     if (!text.empty()) add_sample(m, "ours", nlohmann::json::parse(text)["epochs"].back()["seconds"]);
   };
   std::vector<std::function<void()>> who = {ours};
   if (has_python_torch())
-    who.push_back([&] { add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_fashion.py", "{out}", "2"}), "epoch_seconds")); });
+    who.push_back([&] {
+      add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_fashion.py", "{out}", "2"}), "epoch_seconds"));
+    });
   alternate(s.rounds, who);
   print_measurement(m);
 }

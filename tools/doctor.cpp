@@ -4,14 +4,14 @@
 
 #include <filesystem>
 
-#include "commands.h"
-#include "peers.h"
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/base/segment.h>
 #include <trireme/cluster/environment.h>
 #include <trireme/space/kernels.h>
 #include <trireme/train/trainer.h>
+#include "commands.h"
+#include "peers.h"
 
 namespace trireme::tools {
 namespace {
@@ -36,8 +36,9 @@ void check_shared_memory() {
 }
 
 void check_processes() {
-  open_process(getpid()) ? found("process watch", "pidfd works: a dead rank is noticed at once")
-                         : problem("process watch", "pidfd_open failed (" + errno_text() + "): a dead rank is noticed only at the deadline. Use Linux 5.3 or newer");
+  open_process(getpid())
+      ? found("process watch", "pidfd works: a dead rank is noticed at once")
+      : problem("process watch", "pidfd_open failed (" + errno_text() + "): a dead rank is noticed only at the deadline. Use Linux 5.3 or newer");
 }
 
 void check_environment() {
@@ -65,8 +66,9 @@ Run add_doctor(CLI::App& app, const Invocation&) {
     check_shared_memory();
     check_processes();
     check_environment();
-    std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz") ? found("fashion-mnist", "/usr/share/datasets/fashion-mnist")
-                                                                                         : optional_missing("fashion-mnist", "apt-get install dataset-fashion-mnist");
+    std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz")
+        ? found("fashion-mnist", "/usr/share/datasets/fashion-mnist")
+        : optional_missing("fashion-mnist", "apt-get install dataset-fashion-mnist");
     for (const Peer& peer : peers()) peer.available() ? found(peer.title, peer.purpose) : optional_missing(peer.title, peer.remedy);
     fmt::print("{}\n", problems == 0 ? "ready to train" : fmt::format("{} problem(s) above", problems));
     return problems == 0 ? 0 : 1;

@@ -3,26 +3,29 @@
 
 #include <memory>
 
-#include "commands.h"
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/cluster/launcher.h>
+#include "commands.h"
 
 namespace trireme::tools {
 
 Run add_launch(CLI::App& app, const Invocation& invocation) {
   auto options = std::make_shared<cluster::LaunchOptions>();
-  CLI::App* command = app.add_subcommand("launch", "Start a program that uses the library once per rank, and stay with it: trireme launch -n N -- PROGRAM ARGS...");
+  CLI::App* command =
+      app.add_subcommand("launch", "Start a program that uses the library once per rank, and stay with it: trireme launch -n N -- PROGRAM ARGS...");
   command->add_option("-n,--ranks", options->ranks, "How many processes")->capture_default_str();
   command->add_option("--threads", options->threads, "Compute threads per rank; 0: cores divided by ranks");
   command->prefix_command();
-  command->footer("Each rank finds TRIREME_RANK, TRIREME_SIZE and torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …) in its environment, so PyTorch\n"
-                  "programs start too. Lines are prefixed with the rank. When one rank dies the others are ended, and the first death is explained.\n"
-                  "Example:  trireme launch -n 4 -- ./my_training --lr 0.1");
+  command->footer(
+      "Each rank finds TRIREME_RANK, TRIREME_SIZE and torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …) in its environment, so PyTorch\n"
+      "programs start too. Lines are prefixed with the rank. When one rank dies the others are ended, and the first death is explained.\n"
+      "Example:  trireme launch -n 4 -- ./my_training --lr 0.1");
   return [options, command, invocation] {
     options->command = command->remaining();
     if (!options->command.empty() && options->command[0].starts_with("-"))
-      fail<InvalidArgument>("unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0], did_you_mean(options->command[0], {"--ranks", "--threads", "--help"}));
+      fail<InvalidArgument>("unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
+                            did_you_mean(options->command[0], {"--ranks", "--threads", "--help"}));
     options->command.insert(options->command.end(), invocation.rest.begin(), invocation.rest.end());
     if (options->command.empty()) fail<InvalidArgument>("nothing to launch. Usage: trireme launch -n N -- PROGRAM ARGS…");
     const cluster::LaunchResult result = cluster::launch(*options);

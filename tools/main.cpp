@@ -6,11 +6,11 @@
 #include <climits>
 #include <cstdio>
 
-#include "commands.h"
-#include "recipe.h"
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/cluster/launcher.h>
+#include "commands.h"
+#include "recipe.h"
 
 namespace trireme::tools {
 
@@ -37,7 +37,8 @@ std::string explain_unknown(const CLI::App& app, const std::vector<std::string>&
     const std::string word = arg.substr(0, arg.find('='));
     const bool flag = word.starts_with("--");
     const bool stranger = std::find(known.begin(), known.end(), word) == known.end();
-    if (stranger && (flag || command->get_require_subcommand_min() > 0)) return fmt::format("unknown {} '{}'{}", flag ? "flag" : "command", word, did_you_mean(word, known));
+    if (stranger && (flag || command->get_require_subcommand_min() > 0))
+      return fmt::format("unknown {} '{}'{}", flag ? "flag" : "command", word, did_you_mean(word, known));
   }
   return error.what();
 }
@@ -53,8 +54,10 @@ Invocation invocation_of(std::vector<std::string> args) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app{"Data-parallel training for C++ programs and from the command line, on libtorch.\n"
-               "Start with:  trireme train lenet --data fashion-mnist --workers 2\n", "trireme"};
+  CLI::App app{
+      "Data-parallel training for C++ programs and from the command line, on libtorch.\n"
+      "Start with:  trireme train lenet --data fashion-mnist --workers 2\n",
+      "trireme"};
   app.require_subcommand(1);
   app.set_version_flag("--version", TRIREME_VERSION);
   app.failure_message(CLI::FailureMessage::help);

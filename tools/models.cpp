@@ -1,8 +1,8 @@
 // `trireme models`: the zoo.
 #include <fmt/format.h>
 
-#include "commands.h"
 #include <trireme/models/catalogue.h>
+#include "commands.h"
 
 namespace trireme::tools {
 

@@ -6,7 +6,8 @@
 namespace trireme::tools {
 
 bool has_python_torch() {
-  static const bool found = std::filesystem::exists(kPython) && std::system("/usr/bin/python3 -c 'import importlib.util as u; exit(u.find_spec(\"torch\") is None)' >/dev/null 2>&1") == 0;
+  static const bool found = std::filesystem::exists(kPython) &&
+                            std::system("/usr/bin/python3 -c 'import importlib.util as u; exit(u.find_spec(\"torch\") is None)' >/dev/null 2>&1") == 0;
   return found;
 }
 

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
-#include <fstream>
 #include <trireme/base/error.h>
+#include <fstream>
 
 namespace trireme::tools {
 namespace {

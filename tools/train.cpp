@@ -11,8 +11,6 @@
 #include <filesystem>
 #include <memory>
 
-#include "commands.h"
-#include "join_names.h"
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/base/process.h>
@@ -20,6 +18,8 @@
 #include <trireme/data/dataset.h>
 #include <trireme/models/catalogue.h>
 #include <trireme/train/trainer.h>
+#include "commands.h"
+#include "join_names.h"
 
 namespace trireme::tools {
 namespace {
@@ -74,8 +74,8 @@ class Screen {
     if (!line_ || silent_) return;
     constexpr int kWidth = 16;
     const int filled = static_cast<int>(kWidth * p.step / p.steps);
-    fmt::print("\r\x1b[Kepoch {}/{} [{:<{}}] {}/{}  loss {:.4f}  {} samples/s  ETA {}", p.epoch, p.epochs, std::string(static_cast<size_t>(filled), '='), kWidth, p.step,
-               p.steps, p.loss, with_commas(p.samples_per_second), clock_text(p.seconds_left));
+    fmt::print("\r\x1b[Kepoch {}/{} [{:<{}}] {}/{}  loss {:.4f}  {} samples/s  ETA {}", p.epoch, p.epochs, std::string(static_cast<size_t>(filled), '='),
+               kWidth, p.step, p.steps, p.loss, with_commas(p.samples_per_second), clock_text(p.seconds_left));
     std::fflush(stdout);
     drawn_ = true;
   }
@@ -97,13 +97,13 @@ class Screen {
 };
 
 int work(const Settings& settings) {
-  for (int signal : {SIGINT, SIGTERM})
-    std::signal(signal, [](int) { stop_requested.store(true); });
+  for (int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { stop_requested.store(true); });
   Screen screen(settings.progress);
   World world = join({.timeout = Seconds(settings.timeout)});
   const train::Result result = train::run(world, settings.options, screen.listener(), stop_requested);
   if (!world.first()) return 0;
-  std::string summary = fmt::format("{} {} updates in {:.1f} s of training", result.stopped ? "stopped on request after" : "done:", with_commas(static_cast<double>(result.updates)), result.seconds);
+  std::string summary = fmt::format("{} {} updates in {:.1f} s of training",
+                                    result.stopped ? "stopped on request after" : "done:", with_commas(static_cast<double>(result.updates)), result.seconds);
   if (!result.epochs.empty() && result.epochs.back().test_accuracy >= 0) summary += fmt::format(", test accuracy {:.4f}", result.epochs.back().test_accuracy);
   screen.say(summary);
   if (!result.saved.empty()) screen.say("model saved to " + result.saved);
@@ -130,8 +130,8 @@ void resolve(Settings& settings, const cluster::Place& place) {
   data::check_exists(o.data);
   if (settings.workers == 0) settings.workers = place.size > 1 ? place.size : usable_cores();
   if (o.batch < static_cast<size_t>(settings.workers))
-    fail<InvalidArgument>("--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers", o.batch,
-                          settings.workers, settings.workers);
+    fail<InvalidArgument>("--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers",
+                          o.batch, settings.workers, settings.workers);
   if (!(settings.timeout > 0 && settings.timeout < kLongestTimeout))
     fail<InvalidArgument>("--timeout must be more than 0 and less than {} seconds, not {}", kLongestTimeout, settings.timeout);
   if (const auto& known = progress_names(); std::find(known.begin(), known.end(), settings.progress) == known.end())
@@ -189,10 +189,12 @@ void add_flags(CLI::App& app, Settings& s) {
   app.add_option("--gamma", o.gamma, "Schedule step: factor of each drop");
   app.add_option("--accumulate", o.accumulate, "Micro-batches per update: less memory, the same result, one exchange")->check(whole_number(1));
   app.add_option("--sync", s.sync, "shared: workers update one shared copy of the parameters; allreduce: each has its own; central: all through worker 0");
-  app.add_option("--seed", o.seed, "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")->check(whole_number(0));
+  app.add_option("--seed", o.seed, "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")
+      ->check(whole_number(0));
   app.add_option("--loss", s.loss, "One of: " + join_names(train::loss_names()));
   app.add_option("--dtype", o.dtype, "f32 or f64");
-  app.add_option("--memory-format", s.memory_format, "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
+  app.add_option("--memory-format", s.memory_format,
+                 "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
   app.add_option("--bucket-bytes", o.bucket_bytes, "Gradients travel in buckets of about this size")->check(whole_number(1));
   app.add_flag("--overlap,!--no-overlap", o.overlap, "Reduce complete buckets while the backward pass goes on");
   app.add_option("--threads", s.threads, "Compute threads per worker")->check(whole_number(1));
@@ -200,10 +202,11 @@ void add_flags(CLI::App& app, Settings& s) {
   app.add_option("--report", o.report, "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
   app.add_option("--save", o.save, "Write the trained model in safetensors format");
   app.add_option("--progress", s.progress, "One of: " + join_names(progress_names()) + "; auto is a line on a terminal");
-  app.footer("Examples:\n"
-             "  trireme train lenet --data fashion-mnist --workers 2 --epochs 10 --lr 0.05 --save lenet.safetensors\n"
-             "  trireme train mlp:256,128 --data my.csv --label price --optimizer adam --lr 1e-3\n"
-             "  trireme train recipes/lenet.toml --epochs 2 --sync allreduce");
+  app.footer(
+      "Examples:\n"
+      "  trireme train lenet --data fashion-mnist --workers 2 --epochs 10 --lr 0.05 --save lenet.safetensors\n"
+      "  trireme train mlp:256,128 --data my.csv --label price --optimizer adam --lr 1e-3\n"
+      "  trireme train recipes/lenet.toml --epochs 2 --sync allreduce");
 }
 
 }  // namespace

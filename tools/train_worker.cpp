@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <fstream>
 
-#include "bench.h"
 #include <trireme/base/error.h>
 #include <trireme/cluster/world.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
 #include <trireme/train/memory_format.h>
+#include "bench.h"
 
 namespace trireme::tools {
 namespace {
@@ -26,10 +26,26 @@ const std::vector<Case>& cases() {
   static const std::vector<Case> all = {
       {"lenet-32", [] { return models::lenet(); }, 32, 400},
       {"lenet-128", [] { return models::lenet(); }, 128, 200},
-      {"mlp512-32", [] { return models::mlp({784, 512, 512, 10}); }, 32, 400},
-      {"mlp512-128", [] { return models::mlp({784, 512, 512, 10}); }, 128, 300},
-      {"mlp2048-32", [] { return models::mlp({784, 2048, 2048, 10}); }, 32, 120},
-      {"mlp2048-128", [] { return models::mlp({784, 2048, 2048, 10}); }, 128, 80},
+      {"mlp512-32",
+       [] {
+         return models::mlp({784, 512, 512, 10});
+       },
+       32, 400},
+      {"mlp512-128",
+       [] {
+         return models::mlp({784, 512, 512, 10});
+       },
+       128, 300},
+      {"mlp2048-32",
+       [] {
+         return models::mlp({784, 2048, 2048, 10});
+       },
+       32, 120},
+      {"mlp2048-128",
+       [] {
+         return models::mlp({784, 2048, 2048, 10});
+       },
+       128, 80},
   };
   return all;
 }

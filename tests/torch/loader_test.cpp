@@ -2,8 +2,8 @@
 // Batches against the data set they come from.
 #include <gtest/gtest.h>
 
-#include "ranks.h"
 #include <trireme/trireme.h>
+#include "ranks.h"
 
 namespace trireme::data {
 namespace {

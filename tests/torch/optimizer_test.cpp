@@ -2,8 +2,8 @@
 // Our optimizers against libtorch's own.
 #include <gtest/gtest.h>
 
-#include "ranks.h"
 #include <trireme/trireme.h>
+#include "ranks.h"
 
 namespace trireme {
 namespace {

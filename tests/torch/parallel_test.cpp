@@ -4,8 +4,8 @@
 
 #include <mutex>
 
-#include "ranks.h"
 #include <trireme/trireme.h>
+#include "ranks.h"
 
 namespace trireme {
 namespace {
@@ -102,9 +102,11 @@ TEST_P(Parity, EqualsOneProcess) {
   for (size_t i = 0; i < alone.losses.size(); i++) EXPECT_NEAR(alone.losses[i], together.losses[i], 1e-9);
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, Parity, testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(1, 3), testing::Values(Sync::shared, Sync::allreduce, Sync::central)),
+INSTANTIATE_TEST_SUITE_P(Modes, Parity,
+                         testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(1, 3), testing::Values(Sync::shared, Sync::allreduce, Sync::central)),
                          [](const auto& info) {
-                           return exchange::name_of(std::get<2>(info.param)) + "_" + std::to_string(std::get<0>(info.param)) + "ranks_accumulate" + std::to_string(std::get<1>(info.param));
+                           return exchange::name_of(std::get<2>(info.param)) + "_" + std::to_string(std::get<0>(info.param)) + "ranks_accumulate" +
+                                  std::to_string(std::get<1>(info.param));
                          });
 
 TEST(Parallel, LeNetInSinglePrecisionFollowsOneProcess) {
@@ -148,7 +150,8 @@ TEST(Parallel, SameSeedSameBits) {
 
 /// Two branches; `which` picks the one that a rank uses.
 struct Branches : torch::nn::Module {
-  torch::nn::Linear a{register_module("a", torch::nn::Linear(3, 1))}, b{register_module("b", torch::nn::Linear(3, 1))}, never{register_module("never", torch::nn::Linear(3, 1))};
+  torch::nn::Linear a{register_module("a", torch::nn::Linear(3, 1))}, b{register_module("b", torch::nn::Linear(3, 1))},
+      never{register_module("never", torch::nn::Linear(3, 1))};
   Branches() { to(torch::kFloat64); }
 };
 
@@ -229,32 +232,34 @@ TEST(Parallel, DifferentModelsAreRefused) {
 }
 
 TEST(Parallel, RanksThatDoDifferentThingsAreToldSo) {
-  EXPECT_THROW(test::run_ranks(2, [](World& world) {
-                 auto net = models::linear(2, 1);
-                 auto train = parallel(world, *net, sgd());
-                 if (world.first())
-                   train.step([&] { return net->forward(torch::ones({1, 2})).sum(); });
-                 else
-                   train.sha256(), world.comm().barrier("elsewhere");
-               }),
+  EXPECT_THROW(test::run_ranks(2,
+                               [](World& world) {
+                                 auto net = models::linear(2, 1);
+                                 auto train = parallel(world, *net, sgd());
+                                 if (world.first())
+                                   train.step([&] { return net->forward(torch::ones({1, 2})).sum(); });
+                                 else
+                                   train.sha256(), world.comm().barrier("elsewhere");
+                               }),
                Mismatch);
 }
 
 TEST(Parallel, ErrorInTheLossReachesTheCallerAndThePeer) {
   std::atomic<int> lost{0};
-  EXPECT_THROW(test::run_ranks(2, [&](World& world) {
-                 auto net = models::linear(2, 1);
-                 auto train = parallel(world, *net, sgd());
-                 try {
-                   train.step([&]() -> torch::Tensor {
-                     if (world.first()) throw std::logic_error("bad batch");
-                     return net->forward(torch::ones({1, 2})).sum();
-                   });
-                 } catch (const PeerLost&) {
-                   lost++;
-                   throw;
-                 }
-               }),
+  EXPECT_THROW(test::run_ranks(2,
+                               [&](World& world) {
+                                 auto net = models::linear(2, 1);
+                                 auto train = parallel(world, *net, sgd());
+                                 try {
+                                   train.step([&]() -> torch::Tensor {
+                                     if (world.first()) throw std::logic_error("bad batch");
+                                     return net->forward(torch::ones({1, 2})).sum();
+                                   });
+                                 } catch (const PeerLost&) {
+                                   lost++;
+                                   throw;
+                                 }
+                               }),
                std::logic_error);
   EXPECT_EQ(lost, 1);
 }

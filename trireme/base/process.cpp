@@ -20,13 +20,18 @@ std::string process_state(pid_t pid) {
   const size_t name_end = text.rfind(')');
   if (name_end == std::string::npos || name_end + 2 >= text.size()) return "ended";
   switch (text[name_end + 2]) {
-    case 'R': return "running";
+    case 'R':
+      return "running";
     case 'T':
-    case 't': return "stopped (SIGSTOP or a debugger)";
+    case 't':
+      return "stopped (SIGSTOP or a debugger)";
     case 'Z':
-    case 'X': return "ended";
-    case 'D': return "waiting for a disk";
-    default: return "sleeping";
+    case 'X':
+      return "ended";
+    case 'D':
+      return "waiting for a disk";
+    default:
+      return "sleeping";
   }
 }
 

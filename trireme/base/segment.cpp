@@ -4,11 +4,11 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 
+#include <trireme/base/error.h>
 #include <algorithm>
 #include <fstream>
 #include <limits>
 #include <string>
-#include <trireme/base/error.h>
 
 namespace trireme {
 namespace {
@@ -36,9 +36,10 @@ void reserve(int file, size_t offset, size_t bytes, const char* purpose) {
   const size_t reserved = static_cast<size_t>(now.st_blocks) * 512;
   if (offset + bytes <= reserved) return;
   if (bytes - (reserved > offset ? reserved - offset : 0) > room)
-    fail<IoError>("no room in shared memory for {}: {:.1f} MiB wanted, {:.1f} MiB free. Make it smaller, use fewer workers, "
-                  "or free memory on this machine",
-                  purpose, bytes / kMiB, room / kMiB);
+    fail<IoError>(
+        "no room in shared memory for {}: {:.1f} MiB wanted, {:.1f} MiB free. Make it smaller, use fewer workers, "
+        "or free memory on this machine",
+        purpose, bytes / kMiB, room / kMiB);
   if (fallocate(file, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
     fail<IoError>("no room in shared memory for {} ({:.1f} MiB): {}", purpose, bytes / kMiB, errno_text());
 }

@@ -3,8 +3,8 @@
 #include <fmt/format.h>
 #include <openssl/evp.h>
 
-#include <array>
 #include <trireme/base/error.h>
+#include <array>
 
 namespace trireme {
 

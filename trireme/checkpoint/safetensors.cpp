@@ -3,11 +3,11 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <trireme/base/descriptor.h>
+#include <trireme/base/error.h>
 #include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <trireme/base/descriptor.h>
-#include <trireme/base/error.h>
 
 namespace trireme::checkpoint {
 namespace {

@@ -1,9 +1,9 @@
 #include <trireme/cluster/environment.h>
 
+#include <trireme/base/error.h>
 #include <charconv>
 #include <cstdlib>
 #include <cstring>
-#include <trireme/base/error.h>
 
 namespace trireme::cluster {
 namespace {
@@ -30,8 +30,7 @@ Place ranked(const Lookup& lookup, const char* rank, const char* size, std::stri
 Place place_from(const Lookup& lookup) {
   const auto text = [&](const char* name) { return std::string(lookup(name) == nullptr ? "" : lookup(name)); };
   if (lookup("TRIREME_RANK") != nullptr) return ranked(lookup, "TRIREME_RANK", "TRIREME_SIZE", text("TRIREME_JOB"), "trireme launch");
-  if (lookup("RANK") != nullptr)
-    return ranked(lookup, "RANK", "WORLD_SIZE", text("MASTER_ADDR") + ":" + text("MASTER_PORT"), "torchrun-style variables");
+  if (lookup("RANK") != nullptr) return ranked(lookup, "RANK", "WORLD_SIZE", text("MASTER_ADDR") + ":" + text("MASTER_PORT"), "torchrun-style variables");
   return {0, 1, "", "alone"};
 }
 

@@ -8,6 +8,9 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <trireme/base/descriptor.h>
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
 #include <algorithm>
 #include <array>
 #include <csignal>
@@ -15,9 +18,6 @@
 #include <deque>
 #include <optional>
 #include <random>
-#include <trireme/base/descriptor.h>
-#include <trireme/base/error.h>
-#include <trireme/base/process.h>
 
 extern char** environ;
 
@@ -101,10 +101,15 @@ int free_port() {
 
 std::vector<std::string> environment_of(const LaunchOptions& options, int rank, const std::string& job, int port) {
   const std::string threads = std::to_string(options.threads > 0 ? options.threads : std::max(1, usable_cores() / options.ranks));
-  std::vector<std::pair<std::string, std::string>> set = {
-      {"TRIREME_RANK", std::to_string(rank)}, {"TRIREME_SIZE", std::to_string(options.ranks)}, {"TRIREME_JOB", job},
-      {"RANK", std::to_string(rank)}, {"LOCAL_RANK", std::to_string(rank)}, {"WORLD_SIZE", std::to_string(options.ranks)},
-      {"LOCAL_WORLD_SIZE", std::to_string(options.ranks)}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", std::to_string(port)}};
+  std::vector<std::pair<std::string, std::string>> set = {{"TRIREME_RANK", std::to_string(rank)},
+                                                          {"TRIREME_SIZE", std::to_string(options.ranks)},
+                                                          {"TRIREME_JOB", job},
+                                                          {"RANK", std::to_string(rank)},
+                                                          {"LOCAL_RANK", std::to_string(rank)},
+                                                          {"WORLD_SIZE", std::to_string(options.ranks)},
+                                                          {"LOCAL_WORLD_SIZE", std::to_string(options.ranks)},
+                                                          {"MASTER_ADDR", "127.0.0.1"},
+                                                          {"MASTER_PORT", std::to_string(port)}};
   for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
     if (options.threads > 0 || getenv(name) == nullptr) set.emplace_back(name, threads);
   set.insert(set.end(), options.environment.begin(), options.environment.end());

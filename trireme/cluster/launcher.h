@@ -14,17 +14,17 @@ constexpr int kPeerLostExit = 75;
 struct LaunchOptions {
   std::vector<std::string> command;  // program and arguments
   int ranks = 1;
-  int threads = 0;                   // compute threads per rank (OMP_NUM_THREADS); 0: cores / ranks, at least 1
-  bool only_first = false;           // pass on rank 0's output alone, unchanged; otherwise everybody's, each line with "[rank] " before it
-  Seconds grace{1.0};                // between one rank's death and the end of those who do not end by themselves
+  int threads = 0;          // compute threads per rank (OMP_NUM_THREADS); 0: cores / ranks, at least 1
+  bool only_first = false;  // pass on rank 0's output alone, unchanged; otherwise everybody's, each line with "[rank] " before it
+  Seconds grace{1.0};       // between one rank's death and the end of those who do not end by themselves
   std::vector<std::pair<std::string, std::string>> environment;  // added to every rank's
 };
 
 struct LaunchResult {
-  int exit_code = 0;       // 0, or the first failed rank's (128 + signal when one killed it)
-  int first_failed = -1;   // rank, or -1
+  int exit_code = 0;      // 0, or the first failed rank's (128 + signal when one killed it)
+  int first_failed = -1;  // rank, or -1
   bool interrupted = false;
-  std::string reason;      // "rank 1 died first: killed by signal 9 (SIGKILL) after 3.2 s", or ""
+  std::string reason;                   // "rank 1 died first: killed by signal 9 (SIGKILL) after 3.2 s", or ""
   std::vector<std::string> last_lines;  // of that rank
 };
 

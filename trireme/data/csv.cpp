@@ -2,14 +2,14 @@
 // share of the bytes; line numbers in messages count over the whole file.
 #include <fmt/ranges.h>
 
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/data/dataset.h>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <sstream>
-#include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
-#include <trireme/data/dataset.h>
 
 namespace trireme::data {
 namespace {
@@ -75,7 +75,8 @@ Table open_table(const std::string& path, const std::string& label_column, std::
     if (table.names[i] == label_column) return table.label = i, table;
   for (size_t i = 0; i < table.names.size(); i++)
     if (std::to_string(i) == label_column) return table.label = i, table;
-  fail<InvalidArgument>("{} has no column '{}'{}; its columns are: {}", path, label_column, did_you_mean(label_column, table.names), fmt::join(table.names, ", "));
+  fail<InvalidArgument>("{} has no column '{}'{}; its columns are: {}", path, label_column, did_you_mean(label_column, table.names),
+                        fmt::join(table.names, ", "));
 }
 
 /// The text of the lines that begin in bytes [begin, end) of the file.

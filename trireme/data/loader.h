@@ -14,11 +14,11 @@
 namespace trireme::data {
 
 struct LoaderOptions {
-  size_t batch = 64;       // samples per step, over all workers
-  int accumulate = 1;      // micro-batches per step and worker
-  uint64_t seed = 1;       // of the shuffling
+  size_t batch = 64;   // samples per step, over all workers
+  int accumulate = 1;  // micro-batches per step and worker
+  uint64_t seed = 1;   // of the shuffling
   bool shuffle = true;
-  size_t ahead = 8;        // batches that wait ready
+  size_t ahead = 8;                      // batches that wait ready
   torch::Dtype dtype = torch::kFloat32;  // of the inputs
 };
 
@@ -26,8 +26,8 @@ struct LoaderOptions {
 struct Batch {
   torch::Tensor x, y;
   double weight = 0;
-  size_t step = 0;         // within the epoch
-  int micro = 0;           // within the step
+  size_t step = 0;  // within the epoch
+  int micro = 0;    // within the step
   size_t samples() const { return x.defined() ? static_cast<size_t>(x.size(0)) : 0; }
 };
 
@@ -78,7 +78,7 @@ class Epoch {
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::deque<Batch> ready_;        // guarded by mutex_, like all below
+  std::deque<Batch> ready_;  // guarded by mutex_, like all below
   bool finished_ = false, stop_ = false, consumer_waits_ = false, producer_waits_ = false;
   std::exception_ptr error_;
   std::thread producer_;

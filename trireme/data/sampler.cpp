@@ -1,10 +1,10 @@
 #include <trireme/data/sampler.h>
 
+#include <trireme/base/error.h>
+#include <trireme/data/random.h>
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <trireme/base/error.h>
-#include <trireme/data/random.h>
 
 namespace trireme::data {
 
@@ -35,10 +35,12 @@ void check(const Cut& cut, const std::string& data_name) {
   if (cut.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", cut.accumulate);
   if (cut.count < ranks) fail<InvalidArgument>("{} workers, but {} has only {} samples; use at most {} workers", ranks, data_name, cut.count, cut.count);
   if (cut.batch < ranks)
-    fail<InvalidArgument>("the global batch of {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers",
-                          cut.batch, ranks, ranks);
+    fail<InvalidArgument>(
+        "the global batch of {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers", cut.batch,
+        ranks, ranks);
   if (cut.batch / ranks < static_cast<size_t>(cut.accumulate))
-    fail<InvalidArgument>("a batch of {} gives each of {} workers {} samples: too few for {} micro-batches", cut.batch, ranks, cut.batch / ranks, cut.accumulate);
+    fail<InvalidArgument>("a batch of {} gives each of {} workers {} samples: too few for {} micro-batches", cut.batch, ranks, cut.batch / ranks,
+                          cut.accumulate);
 }
 
 }  // namespace trireme::data

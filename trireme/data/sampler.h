@@ -12,8 +12,8 @@ std::vector<uint32_t> epoch_order(size_t count, uint64_t seed, int64_t epoch, bo
 /// How an epoch is cut: step t trains on samples [t · batch, (t + 1) · batch) of the order; the last step may be smaller. Each step's samples are cut into
 /// one piece per worker, and each piece into `accumulate` micro-batches; pieces differ by at most one sample and may be empty.
 struct Cut {
-  size_t count = 0;       // samples of the set
-  size_t batch = 0;       // per step, over all workers
+  size_t count = 0;  // samples of the set
+  size_t batch = 0;  // per step, over all workers
   int ranks = 1;
   int accumulate = 1;
 
@@ -21,8 +21,8 @@ struct Cut {
 };
 
 struct Piece {
-  size_t begin, end;   // positions in the epoch's order
-  double weight;       // its part of the step's samples; the weights of a step add up to 1
+  size_t begin, end;  // positions in the epoch's order
+  double weight;      // its part of the step's samples; the weights of a step add up to 1
 
   size_t size() const { return end - begin; }
 };

@@ -1,12 +1,12 @@
 #include <trireme/exchange/exchange.h>
 
-#include <algorithm>
-#include <array>
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/exchange/allreduce.h>
 #include <trireme/exchange/central.h>
 #include <trireme/exchange/shared.h>
+#include <algorithm>
+#include <array>
 
 namespace trireme::exchange {
 namespace {
@@ -44,15 +44,16 @@ void Exchange::begin(double lr) {
   if (updater_) updater_->begin_step(lr);
 }
 
-std::unique_ptr<Exchange> make_exchange(comm::shm::Communicator& group, const space::Layout& layout,
-                                        const std::optional<space::UpdaterOptions>& optimizer, const Options& options) {
+std::unique_ptr<Exchange> make_exchange(comm::shm::Communicator& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
+                                        const Options& options) {
   if (layout.size() == 0) fail<InvalidArgument>("the model has no parameters");
   compare_layouts(group, layout);
   switch (options.sync) {
     case Sync::shared:
       if (!optimizer) fail<InvalidArgument>("sync 'shared' updates the parameters itself; with an optimizer of your own use 'allreduce'");
       return std::make_unique<Shared>(group, layout, *optimizer, options);
-    case Sync::allreduce: return std::make_unique<Allreduce>(group, layout, optimizer, options);
+    case Sync::allreduce:
+      return std::make_unique<Allreduce>(group, layout, optimizer, options);
     case Sync::central:
       if (!optimizer) fail<InvalidArgument>("sync 'central' updates the parameters itself; with an optimizer of your own use 'allreduce'");
       return std::make_unique<Central>(group, layout, *optimizer, options);

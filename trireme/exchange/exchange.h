@@ -63,8 +63,8 @@ class Exchange {
 };
 
 /// Collective. Throws Mismatch that names the first parameter in which ranks' layouts differ. Without an optimizer, `sync` must be allreduce.
-std::unique_ptr<Exchange> make_exchange(comm::shm::Communicator& group, const space::Layout& layout,
-                                        const std::optional<space::UpdaterOptions>& optimizer, const Options& options);
+std::unique_ptr<Exchange> make_exchange(comm::shm::Communicator& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
+                                        const Options& options);
 
 Sync sync_named(const std::string& name);
 std::string name_of(Sync sync);

@@ -1,8 +1,8 @@
 #include <trireme/models/catalogue.h>
 
-#include <algorithm>
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <algorithm>
 
 namespace trireme::models {
 
@@ -20,7 +20,8 @@ void check_name(const std::string& spec) {
   const auto stem = [](const std::string& name) { return name.substr(0, name.find(':')); };  // "mlp" of "mlp:512,512"
   std::vector<std::string> names;
   for (const Entry& entry : catalogue()) names.push_back(stem(entry.name));
-  if (std::find(names.begin(), names.end(), stem(spec)) == names.end()) fail<InvalidArgument>("unknown model '{}'{}. `trireme models` lists them", spec, did_you_mean(spec, names));
+  if (std::find(names.begin(), names.end(), stem(spec)) == names.end())
+    fail<InvalidArgument>("unknown model '{}'{}. `trireme models` lists them", spec, did_you_mean(spec, names));
 }
 
 }  // namespace trireme::models

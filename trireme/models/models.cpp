@@ -3,9 +3,9 @@
 #include <fmt/ranges.h>
 #include <torch/torch.h>
 
-#include <charconv>
 #include <trireme/base/error.h>
 #include <trireme/models/catalogue.h>
+#include <charconv>
 
 namespace trireme::models {
 
@@ -24,12 +24,12 @@ nn::Sequential mlp(const std::vector<int64_t>& widths) {
 
 nn::Sequential lenet(int64_t classes) {
   return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 6, 5).padding(2)), nn::ReLU(), nn::AvgPool2d(2),  //
-                        nn::Conv2d(6, 16, 5), nn::ReLU(), nn::AvgPool2d(2), nn::Flatten(),               //
+                        nn::Conv2d(6, 16, 5), nn::ReLU(), nn::AvgPool2d(2), nn::Flatten(),                //
                         nn::Linear(400, 120), nn::ReLU(), nn::Linear(120, 84), nn::ReLU(), nn::Linear(84, classes));
 }
 
 nn::Sequential twoconv(int64_t classes) {
-  return nn::Sequential(nn::Conv2d(1, 10, 5), nn::MaxPool2d(2), nn::ReLU(),                               //
+  return nn::Sequential(nn::Conv2d(1, 10, 5), nn::MaxPool2d(2), nn::ReLU(),                                      //
                         nn::Conv2d(10, 20, 5), nn::Dropout2d(0.5), nn::MaxPool2d(2), nn::ReLU(), nn::Flatten(),  //
                         nn::Linear(320, 50), nn::ReLU(), nn::Dropout(0.5), nn::Linear(50, classes));
 }
@@ -64,7 +64,8 @@ nn::Sequential make(const std::string& spec, const std::vector<int64_t>& shape, 
     return mlp(widths);
   }
   if (spec == "lenet" || spec == "twoconv") {
-    if (shape != std::vector<int64_t>{1, 28, 28}) fail<InvalidArgument>("{} takes images of 1×28×28; these samples are {}. Try mlp", spec, fmt::join(shape, "×"));
+    if (shape != std::vector<int64_t>{1, 28, 28})
+      fail<InvalidArgument>("{} takes images of 1×28×28; these samples are {}. Try mlp", spec, fmt::join(shape, "×"));
     return spec == "lenet" ? lenet(outputs) : twoconv(outputs);
   }
   fail<InvalidArgument>("unknown model '{}': only mlp takes widths after a colon", spec);

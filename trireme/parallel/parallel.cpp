@@ -2,12 +2,12 @@
 
 #include <torch/torch.h>
 
-#include <atomic>
-#include <cstring>
 #include <trireme/base/sha256.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/parallel/placement.h>
 #include <trireme/parallel/torch_compat.h>
+#include <atomic>
+#include <cstring>
 #include <unordered_set>
 
 namespace trireme {
@@ -54,7 +54,11 @@ torch::Tensor view_of(const space::Slot& slot, std::byte* flat, torch::ScalarTyp
 class Parallel::Impl {
  public:
   Impl(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options)
-      : world_(world), options_(options), lr_(optimizer ? optimizer->lr : 0), parameters_(distinct(module.named_parameters())), buffers_(distinct(module.named_buffers())) {
+      : world_(world),
+        options_(options),
+        lr_(optimizer ? optimizer->lr : 0),
+        parameters_(distinct(module.named_parameters())),
+        buffers_(distinct(module.named_buffers())) {
     if (options_.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", options_.accumulate);
     exchange_ = exchange::make_exchange(world.local(), layout_of(parameters_, options_.channels_last), optimizer,
                                         {.sync = options_.sync, .bucket_bytes = options_.bucket_bytes, .overlap = options_.overlap});
@@ -241,7 +245,7 @@ class Parallel::Impl {
   std::unique_ptr<exchange::Exchange> exchange_;
   std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
   std::optional<Placement> placement_;
-  std::vector<size_t> bucket_of_;         // by slot
+  std::vector<size_t> bucket_of_;  // by slot
   std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();  // hooks may outlive us inside a graph
 

@@ -49,10 +49,10 @@ class Parallel {
   Step step(const std::function<torch::Tensor()>& loss);
   /// The weight of a batch from the library's loader.
   template <class Batch>
-    requires requires(const Batch& batch) { { batch.weight } -> std::convertible_to<double>; }
-  Step step(const Batch& batch, const std::function<torch::Tensor()>& loss) {
-    return step(static_cast<double>(batch.weight), loss);
+  requires requires(const Batch& batch) {
+    { batch.weight } -> std::convertible_to<double>;
   }
+  Step step(const Batch& batch, const std::function<torch::Tensor()>& loss) { return step(static_cast<double>(batch.weight), loss); }
 
   /// Makes the next completed update report `stop` on all ranks. Safe in a signal handler.
   void request_stop() noexcept;

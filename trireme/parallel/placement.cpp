@@ -2,11 +2,11 @@
 
 #include <c10/core/CPUAllocator.h>
 
+#include <trireme/parallel/torch_compat.h>
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
-#include <trireme/parallel/torch_compat.h>
 
 namespace trireme {
 
@@ -14,7 +14,7 @@ namespace trireme {
 struct Placement::Home {
   void* data = nullptr;
   size_t bytes = 0;
-  bool settled = false;  // what is there is the slot's gradient
+  bool settled = false;                                                                   // what is there is the slot's gradient
   std::shared_ptr<std::atomic<bool>> taken = std::make_shared<std::atomic<bool>>(false);  // shared with the tenant, which may outlive us
 };
 

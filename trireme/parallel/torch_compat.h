@@ -17,15 +17,23 @@ namespace trireme::torch_compat {
 
 inline DType dtype_of(torch::ScalarType type) {
   switch (type) {
-    case torch::kFloat32: return DType::f32;
-    case torch::kFloat64: return DType::f64;
-    case torch::kFloat16: return DType::f16;
-    case torch::kBFloat16: return DType::bf16;
-    case torch::kInt32: return DType::i32;
-    case torch::kInt64: return DType::i64;
+    case torch::kFloat32:
+      return DType::f32;
+    case torch::kFloat64:
+      return DType::f64;
+    case torch::kFloat16:
+      return DType::f16;
+    case torch::kBFloat16:
+      return DType::bf16;
+    case torch::kInt32:
+      return DType::i32;
+    case torch::kInt64:
+      return DType::i64;
     case torch::kUInt8:
-    case torch::kBool: return DType::u8;
-    default: fail<InvalidArgument>("tensors of type {} are not supported", c10::toString(type));
+    case torch::kBool:
+      return DType::u8;
+    default:
+      fail<InvalidArgument>("tensors of type {} are not supported", c10::toString(type));
   }
 }
 

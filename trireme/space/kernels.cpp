@@ -27,7 +27,7 @@ inline float load(Brain value) { return float_of(static_cast<uint32_t>(value.bit
 
 inline float load(Half value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x8000u) << 16, rest = value.bits & 0x7fffu;
-  const float normal = float_of((rest << 13) + 0x38000000u);                  // re-bias the exponent
+  const float normal = float_of((rest << 13) + 0x38000000u);  // re-bias the exponent
   const float infinite = float_of((rest << 13) | 0x7f800000u);
   const float subnormal = static_cast<float>(rest) * 0x1p-24f;
   const float magnitude = rest >= 0x7c00u ? infinite : rest >= 0x0400u ? normal : subnormal;
@@ -42,7 +42,7 @@ inline void store(uint8_t& out, uint8_t value) { out = value; }
 
 inline void store(Brain& out, float value) {
   const uint32_t bits = bits_of(value);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;      // to nearest, ties to even
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;  // to nearest, ties to even
   const bool nan = (bits & 0x7fffffffu) > 0x7f800000u;
   out.bits = static_cast<uint16_t>(nan ? (bits >> 16) | 0x40u : rounded);
 }
@@ -50,7 +50,7 @@ inline void store(Brain& out, float value) {
 inline void store(Half& out, float value) {
   const uint32_t bits = bits_of(value), sign = (bits >> 16) & 0x8000u, rest = bits & 0x7fffffffu;
   const uint32_t normal = (rest - 0x38000000u + 0x0fffu + ((rest >> 13) & 1u)) >> 13;
-  const uint32_t subnormal = bits_of(float_of(rest) + 0.5f) - 0x3f000000u;    // the addition rounds to a multiple of 2⁻²⁴
+  const uint32_t subnormal = bits_of(float_of(rest) + 0.5f) - 0x3f000000u;  // the addition rounds to a multiple of 2⁻²⁴
   const uint32_t infinite = rest > 0x7f800000u ? 0x7e00u : 0x7c00u;
   const uint32_t magnitude = rest >= 0x477ff000u ? infinite : rest >= 0x38800000u ? normal : subnormal;
   out.bits = static_cast<uint16_t>(magnitude | sign);
@@ -119,22 +119,33 @@ void reduce_as(void* const* outs, int n_outs, const void* const* sources, int n,
 template <class T>
 void reduce_typed(Op op, void* const* outs, int n_outs, const void* const* sources, int n, size_t count) {
   switch (op) {
-    case Op::sum: return reduce_as<T, Op::sum>(outs, n_outs, sources, n, count);
-    case Op::mean: return reduce_as<T, Op::mean>(outs, n_outs, sources, n, count);
-    case Op::min: return reduce_as<T, Op::min>(outs, n_outs, sources, n, count);
-    case Op::max: return reduce_as<T, Op::max>(outs, n_outs, sources, n, count);
+    case Op::sum:
+      return reduce_as<T, Op::sum>(outs, n_outs, sources, n, count);
+    case Op::mean:
+      return reduce_as<T, Op::mean>(outs, n_outs, sources, n, count);
+    case Op::min:
+      return reduce_as<T, Op::min>(outs, n_outs, sources, n, count);
+    case Op::max:
+      return reduce_as<T, Op::max>(outs, n_outs, sources, n, count);
   }
 }
 
 void reduce(DType type, Op op, void* const* outs, int n_outs, const void* const* sources, int n, size_t count) {
   switch (type) {
-    case DType::f32: return reduce_typed<float>(op, outs, n_outs, sources, n, count);
-    case DType::f64: return reduce_typed<double>(op, outs, n_outs, sources, n, count);
-    case DType::f16: return reduce_typed<Half>(op, outs, n_outs, sources, n, count);
-    case DType::bf16: return reduce_typed<Brain>(op, outs, n_outs, sources, n, count);
-    case DType::i32: return reduce_typed<int32_t>(op, outs, n_outs, sources, n, count);
-    case DType::i64: return reduce_typed<int64_t>(op, outs, n_outs, sources, n, count);
-    case DType::u8: return reduce_typed<uint8_t>(op, outs, n_outs, sources, n, count);
+    case DType::f32:
+      return reduce_typed<float>(op, outs, n_outs, sources, n, count);
+    case DType::f64:
+      return reduce_typed<double>(op, outs, n_outs, sources, n, count);
+    case DType::f16:
+      return reduce_typed<Half>(op, outs, n_outs, sources, n, count);
+    case DType::bf16:
+      return reduce_typed<Brain>(op, outs, n_outs, sources, n, count);
+    case DType::i32:
+      return reduce_typed<int32_t>(op, outs, n_outs, sources, n, count);
+    case DType::i64:
+      return reduce_typed<int64_t>(op, outs, n_outs, sources, n, count);
+    case DType::u8:
+      return reduce_typed<uint8_t>(op, outs, n_outs, sources, n, count);
   }
 }
 
@@ -204,11 +215,16 @@ void update_as(const Update& u) {
 template <class T>
 void update_typed(const Update& u) {
   switch (u.optimizer) {
-    case Optimizer::sgd: return update_as<T, Optimizer::sgd>(u);
-    case Optimizer::momentum: return update_as<T, Optimizer::momentum>(u);
-    case Optimizer::adagrad: return update_as<T, Optimizer::adagrad>(u);
-    case Optimizer::adam: return update_as<T, Optimizer::adam>(u);
-    case Optimizer::adamw: return update_as<T, Optimizer::adamw>(u);
+    case Optimizer::sgd:
+      return update_as<T, Optimizer::sgd>(u);
+    case Optimizer::momentum:
+      return update_as<T, Optimizer::momentum>(u);
+    case Optimizer::adagrad:
+      return update_as<T, Optimizer::adagrad>(u);
+    case Optimizer::adam:
+      return update_as<T, Optimizer::adam>(u);
+    case Optimizer::adamw:
+      return update_as<T, Optimizer::adamw>(u);
   }
 }
 

@@ -15,7 +15,7 @@ enum class Optimizer : uint8_t { sgd, momentum, adagrad, adam, adamw };
 /// One fused update of `count` elements: the sum of all `gradients`, the optimizer's state and the parameters, in one pass.
 struct Update {
   Optimizer optimizer = Optimizer::sgd;
-  DType dtype = DType::f32;          // f32 or f64; of parameters, gradients and state
+  DType dtype = DType::f32;  // f32 or f64; of parameters, gradients and state
   const void* const* gradients = nullptr;
   int sources = 0;
   size_t count = 0;

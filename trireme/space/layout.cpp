@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <trireme/base/error.h>
 #include <algorithm>
 #include <sstream>
-#include <trireme/base/error.h>
 
 namespace trireme::space {
 
@@ -15,9 +15,7 @@ size_t Slot::elements() const {
   return count;
 }
 
-std::string Slot::describe() const {
-  return fmt::format("{} {}[{}]{}", name, name_of(dtype), fmt::join(shape, ","), channels_last ? " channels-last" : "");
-}
+std::string Slot::describe() const { return fmt::format("{} {}[{}]{}", name, name_of(dtype), fmt::join(shape, ","), channels_last ? " channels-last" : ""); }
 
 Layout::Layout(std::vector<Slot> slots) : slots_(std::move(slots)) {
   for (Slot& slot : slots_) {
@@ -60,8 +58,7 @@ std::vector<Bucket> plan_buckets(const Layout& layout, size_t bytes) {
   for (size_t next = layout.size(); next > 0;) {
     Bucket bucket{next - 1, next, {}, layout[next - 1].dtype, {}};
     const size_t end = layout[next - 1].range.end;
-    while (bucket.first > 0 && end - layout[bucket.first].range.begin < bytes && layout[bucket.first - 1].dtype == bucket.dtype)
-      bucket.first--;
+    while (bucket.first > 0 && end - layout[bucket.first].range.begin < bytes && layout[bucket.first - 1].dtype == bucket.dtype) bucket.first--;
     bucket.range = {layout[bucket.first].range.begin, end};
     bucket.name = layout[bucket.first].name;
     if (bucket.last - bucket.first > 1) bucket.name += " to " + layout[bucket.last - 1].name;

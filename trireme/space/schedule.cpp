@@ -1,11 +1,11 @@
 #include <trireme/space/schedule.h>
 
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
-#include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
 
 namespace trireme::space {
 namespace {
@@ -16,8 +16,10 @@ double rate_at(const ScheduleOptions& options, double lr, int64_t step) {
   if (step < options.warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(options.warmup);
   const int64_t after = step - options.warmup;
   switch (options.kind) {
-    case Schedule::constant: return lr;
-    case Schedule::step: return options.step_size > 0 ? lr * std::pow(options.gamma, static_cast<double>(after / options.step_size)) : lr;
+    case Schedule::constant:
+      return lr;
+    case Schedule::step:
+      return options.step_size > 0 ? lr * std::pow(options.gamma, static_cast<double>(after / options.step_size)) : lr;
     case Schedule::cosine: {
       const double span = static_cast<double>(std::max<int64_t>(1, options.total - options.warmup));
       const double way = std::min(1.0, static_cast<double>(after) / span);

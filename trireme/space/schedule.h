@@ -10,11 +10,11 @@ enum class Schedule : uint8_t { constant, step, cosine };
 
 struct ScheduleOptions {
   Schedule kind = Schedule::constant;
-  int64_t warmup = 0;      // steps of linear rise from lr/warmup to lr, before the schedule proper
-  int64_t total = 0;       // steps of the whole run; cosine needs it
-  int64_t step_size = 0;   // step: multiply by gamma every this many steps
-  double gamma = 0.1;      // step
-  double floor = 0;        // cosine: where it ends, as a fraction of lr
+  int64_t warmup = 0;     // steps of linear rise from lr/warmup to lr, before the schedule proper
+  int64_t total = 0;      // steps of the whole run; cosine needs it
+  int64_t step_size = 0;  // step: multiply by gamma every this many steps
+  double gamma = 0.1;     // step
+  double floor = 0;       // cosine: where it ends, as a fraction of lr
 };
 
 /// The rate of step `step` (from 0) for base rate `lr`.

@@ -1,9 +1,9 @@
 #include <trireme/space/updater.h>
 
-#include <array>
-#include <cmath>
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <array>
+#include <cmath>
 
 namespace trireme::space {
 namespace {
@@ -17,11 +17,14 @@ UpdaterOptions with_kind(UpdaterOptions options, Optimizer kind) {
 
 size_t state_vectors(Optimizer kind) {
   switch (kind) {
-    case Optimizer::sgd: return 0;
+    case Optimizer::sgd:
+      return 0;
     case Optimizer::momentum:
-    case Optimizer::adagrad: return 1;
+    case Optimizer::adagrad:
+      return 1;
     case Optimizer::adam:
-    case Optimizer::adamw: return 2;
+    case Optimizer::adamw:
+      return 2;
   }
   return 0;
 }
@@ -69,8 +72,7 @@ void Updater::begin_step(double lr) {
 
 void Updater::update(size_t index, Range range, DType dtype, std::byte* parameters, std::span<const std::byte* const> gradients) {
   if (range.empty() || gradients.empty()) return;
-  if (dtype != DType::f32 && dtype != DType::f64)
-    fail<InvalidArgument>("parameters of type {} cannot be updated; keep them in f32 or f64", name_of(dtype));
+  if (dtype != DType::f32 && dtype != DType::f64) fail<InvalidArgument>("parameters of type {} cannot be updated; keep them in f32 or f64", name_of(dtype));
   std::array<const void*, 256> sources{};
   if (gradients.size() > sources.size()) fail<InvalidArgument>("at most {} ranks per machine", sources.size());
   for (size_t k = 0; k < gradients.size(); k++) sources[k] = gradients[k] + range.begin;

@@ -15,13 +15,13 @@ namespace trireme::space {
 /// Settings of an optimizer, named as in libtorch.
 struct UpdaterOptions {
   Optimizer kind = Optimizer::sgd;
-  double lr = 0.01;           // learning rate, before any schedule
-  double momentum = 0.9;      // momentum only
-  bool nesterov = false;      // momentum only
-  double beta1 = 0.9;         // adam, adamw
-  double beta2 = 0.999;       // adam, adamw
+  double lr = 0.01;                 // learning rate, before any schedule
+  double momentum = 0.9;            // momentum only
+  bool nesterov = false;            // momentum only
+  double beta1 = 0.9;               // adam, adamw
+  double beta2 = 0.999;             // adam, adamw
   std::optional<double> epsilon{};  // default: libtorch's, 1e-10 for adagrad and 1e-8 for adam and adamw
-  double weight_decay = 0;    // L2 term; decoupled in adamw
+  double weight_decay = 0;          // L2 term; decoupled in adamw
 };
 
 UpdaterOptions sgd(UpdaterOptions options = {});

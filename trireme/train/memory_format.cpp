@@ -3,13 +3,13 @@
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <trireme/base/clock.h>
+#include <trireme/base/error.h>
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <sstream>
-#include <trireme/base/clock.h>
-#include <trireme/base/error.h>
 
 namespace trireme::train {
 namespace {
@@ -64,8 +64,7 @@ bool has_convolutions(const torch::nn::Sequential& net) {
 }  // namespace
 
 FormatChoice choose_memory_format(World& world, const torch::nn::Sequential& net, const torch::Tensor& x,
-                                  const std::function<torch::Tensor(const torch::Tensor&)>& loss, const std::string& model,
-                                  const std::string& cache) {
+                                  const std::function<torch::Tensor(const torch::Tensor&)>& loss, const std::string& model, const std::string& cache) {
   if (!has_convolutions(net)) return {false, "memory format: default, as the model has no convolutions"};
   std::ostringstream shape;
   shape << x.sizes() << ' ' << x.dtype();

@@ -2,11 +2,11 @@
 
 #include <unistd.h>
 
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
 
 namespace trireme::train {
 namespace {
@@ -28,7 +28,7 @@ void check_writable(const std::string& path) {
   if (failed) fail<IoError>("cannot make the folder {}: {}", folder.string(), failed.message());
   if (fs::is_directory(path)) fail<InvalidArgument>("{} is a folder; give a file", path);
   if (access(path.c_str(), F_OK) == 0 && access(path.c_str(), W_OK) != 0) fail<IoError>("cannot write {}: {}", path, errno_text());
-  if (fs::exists(path) && !fs::is_regular_file(path)) return;  // a terminal, a pipe
+  if (fs::exists(path) && !fs::is_regular_file(path)) return;          // a terminal, a pipe
   const std::string probe = fmt::format("{}.{}.tmp", path, getpid());  // some file systems refuse what the permissions allow
   if (!std::ofstream(probe)) fail<IoError>("cannot write to the folder {}: {}", folder.string(), errno_text());
   fs::remove(probe, failed);
@@ -46,7 +46,8 @@ void check(const Options& o) {
   if (o.dtype != "f32" && o.dtype != "f64") fail<InvalidArgument>("unknown dtype '{}': f32 or f64", o.dtype);
   space::schedule_named(o.schedule);
   space::Updater(o.optimizer, {});
-  if (fs::exists(o.save) && !fs::is_regular_file(o.save) && !fs::is_directory(o.save)) fail<InvalidArgument>("{} is not a file: it would be replaced by the model", o.save);
+  if (fs::exists(o.save) && !fs::is_regular_file(o.save) && !fs::is_directory(o.save))
+    fail<InvalidArgument>("{} is not a file: it would be replaced by the model", o.save);
   check_writable(o.save);
   check_writable(o.report);
 }

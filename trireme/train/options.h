@@ -14,28 +14,28 @@ enum class MemoryFormat : uint8_t { automatic, plain, channels_last };
 enum class Loss : uint8_t { automatic, cross_entropy, mse };
 
 struct Options {
-  std::string model = "lenet";           // see models::make
-  std::string data = "fashion-mnist";    // see data::open
-  std::string label;                     // CSV: column to predict; default: the last
-  size_t batch = 64;                     // samples per update, over all workers
+  std::string model = "lenet";         // see models::make
+  std::string data = "fashion-mnist";  // see data::open
+  std::string label;                   // CSV: column to predict; default: the last
+  size_t batch = 64;                   // samples per update, over all workers
   int epochs = 10;
-  int64_t max_steps = 0;                 // stop after this many updates; 0: no limit
-  int accumulate = 1;                    // micro-batches per update and worker
-  space::UpdaterOptions optimizer{};     // kind, lr, momentum, …
-  std::string schedule = "constant";     // constant, step, cosine
-  int64_t warmup = 0;                    // updates of linear rise
-  double step_epochs = 10;               // schedule step: epochs between drops
-  double gamma = 0.1;                    // schedule step: factor of a drop
-  uint64_t seed = 1;                     // initial parameters, shuffling, dropout
+  int64_t max_steps = 0;              // stop after this many updates; 0: no limit
+  int accumulate = 1;                 // micro-batches per update and worker
+  space::UpdaterOptions optimizer{};  // kind, lr, momentum, …
+  std::string schedule = "constant";  // constant, step, cosine
+  int64_t warmup = 0;                 // updates of linear rise
+  double step_epochs = 10;            // schedule step: epochs between drops
+  double gamma = 0.1;                 // schedule step: factor of a drop
+  uint64_t seed = 1;                  // initial parameters, shuffling, dropout
   exchange::Sync sync = exchange::Sync::shared;
   MemoryFormat memory_format = MemoryFormat::automatic;  // of convolution weights; automatic measures and remembers
-  Loss loss = Loss::automatic;           // automatic: cross entropy for classes, mean squared error for numbers
-  std::string dtype = "f32";             // f32 or f64
+  Loss loss = Loss::automatic;                           // automatic: cross entropy for classes, mean squared error for numbers
+  std::string dtype = "f32";                             // f32 or f64
   size_t bucket_bytes = 1 << 20;
   bool overlap = true;
-  std::string cache;                     // file that remembers measured choices, or ""
-  std::string report;                    // JSON file, or ""
-  std::string save;                      // safetensors file, or ""
+  std::string cache;   // file that remembers measured choices, or ""
+  std::string report;  // JSON file, or ""
+  std::string save;    // safetensors file, or ""
 };
 
 /// Throws InvalidArgument or IoError for what cannot be honoured, as far as that shows without data and model: before the training, not after it.

@@ -2,15 +2,15 @@
 
 #include <torch/torch.h>
 
-#include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <nlohmann/json.hpp>
 #include <trireme/base/error.h>
 #include <trireme/data/loader.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
 #include <trireme/train/memory_format.h>
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
 
 namespace trireme::train {
 namespace {
@@ -30,7 +30,8 @@ class Run {
     const data::Loader loader(splits.train, world_.rank(), world_.size(),
                               {.batch = options_.batch, .accumulate = options_.accumulate, .seed = options_.seed, .dtype = dtype_});
     mse_ = options_.loss == Loss::mse || (options_.loss == Loss::automatic && splits.train.task == data::Task::regress);
-    if (!mse_ && splits.train.task == data::Task::regress) fail<InvalidArgument>("cross-entropy needs classes, but the labels of {} are not whole numbers from 0", splits.train.name);
+    if (!mse_ && splits.train.task == data::Task::regress)
+      fail<InvalidArgument>("cross-entropy needs classes, but the labels of {} are not whole numbers from 0", splits.train.name);
     torch::manual_seed(options_.seed);
     net_ = models::make(options_.model, splits.train.shape, mse_ ? 1 : splits.train.classes);
     net_->to(dtype_);
@@ -79,7 +80,8 @@ class Run {
     const size_t share = std::max<size_t>(1, options_.batch / static_cast<size_t>(world_.size()) / static_cast<size_t>(options_.accumulate));
     const auto order = data::epoch_order(std::min(share, set.count), 0, 0, false);
     const data::Batch batch = data::make_batch(set, order, 0, order.size(), dtype_);
-    const FormatChoice choice = choose_memory_format(world_, net_, batch.x, [&](const torch::Tensor& output) { return loss_of(output, batch.y); }, options_.model, options_.cache);
+    const FormatChoice choice = choose_memory_format(
+        world_, net_, batch.x, [&](const torch::Tensor& output) { return loss_of(output, batch.y); }, options_.model, options_.cache);
     if (world_.first()) listener_.note(choice.reason);
     return choice.channels_last;
   }
@@ -103,7 +105,8 @@ class Run {
         report_progress(epoch, step, batches.steps(), std::min(samples, step * options_.batch), seconds_since(start));
       }
       if (!std::isfinite(done.loss))
-        fail<Error>("the loss became {} at update {} (epoch {}). Try a smaller learning rate than {}", std::isnan(done.loss) ? "NaN" : "infinite", done.number, number + 1, options_.optimizer.lr);
+        fail<Error>("the loss became {} at update {} (epoch {}). Try a smaller learning rate than {}", std::isnan(done.loss) ? "NaN" : "infinite", done.number,
+                    number + 1, options_.optimizer.lr);
       result_.stopped = done.stop;
       if (done.stop || enough()) break;
     }
@@ -163,16 +166,25 @@ Result run(World& world, const Options& options, const Listener& listener, const
   return result;
 }
 
-std::string torch_description() { return fmt::format("{}, oneDNN {}", TORCH_VERSION, at::globalContext().userEnabledMkldnn() && at::hasMKLDNN() ? "on" : "off"); }
+std::string torch_description() {
+  return fmt::format("{}, oneDNN {}", TORCH_VERSION, at::globalContext().userEnabledMkldnn() && at::hasMKLDNN() ? "on" : "off");
+}
 
 std::string report_json(const Options& options, int workers, const Result& result) {
-  nlohmann::ordered_json report = {{"model", options.model},   {"data", options.data},
-                                   {"workers", workers},       {"batch", options.batch},
-                                   {"accumulate", options.accumulate}, {"sync", exchange::name_of(options.sync)},
-                                   {"optimizer", space::name_of(options.optimizer.kind)}, {"lr", options.optimizer.lr},
-                                   {"seed", options.seed},     {"parameters", result.parameters},
-                                   {"updates", result.updates}, {"stopped", result.stopped},
-                                   {"seconds", result.seconds}, {"sha256", result.sha256}};
+  nlohmann::ordered_json report = {{"model", options.model},
+                                   {"data", options.data},
+                                   {"workers", workers},
+                                   {"batch", options.batch},
+                                   {"accumulate", options.accumulate},
+                                   {"sync", exchange::name_of(options.sync)},
+                                   {"optimizer", space::name_of(options.optimizer.kind)},
+                                   {"lr", options.optimizer.lr},
+                                   {"seed", options.seed},
+                                   {"parameters", result.parameters},
+                                   {"updates", result.updates},
+                                   {"stopped", result.stopped},
+                                   {"seconds", result.seconds},
+                                   {"sha256", result.sha256}};
   report["epochs"] = nlohmann::ordered_json::array();
   for (const EpochResult& epoch : result.epochs) {
     nlohmann::ordered_json row = {{"epoch", epoch.epoch}, {"loss", epoch.loss}};

@@ -12,30 +12,30 @@ namespace trireme::train {
 
 /// How far the run is: for a progress line. Times are of training alone, without evaluation.
 struct Progress {
-  int epoch = 0, epochs = 0;       // from 1
-  size_t step = 0, steps = 0;      // within the epoch
-  double loss = 0;                 // mean of the epoch so far
-  double samples_per_second = 0;   // of all workers, this epoch
-  double seconds_left = 0;         // of the whole run, estimated
+  int epoch = 0, epochs = 0;      // from 1
+  size_t step = 0, steps = 0;     // within the epoch
+  double loss = 0;                // mean of the epoch so far
+  double samples_per_second = 0;  // of all workers, this epoch
+  double seconds_left = 0;        // of the whole run, estimated
 };
 
 struct EpochResult {
   int epoch = 0;
-  double loss = 0;                 // mean training loss
+  double loss = 0;  // mean training loss
   double test_loss = 0;
-  double test_accuracy = -1;       // -1: no test set, or no classes
+  double test_accuracy = -1;  // -1: no test set, or no classes
   bool has_test = false;
   double seconds = 0, samples_per_second = 0;
 };
 
 struct Result {
   std::vector<EpochResult> epochs;
-  std::string sha256;              // of the final parameters
-  double seconds = 0;              // of training
+  std::string sha256;  // of the final parameters
+  double seconds = 0;  // of training
   int64_t updates = 0;
   size_t parameters = 0;
-  bool stopped = false;            // somebody asked to
-  std::string saved;               // path, or ""
+  bool stopped = false;  // somebody asked to
+  std::string saved;     // path, or ""
 };
 
 /// Called on rank 0 only.

@@ -51,9 +51,7 @@ TEST(Place, OfTorchrun) {
   EXPECT_EQ(here.launcher, "torchrun-style variables");
 }
 
-TEST(Place, OwnVariablesGoFirst) {
-  EXPECT_EQ(place({{"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "2"}, {"RANK", "5"}, {"WORLD_SIZE", "6"}}).rank, 1);
-}
+TEST(Place, OwnVariablesGoFirst) { EXPECT_EQ(place({{"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "2"}, {"RANK", "5"}, {"WORLD_SIZE", "6"}}).rank, 1); }
 
 TEST(Place, BadValuesAreRefusedByName) {
   expect_refused({{"RANK", "0"}}, {"no WORLD_SIZE"});

@@ -119,7 +119,9 @@ TEST(Launch, AllWell) {
 }
 
 TEST(Launch, SetsTheEnvironment) {
-  auto options = shell(2, "echo $TRIREME_RANK/$TRIREME_SIZE $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $COLOUR; echo job=$TRIREME_JOB:$MASTER_PORT");
+  auto options = shell(2,
+                       "echo $TRIREME_RANK/$TRIREME_SIZE $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $COLOUR; echo "
+                       "job=$TRIREME_JOB:$MASTER_PORT");
   options.threads = 3;
   options.environment = {{"COLOUR", "red"}};
   setenv("TRIREME_RANK", "77", 1);  // of an outer launcher: must not shine through

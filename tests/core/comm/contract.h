@@ -60,13 +60,20 @@ inline uint16_t bf16_of(float x) {
 inline void encode_one(DType type, std::byte* at, double x) {
   const auto put = [&](auto y) { std::memcpy(at, &y, sizeof y); };
   switch (type) {
-    case DType::f32: return put(static_cast<float>(x));
-    case DType::f64: return put(x);
-    case DType::f16: return put(static_cast<_Float16>(static_cast<float>(x)));
-    case DType::bf16: return put(bf16_of(static_cast<float>(x)));
-    case DType::i32: return put(static_cast<int32_t>(x));
-    case DType::i64: return put(static_cast<int64_t>(x));
-    case DType::u8: return put(static_cast<uint8_t>(x));
+    case DType::f32:
+      return put(static_cast<float>(x));
+    case DType::f64:
+      return put(x);
+    case DType::f16:
+      return put(static_cast<_Float16>(static_cast<float>(x)));
+    case DType::bf16:
+      return put(bf16_of(static_cast<float>(x)));
+    case DType::i32:
+      return put(static_cast<int32_t>(x));
+    case DType::i64:
+      return put(static_cast<int64_t>(x));
+    case DType::u8:
+      return put(static_cast<uint8_t>(x));
   }
 }
 
@@ -94,7 +101,8 @@ inline void copy(std::byte* to, const Bytes& from) {
 inline testing::AssertionResult same(DType type, const std::byte* got, const Bytes& wanted) {
   if (wanted.empty() || std::memcmp(got, wanted.data(), wanted.size()) == 0) return testing::AssertionSuccess();
   for (size_t i = 0; i < wanted.size(); i++)
-    if (got[i] != wanted[i]) return testing::AssertionFailure() << name_of(type) << ": element " << i / size_of(type) << " of " << wanted.size() / size_of(type) << " is wrong";
+    if (got[i] != wanted[i])
+      return testing::AssertionFailure() << name_of(type) << ": element " << i / size_of(type) << " of " << wanted.size() / size_of(type) << " is wrong";
   return testing::AssertionSuccess();
 }
 
@@ -184,7 +192,8 @@ TEST_P(Contract, SeveralAllreducesAreOpenAtOnce) {
         data.push_back(allocate(group, kCounts[k] * size_of(kTypes[k])));
         copy(data[k], encode(kTypes[k], kCounts[k], [&](size_t i) { return value(group.rank(), i + k); }));
       }
-      for (size_t k = 0; k < std::size(kCounts); k++) works.push_back(group.start_allreduce(data[k], kCounts[k], kTypes[k], Op::sum, fmt::format("work {}", k)));
+      for (size_t k = 0; k < std::size(kCounts); k++)
+        works.push_back(group.start_allreduce(data[k], kCounts[k], kTypes[k], Op::sum, fmt::format("work {}", k)));
       for (size_t k = 0; k < works.size(); k++) works[backwards ? works.size() - 1 - k : k]->wait();
       for (size_t k = 0; k < works.size(); k++) {
         EXPECT_TRUE(works[k]->test());
@@ -323,7 +332,8 @@ TEST_P(Contract, AllToAll) {
       Bytes output(input.size());
       group.all_to_all(input.data(), output.data(), count, type, "letters");
       for (int from = 0; from < group.size(); from++)
-        EXPECT_TRUE(same(type, output.data() + static_cast<size_t>(from) * count * size_of(type), encode(type, count, [&](size_t i) { return value(from, me * count + i); })))
+        EXPECT_TRUE(same(type, output.data() + static_cast<size_t>(from) * count * size_of(type),
+                         encode(type, count, [&](size_t i) { return value(from, me * count + i); })))
             << "from " << from;
     });
   });

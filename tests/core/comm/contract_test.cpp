@@ -47,19 +47,18 @@ TEST(ShmCommunicator, StartedAllreduceOfPrivateMemoryIsRefused) {
 }
 
 TEST(ShmCommunicator, SmallStagesGiveTheSameResults) {
-  expect_all_well(run_ranks(
-      3,
-      [](comm::shm::Communicator& group) {
-        std::vector<int32_t> data(10007), all(3 * data.size()), mine(data.size());
-        for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<int32_t>(i) * (group.rank() + 1);
-        group.all_gather(data.data(), all.data(), data.size(), DType::i32, "all");
-        EXPECT_EQ(all[2 * data.size() + 10006], 3 * 10006);
-        group.reduce_scatter(all.data(), mine.data(), data.size(), DType::i32, Op::sum, "mine");
-        EXPECT_EQ(mine[10006], 3 * 10006 * (group.rank() + 1));
-        group.allreduce(data.data(), data.size(), DType::i32, Op::sum, "data");
-        for (size_t i = 0; i < data.size(); i++) ASSERT_EQ(data[i], static_cast<int32_t>(i) * 6);
-      },
-      {.stage_bytes = 3 * 64}));
+  expect_all_well(run_ranks(3,
+                            [](comm::shm::Communicator& group) {
+                              std::vector<int32_t> data(10007), all(3 * data.size()), mine(data.size());
+                              for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<int32_t>(i) * (group.rank() + 1);
+                              group.all_gather(data.data(), all.data(), data.size(), DType::i32, "all");
+                              EXPECT_EQ(all[2 * data.size() + 10006], 3 * 10006);
+                              group.reduce_scatter(all.data(), mine.data(), data.size(), DType::i32, Op::sum, "mine");
+                              EXPECT_EQ(mine[10006], 3 * 10006 * (group.rank() + 1));
+                              group.allreduce(data.data(), data.size(), DType::i32, Op::sum, "data");
+                              for (size_t i = 0; i < data.size(); i++) ASSERT_EQ(data[i], static_cast<int32_t>(i) * 6);
+                            },
+                            {.stage_bytes = 3 * 64}));
 }
 
 TEST(ShmCommunicator, StagesThatCannotWorkAreRefused) {

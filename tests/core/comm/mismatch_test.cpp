@@ -38,7 +38,8 @@ TEST(Mismatch, OfOrder) {
 }
 
 TEST(Mismatch, OfKind) {
-  expect_mismatch([](Group& g) { g.barrier("epoch"); }, [](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "loss"); }, {"barrier 'epoch'", "allreduce (sum) 'loss'"});
+  expect_mismatch([](Group& g) { g.barrier("epoch"); }, [](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "loss"); },
+                  {"barrier 'epoch'", "allreduce (sum) 'loss'"});
 }
 
 TEST(Mismatch, OfCount) {
@@ -47,7 +48,8 @@ TEST(Mismatch, OfCount) {
 }
 
 TEST(Mismatch, OfCountInLargeData) {
-  expect_mismatch([](Group& g) { allreduce(g, 500000, DType::f32, Op::sum, "w"); }, [](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); }, {"500000 × f32", " 5 × f32"});
+  expect_mismatch([](Group& g) { allreduce(g, 500000, DType::f32, Op::sum, "w"); }, [](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); },
+                  {"500000 × f32", " 5 × f32"});
 }
 
 TEST(Mismatch, OfType) {
@@ -61,8 +63,8 @@ TEST(Mismatch, OfOperation) {
 }
 
 TEST(Mismatch, OfName) {
-  expect_mismatch([](Group& g) { g.all_gather(data, data + 100, 2, DType::f32, "left"); }, [](Group& g) { g.all_gather(data, data + 200, 2, DType::f32, "right"); },
-                  {"all-gather 'left'", "all-gather 'right'"});
+  expect_mismatch([](Group& g) { g.all_gather(data, data + 100, 2, DType::f32, "left"); },
+                  [](Group& g) { g.all_gather(data, data + 200, 2, DType::f32, "right"); }, {"all-gather 'left'", "all-gather 'right'"});
 }
 
 TEST(Mismatch, OfLongNamesThatBeginAlike) {
@@ -105,7 +107,8 @@ TEST(Mismatch, OfStartedAndBlockingAllreduce) {
 }
 
 TEST(Mismatch, OfAllocation) {
-  expect_mismatch([](Group& g) { g.allocate(100, "gradients"); }, [](Group& g) { g.allocate(200, "gradients"); }, {"allocation 'gradients' of 100", "allocation 'gradients' of 200"});
+  expect_mismatch([](Group& g) { g.allocate(100, "gradients"); }, [](Group& g) { g.allocate(200, "gradients"); },
+                  {"allocation 'gradients' of 100", "allocation 'gradients' of 200"});
 }
 
 TEST(Mismatch, OfMessages) {
@@ -157,22 +160,21 @@ TEST(Leaving, AfterItsPartIsNoError) {
 
 TEST(Absent, RankAtACollective) {
   std::atomic<bool> given_up{false};
-  const Outcomes late = run_ranks(
-      2,
-      [&](Group& group) {
-        if (group.rank() == 1) {
-          while (!given_up) std::this_thread::yield();
-          return;
-        }
-        try {
-          group.barrier("gate");
-        } catch (...) {
-          given_up = true;
-          throw;
-        }
-        given_up = true;
-      },
-      {.timeout = Seconds(0.2)});
+  const Outcomes late = run_ranks(2,
+                                  [&](Group& group) {
+                                    if (group.rank() == 1) {
+                                      while (!given_up) std::this_thread::yield();
+                                      return;
+                                    }
+                                    try {
+                                      group.barrier("gate");
+                                    } catch (...) {
+                                      given_up = true;
+                                      throw;
+                                    }
+                                    given_up = true;
+                                  },
+                                  {.timeout = Seconds(0.2)});
   expect_error<Timeout>(late[0], {"rank 1", "barrier 'gate'", "0.2 s"});
 }
 

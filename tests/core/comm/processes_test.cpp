@@ -97,7 +97,8 @@ class Process {
 
 std::string job_name() { return fmt::format("{}-{}", testing::UnitTest::GetInstance()->current_test_info()->name(), getpid()); }
 
-std::unique_ptr<Process> start_rank(const std::string& job, int rank, int ranks, Seconds timeout, const std::function<void(Group&, const Process::Say&)>& body) {
+std::unique_ptr<Process> start_rank(const std::string& job, int rank, int ranks, Seconds timeout,
+                                    const std::function<void(Group&, const Process::Say&)>& body) {
   return std::make_unique<Process>([&](const Process::Say& say) {
     Group group(meet(job, rank, ranks, timeout), rank, ranks, {.timeout = timeout});
     body(group, say);
@@ -133,7 +134,7 @@ void expect_within(const std::string& text, const std::vector<std::string>& part
 
 TEST(Processes, AllreduceOverProcesses) {
   for (int ranks : {2, 3, 4})
-    for (auto& process : start_ranks(ranks, Seconds(30), [](Group& group, const auto&) {
+    for (auto& process : start_ranks(ranks, Seconds(30), [](Group&group, const auto&) {
            for (int i = 0; i < 20; i++) sum_ones(group);
            const auto block = group.allocate(40000, "memory");
            auto* mine = reinterpret_cast<int32_t*>(block.parts[static_cast<size_t>(group.rank())]);
@@ -158,7 +159,8 @@ TEST(Processes, AKilledRankIsNoticedByAll) {
   for (auto& process : processes) ASSERT_EQ(process->next_line(), "running");
   const auto begin = Clock::now();
   kill(processes[1]->pid(), SIGKILL);
-  for (size_t rank : {0, 2}) expect_within(processes[rank]->next_line(), {"PeerLost: rank 1", fmt::format("process {}", processes[1]->pid()), "died", "'ones'"});
+  for (size_t rank : {0, 2})
+    expect_within(processes[rank]->next_line(), {"PeerLost: rank 1", fmt::format("process {}", processes[1]->pid()), "died", "'ones'"});
   EXPECT_LT(seconds_since(begin), 2);
   EXPECT_EQ(processes[1]->next_line(), "");
 }
@@ -185,8 +187,10 @@ TEST(Processes, AStoppedRankIsATimeoutThatSaysSo) {
   const bool timed_out[] = {first.starts_with("Timeout"), second.starts_with("Timeout")};
   EXPECT_TRUE(timed_out[0] || timed_out[1]) << first << "\n" << second;
   for (const std::string& line : {first, second}) {  // the one that gave up later may hear of the other's end first
-    if (line.starts_with("Timeout")) expect_within(line, {"rank 2", "stopped", "1 s"});
-    else expect_within(line, {"PeerLost"});
+    if (line.starts_with("Timeout"))
+      expect_within(line, {"rank 2", "stopped", "1 s"});
+    else
+      expect_within(line, {"PeerLost"});
   }
 }
 
@@ -225,7 +229,8 @@ TEST(Meeting, GarbageDoesNotDisturb) {
 TEST(Meeting, TwoProcessesWithTheSameRankAreRefused) {
   const std::string job = job_name();
   const auto nothing = [](Group&, const auto&) {};
-  const auto first = start_rank(job, 0, 3, Seconds(2), nothing), one = start_rank(job, 1, 3, Seconds(2), nothing), other = start_rank(job, 1, 3, Seconds(2), nothing);
+  const auto first = start_rank(job, 0, 3, Seconds(2), nothing), one = start_rank(job, 1, 3, Seconds(2), nothing),
+             other = start_rank(job, 1, 3, Seconds(2), nothing);
   expect_within(first->next_line(), {"Mismatch: two processes claim to be rank 1"});
   const std::string a = one->next_line(), b = other->next_line();
   EXPECT_NE(a.starts_with("Mismatch: two processes claim to be rank 1"), b.starts_with("Mismatch: two processes claim to be rank 1")) << a << "\n" << b;
@@ -235,7 +240,8 @@ TEST(Meeting, DifferentWorldSizesAreRefused) {
   const std::string job = job_name();
   const auto nothing = [](Group&, const auto&) {};
   const auto first = start_rank(job, 0, 2, Seconds(5), nothing), second = start_rank(job, 1, 3, Seconds(5), nothing);
-  for (Process* process : {first.get(), second.get()}) expect_within(process->next_line(), {"Mismatch: rank 1 was told that there are 3 ranks, rank 0 that there are 2"});
+  for (Process* process : {first.get(), second.get()})
+    expect_within(process->next_line(), {"Mismatch: rank 1 was told that there are 3 ranks, rank 0 that there are 2"});
 }
 
 TEST(Meeting, WithoutRankZeroTimesOut) {

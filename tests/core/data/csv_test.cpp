@@ -25,7 +25,9 @@ class Csv : public testing::Test {
   void expect_bad(const std::string& text, std::vector<std::string> parts, const std::string& label = "") {
     const std::string path = folder.write("data.csv", text);
     parts.push_back(path);
-    for (int ranks : {1, 2, 3, 4}) expect_refused<E>(ranks, [&](auto& group) { return read_csv(group, path, label); }, parts);
+    for (int ranks : {1, 2, 3, 4})
+      expect_refused<E>(
+          ranks, [&](auto& group) { return read_csv(group, path, label); }, parts);
   }
 
   Folder folder;
@@ -53,12 +55,18 @@ TEST_F(Csv, AllTheSameWithWindowsLinesBlankLinesAndNoNewlineAtTheEnd) {
   EXPECT_EQ(read("a,b,class\n1,2,0\n3,4,1\n5,6,2"), plain);
   EXPECT_EQ(read("a,b,class\n\n1,2,0\n\n\n  \n3,4,1\r\n\r\n5,6,2\n\n\n"), plain);
   EXPECT_EQ(read("\n\r\na,b,class\n1,2,0\n3,4,1\n5,6,2\n"), plain);
-  EXPECT_EQ(read("\xef\xbb\xbf" "a,b,class\n1,2,0\n3,4,1\n5,6,2\n", "class"), plain);
+  EXPECT_EQ(read("\xef\xbb\xbf"
+                 "a,b,class\n1,2,0\n3,4,1\n5,6,2\n",
+                 "class"),
+            plain);
   EXPECT_EQ(read("a, b ,\"class\"\n 1,\t2,0\n\"3\",4 ,1\n5,6,2\n", "class"), plain);
 }
 
 TEST_F(Csv, AMarkOfUnicodeMakesNoHeader) {
-  EXPECT_EQ(read("\xef\xbb\xbf" "1,2,0\n3,4,1\n").count, 2u);
+  EXPECT_EQ(read("\xef\xbb\xbf"
+                 "1,2,0\n3,4,1\n")
+                .count,
+            2u);
 }
 
 TEST_F(Csv, LabelByNameAndByNumber) {
@@ -149,7 +157,9 @@ TEST_F(Csv, NothingInIt) {
   expect_bad("a,b\n\n\n", {"header but no samples"});
 }
 
-TEST_F(Csv, MissingFile) { expect_refused<IoError>(2, [&](auto& group) { return read_csv(group, folder.path("no.csv"), ""); }, {folder.path("no.csv"), "No such file"}); }
+TEST_F(Csv, MissingFile) {
+  expect_refused<IoError>(2, [&](auto& group) { return read_csv(group, folder.path("no.csv"), ""); }, {folder.path("no.csv"), "No such file"});
+}
 
 // ---- train.csv and test.csv, through open() ----
 

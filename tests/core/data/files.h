@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "../comm/ranks.h"
 #include <trireme/data/dataset.h>
+#include "../comm/ranks.h"
 
 namespace trireme::tests {
 

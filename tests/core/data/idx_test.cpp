@@ -47,7 +47,9 @@ class Idx : public testing::Test {
   void expect_bad_images(const std::string& name, const std::string& content, std::vector<std::string> parts) {
     const std::string images = folder.write(name, content), labels = folder.write("labels", labels_file(kCount));
     parts.push_back(images);
-    for (int ranks : {1, 2, 3}) expect_refused<E>(ranks, [&](auto& group) { return read_idx(group, images, labels); }, parts);
+    for (int ranks : {1, 2, 3})
+      expect_refused<E>(
+          ranks, [&](auto& group) { return read_idx(group, images, labels); }, parts);
   }
 
   Folder folder;

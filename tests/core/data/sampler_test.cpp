@@ -1,11 +1,11 @@
 // label: unit
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <numeric>
 #include <trireme/base/error.h>
 #include <trireme/data/random.h>
 #include <trireme/data/sampler.h>
+#include <algorithm>
+#include <numeric>
 
 namespace trireme::tests {
 namespace {

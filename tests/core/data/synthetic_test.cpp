@@ -46,7 +46,8 @@ TEST(Open, SyntheticOfAnyCount) {
 }
 
 void expect_unknown(const std::string& what, const std::vector<std::string>& parts) {
-  expect_refused<InvalidArgument>(2, [&](auto& group) { return data::open(group, what).train; }, parts);
+  expect_refused<InvalidArgument>(
+      2, [&](auto& group) { return data::open(group, what).train; }, parts);
 }
 
 TEST(Open, BadCounts) {
@@ -56,7 +57,8 @@ TEST(Open, BadCounts) {
 }
 
 TEST(Open, MoreThanMemoryHoldsIsAnError) {
-  expect_refused<IoError>(2, [](auto& group) { return data::open(group, "synthetic:4294967295").train; }, {"no room in shared memory", "the data set's inputs"});
+  expect_refused<IoError>(2, [](auto& group) { return data::open(group, "synthetic:4294967295").train; },
+                          {"no room in shared memory", "the data set's inputs"});
 }
 
 TEST(Open, UnknownNameGivesTheNearest) {

@@ -27,8 +27,14 @@ constexpr int kSteps = 20;
 using Parameters = std::vector<std::vector<double>>;  // by slot
 
 Layout small_model() {
-  return Layout({{"conv.weight", DType::f64, {6, 5, 5}}, {"conv.bias", DType::f64, {6}}, {"fc1.weight", DType::f64, {37, 41}}, {"fc1.bias", DType::f64, {37}},
-                 {"scale", DType::f64, {}}, {"fc2.weight", DType::f64, {10, 37}}, {"unused", DType::f64, {9}}, {"fc2.bias", DType::f64, {10}}});
+  return Layout({{"conv.weight", DType::f64, {6, 5, 5}},
+                 {"conv.bias", DType::f64, {6}},
+                 {"fc1.weight", DType::f64, {37, 41}},
+                 {"fc1.bias", DType::f64, {37}},
+                 {"scale", DType::f64, {}},
+                 {"fc2.weight", DType::f64, {10, 37}},
+                 {"unused", DType::f64, {9}},
+                 {"fc2.bias", DType::f64, {10}}});
 }
 
 double noise(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
@@ -69,8 +75,10 @@ Parameters reference(const Layout& layout, const UpdaterOptions& o, int ranks) {
         for (int rank : present) g += gradient(rank, step, slot, i);
         double &x = p[slot][i], &m = s[slot][i], &w = v[slot][i];
         const double lr = rate(step);
-        if (o.kind == Optimizer::adamw) x *= 1 - lr * o.weight_decay;
-        else g += o.weight_decay * x;
+        if (o.kind == Optimizer::adamw)
+          x *= 1 - lr * o.weight_decay;
+        else
+          g += o.weight_decay * x;
         if (o.kind == Optimizer::sgd) {
           x -= lr * g;
         } else if (o.kind == Optimizer::momentum) {
@@ -126,9 +134,12 @@ Parameters train_all(int ranks, const Layout& layout, const UpdaterOptions& opti
 }
 
 const std::vector<UpdaterOptions>& optimizers() {
-  static const std::vector<UpdaterOptions> all = {space::sgd({.weight_decay = 0.01}),          space::momentum(),
-                                                  space::momentum({.nesterov = true, .weight_decay = 0.01}), space::adagrad(),
-                                                  space::adam({.weight_decay = 0.01}),         space::adamw({.weight_decay = 0.1})};
+  static const std::vector<UpdaterOptions> all = {space::sgd({.weight_decay = 0.01}),
+                                                  space::momentum(),
+                                                  space::momentum({.nesterov = true, .weight_decay = 0.01}),
+                                                  space::adagrad(),
+                                                  space::adam({.weight_decay = 0.01}),
+                                                  space::adamw({.weight_decay = 0.1})};
   return all;
 }
 
@@ -191,7 +202,8 @@ TEST_P(EveryExchange, DifferentModelsAreRefusedByName) {
     std::vector<Slot> slots = {{"fc.weight", DType::f64, {3, 4}}, {"fc.bias", DType::f64, {group.rank() == 1 ? 5 : 3}}};
     make_exchange(group, Layout(slots), space::sgd(), options());
   });
-  for (const auto& outcome : outcomes) expect_error<Mismatch>(outcome, {"models differ", "parameter 1", "rank 0 has 'fc.bias f64[3]'", "rank 1 has 'fc.bias f64[5]'"});
+  for (const auto& outcome : outcomes)
+    expect_error<Mismatch>(outcome, {"models differ", "parameter 1", "rank 0 has 'fc.bias f64[3]'", "rank 1 has 'fc.bias f64[5]'"});
 }
 
 TEST_P(EveryExchange, AModelWithoutParametersIsRefused) {
@@ -233,8 +245,11 @@ TEST_P(EveryExchange, RanksWithDifferentBucketsAreRefused) {
   for (const auto& outcome : outcomes) expect_error<Mismatch>(outcome, {"ranks disagree", "fc2.bias"});
 }
 
-std::string parameter_name(const testing::TestParamInfo<std::tuple<Sync, int>>& info) { return name_of(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param)); }
-INSTANTIATE_TEST_SUITE_P(Syncs, EveryExchange, testing::Combine(testing::Values(Sync::shared, Sync::allreduce, Sync::central), testing::Values(1, 2, 3, 4)), parameter_name);
+std::string parameter_name(const testing::TestParamInfo<std::tuple<Sync, int>>& info) {
+  return name_of(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
+}
+INSTANTIATE_TEST_SUITE_P(Syncs, EveryExchange, testing::Combine(testing::Values(Sync::shared, Sync::allreduce, Sync::central), testing::Values(1, 2, 3, 4)),
+                         parameter_name);
 
 TEST(Exchange, AllWaysGiveTheSameParameters) {
   const Layout layout = small_model();

@@ -50,13 +50,27 @@ Bytes random_data(DType type, size_t count, std::mt19937& random) {
   for (size_t i = 0; i < count; i++) {
     const double x = real(random) * std::pow(2.0, whole(random) % 12);
     switch (type) {
-      case DType::f32: put(bytes, i, static_cast<float>(x)); break;
-      case DType::f64: put(bytes, i, x); break;
-      case DType::f16: put(bytes, i, half_bits(static_cast<float>(x))); break;
-      case DType::bf16: put(bytes, i, brain_bits(static_cast<float>(x))); break;
-      case DType::i32: put(bytes, i, int32_t{whole(random)}); break;
-      case DType::i64: put(bytes, i, int64_t{whole(random)} * 1000003); break;
-      case DType::u8: put(bytes, i, static_cast<uint8_t>(whole(random) & 31)); break;
+      case DType::f32:
+        put(bytes, i, static_cast<float>(x));
+        break;
+      case DType::f64:
+        put(bytes, i, x);
+        break;
+      case DType::f16:
+        put(bytes, i, half_bits(static_cast<float>(x)));
+        break;
+      case DType::bf16:
+        put(bytes, i, brain_bits(static_cast<float>(x)));
+        break;
+      case DType::i32:
+        put(bytes, i, int32_t{whole(random)});
+        break;
+      case DType::i64:
+        put(bytes, i, int64_t{whole(random)} * 1000003);
+        break;
+      case DType::u8:
+        put(bytes, i, static_cast<uint8_t>(whole(random) & 31));
+        break;
     }
   }
   return bytes;
@@ -166,8 +180,10 @@ TEST(Halves, EveryValueSurvivesLoadAndStore) {
       for (size_t i = 0; i < 65536; i++) {
         const auto bits = static_cast<uint16_t>(i), got = get<uint16_t>(result, i);
         const float value = type == DType::f16 ? half_value(bits) : brain_value(bits);
-        if (std::isnan(value)) ASSERT_TRUE(std::isnan(type == DType::f16 ? half_value(got) : brain_value(got))) << i;
-        else ASSERT_EQ(got, bits) << variant->name << " " << name_of(type);
+        if (std::isnan(value))
+          ASSERT_TRUE(std::isnan(type == DType::f16 ? half_value(got) : brain_value(got))) << i;
+        else
+          ASSERT_EQ(got, bits) << variant->name << " " << name_of(type);
       }
     }
 }
@@ -175,7 +191,8 @@ TEST(Halves, EveryValueSurvivesLoadAndStore) {
 // x + y of two halves is exact in float, or rounded there once: then the store rounds to the half.
 template <class Value, class Bits>
 void check_sums(DType type, const Kernels& variant, const Value& value, const Bits& bits_of) {
-  constexpr uint16_t kOthers[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400, 0x3c00, 0xbc01, 0x1000, 0x7bff, 0xfbff, 0x5555, 0x3f80, 0x7f7f, 0x4780, 0x2e66, 0x0080};
+  constexpr uint16_t kOthers[] = {0x0000, 0x8000, 0x0001, 0x8001, 0x03ff, 0x0400, 0x3c00, 0xbc01, 0x1000,
+                                  0x7bff, 0xfbff, 0x5555, 0x3f80, 0x7f7f, 0x4780, 0x2e66, 0x0080};
   for (uint16_t other : kOthers) {
     Bytes all(65536 * 2), others(65536 * 2);
     for (size_t i = 0; i < 65536; i++) put(all, i, static_cast<uint16_t>(i)), put(others, i, other);
@@ -183,8 +200,10 @@ void check_sums(DType type, const Kernels& variant, const Value& value, const Bi
     for (size_t i = 0; i < 65536; i++) {
       const float wanted = value(static_cast<uint16_t>(i)) + value(other);
       const auto got = get<uint16_t>(result, i);
-      if (std::isnan(wanted)) ASSERT_TRUE(std::isnan(value(got)));
-      else ASSERT_EQ(got, bits_of(wanted)) << fmt::format("{} {}: {:#06x} + {:#06x} = {}", variant.name, name_of(type), i, other, wanted);
+      if (std::isnan(wanted))
+        ASSERT_TRUE(std::isnan(value(got)));
+      else
+        ASSERT_EQ(got, bits_of(wanted)) << fmt::format("{} {}: {:#06x} + {:#06x} = {}", variant.name, name_of(type), i, other, wanted);
     }
   }
 }
@@ -192,7 +211,8 @@ void check_sums(DType type, const Kernels& variant, const Value& value, const Bi
 TEST(Halves, SumsAreRoundedToNearestEven) {
   for (const Kernels* variant : runnable_kernels()) {
     check_sums(DType::f16, *variant, half_value, half_bits);
-    check_sums(DType::bf16, *variant, brain_value, [](float x) { return std::isinf(x) ? static_cast<uint16_t>(__builtin_bit_cast(uint32_t, x) >> 16) : brain_bits(x); });
+    check_sums(DType::bf16, *variant, brain_value,
+               [](float x) { return std::isinf(x) ? static_cast<uint16_t>(__builtin_bit_cast(uint32_t, x) >> 16) : brain_bits(x); });
   }
 }
 
@@ -209,8 +229,10 @@ TEST(Halves, MeansRoundOnce) {
         for (size_t k = 1; k < sources.size(); k++) sum += half_value(get<uint16_t>(sources[k], i));
         const float wanted = sum / static_cast<float>(n);
         const auto got = get<uint16_t>(result, i);
-        if (std::isnan(wanted)) ASSERT_TRUE(std::isnan(half_value(got)));
-        else ASSERT_EQ(got, half_bits(wanted)) << variant->name << " " << wanted;
+        if (std::isnan(wanted))
+          ASSERT_TRUE(std::isnan(half_value(got)));
+        else
+          ASSERT_EQ(got, half_bits(wanted)) << variant->name << " " << wanted;
       }
     }
 }
@@ -225,11 +247,11 @@ TEST(Halves, KnownPoints) {
     kernels().reduce(type, Op::sum, outs, 1, from, 2, 1);
     return out;
   };
-  EXPECT_EQ(sum(DType::f16, 0x7bff, 0x7bff), 0x7c00);  // 65504 + 65504: infinite
-  EXPECT_EQ(sum(DType::f16, 0x7bff, 0x4b80), 0x7bff);  // 65504 + 15 stays
-  EXPECT_EQ(sum(DType::f16, 0x7bff, 0x4c00), 0x7c00);  // 65504 + 16: the tie goes to the even one, infinity
-  EXPECT_EQ(sum(DType::f16, 0x0001, 0x0001), 0x0002);  // subnormals
-  EXPECT_EQ(sum(DType::f16, 0x03ff, 0x0001), 0x0400);  // to the first normal
+  EXPECT_EQ(sum(DType::f16, 0x7bff, 0x7bff), 0x7c00);   // 65504 + 65504: infinite
+  EXPECT_EQ(sum(DType::f16, 0x7bff, 0x4b80), 0x7bff);   // 65504 + 15 stays
+  EXPECT_EQ(sum(DType::f16, 0x7bff, 0x4c00), 0x7c00);   // 65504 + 16: the tie goes to the even one, infinity
+  EXPECT_EQ(sum(DType::f16, 0x0001, 0x0001), 0x0002);   // subnormals
+  EXPECT_EQ(sum(DType::f16, 0x03ff, 0x0001), 0x0400);   // to the first normal
   EXPECT_EQ(sum(DType::bf16, 0x3f80, 0x3b80), 0x3f80);  // 1 + 2⁻⁸: a tie, to even
   EXPECT_EQ(sum(DType::bf16, 0x3f81, 0x3b80), 0x3f82);  // 1 + 2⁻⁷ + 2⁻⁸: a tie, to even
   EXPECT_EQ(sum(DType::bf16, 0x7f7f, 0x7f7f), 0x7f80);  // infinite
@@ -251,12 +273,26 @@ TEST(Kernels, EveryVariantUpdatesToTheSameBits) {
             for (const Bytes& gradient : gradients) from.push_back(gradient.data());
             const Bytes start = random_data(type, count, random), first = random_data(type, count, random);
             Bytes second(count * size_of(type));  // Adam's second moment is not negative
-            for (size_t i = 0; i < count; i++) type == DType::f32 ? put(second, i, static_cast<float>(i % 17) / 7) : put(second, i, static_cast<double>(i % 17) / 7);
+            for (size_t i = 0; i < count; i++)
+              type == DType::f32 ? put(second, i, static_cast<float>(i % 17) / 7) : put(second, i, static_cast<double>(i % 17) / 7);
             const auto run = [&](const Kernels& variant) {
               Bytes p = start, s = kind == Optimizer::adagrad ? second : first, v = second;
-              variant.update({.optimizer = kind, .dtype = type, .gradients = from.data(), .sources = n, .count = count, .parameters = p.data(),
-                              .state = {kind == Optimizer::sgd ? nullptr : s.data(), v.data()}, .lr = 0.013, .momentum = 0.9, .beta1 = 0.9, .beta2 = 0.999,
-                              .epsilon = 1e-8, .weight_decay = 0.01, .nesterov = nesterov, .correction1 = 0.271, .correction2 = 0.003});
+              variant.update({.optimizer = kind,
+                              .dtype = type,
+                              .gradients = from.data(),
+                              .sources = n,
+                              .count = count,
+                              .parameters = p.data(),
+                              .state = {kind == Optimizer::sgd ? nullptr : s.data(), v.data()},
+                              .lr = 0.013,
+                              .momentum = 0.9,
+                              .beta1 = 0.9,
+                              .beta2 = 0.999,
+                              .epsilon = 1e-8,
+                              .weight_decay = 0.01,
+                              .nesterov = nesterov,
+                              .correction1 = 0.271,
+                              .correction2 = 0.003});
               p.insert(p.end(), s.begin(), s.end());
               p.insert(p.end(), v.begin(), v.end());
               return p;

@@ -41,7 +41,11 @@ TEST(Range, Intersection) {
 }
 
 std::vector<Slot> lenet() {
-  return {{"conv1.weight", DType::f32, {6, 1, 5, 5}}, {"conv1.bias", DType::f32, {6}}, {"scale", DType::f64, {}}, {"fc.weight", DType::f32, {10, 84}}, {"nothing", DType::f32, {0, 3}}};
+  return {{"conv1.weight", DType::f32, {6, 1, 5, 5}},
+          {"conv1.bias", DType::f32, {6}},
+          {"scale", DType::f64, {}},
+          {"fc.weight", DType::f32, {10, 84}},
+          {"nothing", DType::f32, {0, 3}}};
 }
 
 TEST(Layout, SlotsStartOnCacheLinesAndDoNotOverlap) {

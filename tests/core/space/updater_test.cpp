@@ -12,7 +12,9 @@
 namespace trireme::space::tests {
 namespace {
 
-double gradient(int step, size_t i) { return std::sin(0.7 * step + 1.3 * static_cast<double>(i)) + 0.1 * std::cos(static_cast<double>(i * static_cast<size_t>(step + 3))); }
+double gradient(int step, size_t i) {
+  return std::sin(0.7 * step + 1.3 * static_cast<double>(i)) + 0.1 * std::cos(static_cast<double>(i * static_cast<size_t>(step + 3)));
+}
 
 /// One parameter through one step, as torch/optim/{sgd,adagrad,adam,adamw}.py write it.
 struct Reference {
@@ -20,10 +22,14 @@ struct Reference {
 
   void step(const UpdaterOptions& o, double lr, double g, int t) {
     const double eps = o.epsilon.value_or(o.kind == Optimizer::adagrad ? 1e-10 : 1e-8);
-    if (o.kind == Optimizer::adamw) p = p * (1 - lr * o.weight_decay);
-    else g = g + o.weight_decay * p;
+    if (o.kind == Optimizer::adamw)
+      p = p * (1 - lr * o.weight_decay);
+    else
+      g = g + o.weight_decay * p;
     switch (o.kind) {
-      case Optimizer::sgd: p = p - lr * g; break;
+      case Optimizer::sgd:
+        p = p - lr * g;
+        break;
       case Optimizer::momentum:
         buffer = t == 1 ? g : o.momentum * buffer + g;
         p = p - lr * (o.nesterov ? g + o.momentum * buffer : buffer);
@@ -78,7 +84,8 @@ TEST(Updater, FollowsTorchForAHundredSteps) {
         if (i < 704 || i >= 768) reference[i].step(options, lr, gradients[i], step);
     }
     EXPECT_EQ(updater.steps(), 100);
-    for (size_t i = 0; i < kCount; i++) ASSERT_NEAR(parameters[i], reference[i].p, 1e-12 * std::max(1.0, std::abs(reference[i].p))) << name_of(options.kind) << " element " << i;
+    for (size_t i = 0; i < kCount; i++)
+      ASSERT_NEAR(parameters[i], reference[i].p, 1e-12 * std::max(1.0, std::abs(reference[i].p))) << name_of(options.kind) << " element " << i;
   }
 }
 

@@ -1,11 +1,11 @@
 #include <trireme/comm/shm/communicator.h>
 
-#include <array>
-#include <cstring>
 #include <trireme/base/error.h>
 #include <trireme/space/kernels.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/range.h>
+#include <array>
+#include <cstring>
 
 namespace trireme::comm::shm {
 namespace {
@@ -144,8 +144,7 @@ class Communicator::Handle final : public Work {
 
 std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
   const uint64_t offset = locate(data);
-  if (offset == kPrivate && size() > 1)
-    fail<InvalidArgument>("start_allreduce '{}' needs memory from allocate(); use allreduce for private memory", name);
+  if (offset == kPrivate && size() > 1) fail<InvalidArgument>("start_allreduce '{}' needs memory from allocate(); use allreduce for private memory", name);
   if (open_.size() >= kAhead / 2) complete_open();
   Fingerprint what = about(Kind::allreduce, count, type, name);
   what.op = op;
@@ -298,7 +297,8 @@ void Communicator::send(const void* data, size_t count, DType type, int to, std:
   do {
     const size_t length = std::min(letter_bytes_, count * size_of(type) - begin);
     const uint32_t number = box.posted.load();
-    rounds_.await(to, [&] { return number - box.taken.load() < 2; }, [&] { return fmt::format("send '{}'", name); });
+    rounds_.await(
+        to, [&] { return number - box.taken.load() < 2; }, [&] { return fmt::format("send '{}'", name); });
     Mail::Head& head = box.heads[number % 2];
     head.count = count;
     head.type = type;
@@ -320,11 +320,12 @@ void Communicator::receive(void* data, size_t count, DType type, int from, std::
   do {
     const size_t length = std::min(letter_bytes_, count * size_of(type) - begin);
     const uint32_t number = box.taken.load();
-    rounds_.await(from, [&] { return box.posted.load() != number; }, [&] { return fmt::format("receive '{}'", name); });
+    rounds_.await(
+        from, [&] { return box.posted.load() != number; }, [&] { return fmt::format("receive '{}'", name); });
     const Mail::Head& head = box.heads[number % 2];
     if (head.count != count || head.type != type || name.substr(0, kNameBytes - 1) != head.name)
-      fail<Mismatch>("rank {} expects '{}' of {} × {} from rank {}, which sent '{}' of {} × {}", rank(), name, count, trireme::name_of(type), from,
-                     head.name, head.count, trireme::name_of(head.type));
+      fail<Mismatch>("rank {} expects '{}' of {} × {} from rank {}, which sent '{}' of {} × {}", rank(), name, count, trireme::name_of(type), from, head.name,
+                     head.count, trireme::name_of(head.type));
     copy_bytes(bytes + begin, box.letter(number, letter_bytes_), length);
     box.taken.store(number + 1);
     rounds_.ring();

@@ -76,13 +76,13 @@ class Communicator final : public comm::Communicator {
   std::shared_ptr<Segment> segment_;
   Options options_;
   Rounds rounds_;
-  size_t cursor_;          // end of what was allocated in the segment; equal in all ranks
+  size_t cursor_;  // end of what was allocated in the segment; equal in all ranks
   SharedBlock stages_;
-  SharedBlock mails_;      // part `from` holds its letters to everybody
+  SharedBlock mails_;  // part `from` holds its letters to everybody
   size_t letter_bytes_ = 0;
-  uint32_t turn_ = 0;      // stages used so far; a stage's number is its turn modulo kStages
+  uint32_t turn_ = 0;                                         // stages used so far; a stage's number is its turn modulo kStages
   std::array<std::optional<uint32_t>, kStages> stage_round_;  // the last round that used a stage
-  std::deque<Open> open_;  // in the order of their rounds
+  std::deque<Open> open_;                                     // in the order of their rounds
 };
 
 }  // namespace trireme::comm::shm

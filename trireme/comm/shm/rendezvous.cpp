@@ -5,11 +5,11 @@
 #include <sys/socket.h>
 #include <sys/un.h>
 
+#include <trireme/base/error.h>
+#include <trireme/space/layout.h>
 #include <cerrno>
 #include <cstring>
 #include <thread>
-#include <trireme/base/error.h>
-#include <trireme/space/layout.h>
 #include <vector>
 
 namespace trireme::comm::shm {

@@ -3,13 +3,13 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/space/layout.h>
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <exception>
-#include <trireme/base/error.h>
-#include <trireme/base/process.h>
-#include <trireme/space/layout.h>
 
 namespace trireme::comm::shm {
 namespace {
@@ -17,19 +17,23 @@ namespace {
 std::string describe_call(const Fingerprint& what, std::string_view name) {
   const auto elements = fmt::format(" of {} × {}", what.count, trireme::name_of(what.dtype));
   switch (what.kind) {
-    case Kind::barrier: return fmt::format("barrier '{}'", name);
+    case Kind::barrier:
+      return fmt::format("barrier '{}'", name);
     case Kind::allreduce:
     case Kind::reduce_scatter:
       return fmt::format("{}{} ({}) '{}'{}", what.part == kStarted ? "started " : "", name_of(what.kind), trireme::name_of(what.op), name, elements);
-    case Kind::broadcast: return fmt::format("broadcast from rank {} '{}'{}", what.root, name, elements);
-    default: return fmt::format("{} '{}'{}", name_of(what.kind), name, elements);
+    case Kind::broadcast:
+      return fmt::format("broadcast from rank {} '{}'{}", what.root, name, elements);
+    default:
+      return fmt::format("{} '{}'{}", name_of(what.kind), name, elements);
   }
 }
 
 }  // namespace
 
 std::string_view name_of(Kind kind) {
-  constexpr std::string_view names[] = {"nothing", "barrier", "allreduce", "reduce-scatter", "all-gather", "broadcast", "all-to-all", "allocation", "training step"};
+  constexpr std::string_view names[] = {"nothing",   "barrier",    "allreduce",  "reduce-scatter", "all-gather",
+                                        "broadcast", "all-to-all", "allocation", "training step"};
   return names[static_cast<size_t>(kind)];
 }
 
@@ -56,7 +60,8 @@ void Rounds::join_all() {
   mine.state.store(kPresent);
   ring(rank_);
   for (int peer = 0; peer < ranks_; peer++)
-    await(peer, [&] { return stations_[peer].state.load() != kAbsent; }, [] { return std::string("the start of the job"); });
+    await(
+        peer, [&] { return stations_[peer].state.load() != kAbsent; }, [] { return std::string("the start of the job"); });
 
   stop_ = Descriptor(eventfd(0, EFD_CLOEXEC));
   processes_.resize(static_cast<size_t>(ranks_));
@@ -106,7 +111,8 @@ bool Rounds::all_arrived(uint32_t round) {
 void Rounds::await_arrivals(uint32_t round) {
   for (int step = 1; step < ranks_; step++) {
     const int peer = (rank_ + step) % ranks_;
-    await(peer, [&] { return arrived(peer, round); }, [&] { return describe(rank_, round); });
+    await(
+        peer, [&] { return arrived(peer, round); }, [&] { return describe(rank_, round); });
     compare(peer, round);
   }
   compared_ = round + 1;
@@ -115,8 +121,8 @@ void Rounds::await_arrivals(uint32_t round) {
 void Rounds::compare(int peer, uint32_t round) const {
   const Entry &mine = entry(rank_, round), &theirs = entry(peer, round);
   if (mine.what == theirs.what) return;
-  fail<Mismatch>("ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in the same order",
-                 round, rank_, describe(rank_, round), peer, describe(peer, round));
+  fail<Mismatch>("ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in the same order", round, rank_,
+                 describe(rank_, round), peer, describe(peer, round));
 }
 
 void Rounds::finish(uint32_t round) {
@@ -135,7 +141,8 @@ bool Rounds::all_finished(uint32_t round) const {
 void Rounds::await_finished(uint32_t round) {
   for (int step = 1; step < ranks_; step++) {
     const int peer = (rank_ + step) % ranks_;
-    await(peer, [&] { return finished(peer, round); }, [&] { return describe(rank_, round); });
+    await(
+        peer, [&] { return finished(peer, round); }, [&] { return describe(rank_, round); });
   }
 }
 
@@ -148,9 +155,7 @@ void Rounds::ring(int rank) {
   futex_wake_all(stations_[rank].bell);
 }
 
-std::string Rounds::describe(int rank, uint32_t round) const {
-  return describe_call(entry(rank, round).what, stations_[rank].names[round % kAhead].data());
-}
+std::string Rounds::describe(int rank, uint32_t round) const { return describe_call(entry(rank, round).what, stations_[rank].names[round % kAhead].data()); }
 
 void Rounds::give_up(int awaited, const std::string& what) const {
   if (const int lost = lost_.load(); lost >= 0)
@@ -163,8 +168,8 @@ void Rounds::give_up(int awaited, const std::string& what) const {
 void Rounds::time_out(int peer, const std::string& what) const {
   const pid_t pid = stations_[peer].pid.load();
   if (pid == 0) fail<Timeout>("rank {} did not come to the job within {:.3g} s (waiting: rank {}, in {})", peer, timeout_.count(), rank_, what);
-  fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting. A longer --timeout helps if it is only slow",
-                peer, pid, process_state(pid), what, timeout_.count(), rank_);
+  fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting. A longer --timeout helps if it is only slow", peer, pid,
+                process_state(pid), what, timeout_.count(), rank_);
 }
 
 /// Runs in its own thread: the failure channel, apart from the data. Sleeps until a peer's process ends.

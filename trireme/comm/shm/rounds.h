@@ -6,8 +6,8 @@
 // finished, the results may be used. Rounds run in order; a rank may arrive at up to kAhead - 1 rounds before it finishes the first.
 //
 // An entry is one cache line, so that arrival, fingerprint and data offset cross to the other core in one transfer.
-#include <atomic>
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -41,13 +41,13 @@ struct Fingerprint {
 struct alignas(64) Entry {
   std::atomic<uint32_t> round;  // number + 1 once the rest of the line is valid
   Fingerprint what;
-  uint64_t offset;              // of the data in the segment, or kPrivate
+  uint64_t offset;  // of the data in the segment, or kPrivate
 };
 static_assert(sizeof(Entry) == 64);
 
 constexpr uint64_t kPrivate = ~uint64_t{0};
 constexpr uint32_t kStarted = ~uint32_t{0};  // the part of an allreduce that was started and is waited for later
-constexpr uint32_t kAhead = 64;  // entries per rank
+constexpr uint32_t kAhead = 64;              // entries per rank
 constexpr size_t kNameBytes = 56;
 
 enum State : uint32_t { kAbsent, kPresent, kLeft, kFailed };
@@ -98,12 +98,8 @@ class Rounds {
  private:
   const Entry& entry(int rank, uint32_t round) const { return stations_[rank].entries[round % kAhead]; }
   // Sequentially consistent, as await() needs: whoever finds nothing here has been counted as a sleeper before. On x86 it costs the same.
-  bool arrived(int rank, uint32_t round) const {
-    return static_cast<int32_t>(entry(rank, round).round.load() - (round + 1)) >= 0;
-  }
-  bool finished(int rank, uint32_t round) const {
-    return static_cast<int32_t>(stations_[rank].finished.load() - (round + 1)) >= 0;
-  }
+  bool arrived(int rank, uint32_t round) const { return static_cast<int32_t>(entry(rank, round).round.load() - (round + 1)) >= 0; }
+  bool finished(int rank, uint32_t round) const { return static_cast<int32_t>(stations_[rank].finished.load() - (round + 1)) >= 0; }
   void compare(int peer, uint32_t round) const;
   std::string describe(int rank, uint32_t round) const;
   bool trouble(int awaited) const { return lost_.load() >= 0 || stations_[awaited].state.load() > kPresent; }
@@ -117,9 +113,9 @@ class Rounds {
   Station* stations_;
   int rank_, ranks_;
   Seconds timeout_;
-  int spins_, yields_;       // how long to look before sleeping
-  uint32_t next_ = 0;        // round at which this rank arrives next
-  uint32_t compared_ = 0;    // rounds below this were found to match
+  int spins_, yields_;         // how long to look before sleeping
+  uint32_t next_ = 0;          // round at which this rank arrives next
+  uint32_t compared_ = 0;      // rounds below this were found to match
   std::atomic<int> lost_{-1};  // rank that the watcher saw die
   Descriptor stop_;            // ends the watcher
   std::vector<Descriptor> processes_;
