@@ -19,7 +19,7 @@ train: build ## train LeNet on Fashion-MNIST on two workers
 	@build/trireme train recipes/lenet.toml
 
 test: build check ## all tests
-	@cd $(BUILD) && ctest --output-on-failure --timeout 300
+	@cd $(BUILD) && ctest --output-on-failure --timeout 300 -j 2
 	@$(MAKE) --no-print-directory asan tsan
 
 unit: build ## the quick tests only
