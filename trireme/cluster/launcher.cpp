@@ -258,7 +258,10 @@ class Job {
   void forward_signal() {
     signalfd_siginfo info{};
     if (read(signals_.get(), &info, sizeof info) != sizeof info) return;
+    // timeout(1) and some shells signal the process and then its group: that is one wish, not two.
+    if (interrupted_ != 0 && seconds_since(interrupted_at_) < 0.3) return;
     const bool again = interrupted_ != 0;
+    interrupted_at_ = Clock::now();
     interrupted_ = static_cast<int>(info.ssi_signo);
     to_all(again ? SIGKILL : interrupted_);
     if (!end_) end_ = Clock::now() + std::chrono::seconds(5);
@@ -329,6 +332,7 @@ class Job {
   std::optional<Clock::time_point> end_;  // when to press harder
   bool asked_ = false;                    // SIGTERM was sent
   int interrupted_ = 0;
+  Clock::time_point interrupted_at_;
 };
 
 }  // namespace

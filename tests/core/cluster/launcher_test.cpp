@@ -293,6 +293,9 @@ TEST(Launch, ASecondInterruptionKills) {
   ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
   kill(launcher.pid(), SIGINT);
   ASSERT_TRUE(eventually([&] { return launcher.output().find("asked") != std::string::npos; }));
+  kill(launcher.pid(), SIGINT);  // at once: the same wish again, as timeout(1) sends it
+  usleep(400'000);
+  for (pid_t pid : printed_pids(launcher.output())) EXPECT_TRUE(alive(pid)) << pid;
   const auto begin = Clock::now();
   kill(launcher.pid(), SIGINT);
   EXPECT_EQ(launcher.wait(), 128 + SIGINT);
