@@ -38,11 +38,11 @@ const fs::path& scratch() {
 }
 
 struct Settings {
-  std::string self;  // this program
+  std::string self, worker;  // this program, and the one with libtorch
   int rounds = 5;
   std::vector<std::string> cases;
   std::string out;  // worker modes
-  bool alone = false, private_memory = false;
+  bool private_memory = false;
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
 
@@ -102,7 +102,7 @@ void add_sample(Measurement& m, const std::string& who, double value) {
 /// Milliseconds per step, and against two unrelated processes side by side (the efficiency).
 void bench_step(const Settings& s, const std::string& name) {
   Measurement m{"train", name, "ms", {}};
-  const std::vector<std::string> worker = {s.self, "bench", "train", "--worker={out}", "--case=" + name};
+  const std::vector<std::string> worker = {s.worker, "bench", "--out={out}", "--case=" + name};
   std::vector<std::string> alone = worker;
   alone.push_back("--alone");
   std::vector<std::function<void()>> who = {[&] { add_sample(m, "ours", number_in(run_and_read("ours", 2, worker), "ms_per_step")); },
@@ -120,7 +120,7 @@ void bench_fashion(const Settings& s) {
   Measurement m{"train", "fashion-lenet-32", "s", {}};
   const auto ours = [&] {
     const auto lines = run_and_read(
-        "ours", 2, {s.self, "train", "lenet", "--data=fashion-mnist", "--batch=64", "--epochs=2", "--lr=0.05", "--progress=none", "--report={out}"});
+        "ours", 2, {s.worker, "train", "lenet", "--data=fashion-mnist", "--batch=64", "--epochs=2", "--lr=0.05", "--progress=none", "--report={out}"});
     std::string text;
     for (const std::string& line : lines) text += line;
     if (!text.empty()) add_sample(m, "ours", nlohmann::json::parse(text)["epochs"].back()["seconds"]);
@@ -136,7 +136,7 @@ void bench_fashion(const Settings& s) {
 
 int bench_train(const Settings& s) {
   if (!has_python_torch()) leave_out("ddp", "apt-get install python3-torch");
-  std::vector<std::string> known = train_cases();
+  std::vector<std::string> known(kTrainCases.begin(), kTrainCases.end());
   known.push_back("fashion-lenet-32");
   for (const std::string& name : s.cases)
     if (std::find(known.begin(), known.end(), name) == known.end()) fail<InvalidArgument>("unknown case '{}'{}", name, did_you_mean(name, known));
@@ -206,22 +206,21 @@ void leave_out(const std::string& name, const std::string& remedy) {
 Run add_bench(CLI::App& app, const Invocation& invocation) {
   auto s = std::make_shared<Settings>();
   s->self = invocation.program;
+  s->worker = invocation.worker;
   CLI::App* bench = app.add_subcommand("bench", "Measure ours and the peers alternately; one JSON object a line, a ratio above 1 means that ours is better");
   bench->require_subcommand(1);
   CLI::App* allreduce = bench->add_subcommand("allreduce", "Time by size against Gloo, Open MPI and the memory's limit, for 2, 4 and 8 ranks");
   CLI::App* train = bench->add_subcommand("train", "Time of a training step against PyTorch DDP, and against two unrelated processes (the efficiency)");
-  for (CLI::App* sub : {allreduce, train}) {
+  for (CLI::App* sub : {allreduce, train})
     sub->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")->capture_default_str()->check(CLI::PositiveNumber);
-    sub->add_option("--worker", s->out)->group("");  // the process that does the measured work
-  }
+  allreduce->add_option("--worker", s->out)->group("");  // the process that does the measured work
   allreduce->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
   allreduce->add_flag("--private", s->private_memory)->group("");
   train->add_option("--case", s->cases, "Cases, separated by commas; default: all")->delimiter(',');
-  train->add_flag("--alone", s->alone)->group("");
   return [s, allreduce] {
     for (size_t& bytes : s->sizes) bytes = std::max<size_t>(4, bytes / 4 * 4);
     if (allreduce->parsed()) return s->out.empty() ? bench_allreduce(*s) : allreduce_worker(s->out, s->sizes, s->private_memory);
-    return s->out.empty() ? bench_train(*s) : train_worker(s->out, s->cases.at(0), s->alone);
+    return bench_train(*s);
   };
 }
 

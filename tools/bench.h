@@ -1,5 +1,6 @@
 #pragma once
 // What all benchmarks share: alternate rounds of ours and the peers, medians, one JSON object a line.
+#include <array>
 #include <functional>
 #include <map>
 #include <string>
@@ -28,11 +29,10 @@ void leave_out(const std::string& name, const std::string& remedy);
 
 double median(std::vector<double> values);
 
-// The processes that do the measured work for ours. They join the world that run_and_read() launched.
+/// The process that does the measured work for ours. It joins the world that run_and_read() launched.
 int allreduce_worker(const std::string& out, const std::vector<size_t>& sizes, bool private_memory);
-int train_worker(const std::string& out, const std::string& name, bool alone);
 
-/// The training cases: name, and samples per worker and step.
-std::vector<std::string> train_cases();
+/// Model and samples per worker and step; worker/bench_train.cpp measures them.
+inline constexpr std::array kTrainCases = {"lenet-32", "lenet-128", "mlp512-32", "mlp512-128", "mlp2048-32", "mlp2048-128"};
 
 }  // namespace trireme::tools

@@ -1,5 +1,5 @@
 #pragma once
-// The sub-commands of `trireme`. Each adds itself to the command line and runs when chosen; the return value is the exit code.
+// The sub-commands of `trireme` and `trireme-worker`. Each adds itself to the command line and runs when chosen; the return value is the exit code.
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <map>
@@ -13,15 +13,26 @@ using Run = std::function<int()>;
 /// What main() was given.
 struct Invocation {
   std::string program;            // path of this executable
+  std::string worker;             // path of the program that loads libtorch
   std::vector<std::string> args;  // after the program's name, recipes already replaced by their flags
   std::vector<std::string> rest;  // launch: what stands after "--"
 };
+
+using AddCommand = std::function<Run(CLI::App&, const Invocation&)>;
+
+/// Parses argv and runs the chosen command; the exit code. Errors are printed.
+int run_command(int argc, char** argv, const std::map<std::string, AddCommand>& commands);
 
 Run add_train(CLI::App& app, const Invocation& invocation);
 Run add_launch(CLI::App& app, const Invocation& invocation);
 Run add_bench(CLI::App& app, const Invocation& invocation);
 Run add_models(CLI::App& app, const Invocation& invocation);
 Run add_doctor(CLI::App& app, const Invocation& invocation);
+
+// Of trireme-worker.
+Run add_train_worker(CLI::App& app, const Invocation& invocation);
+Run add_bench_worker(CLI::App& app, const Invocation& invocation);
+Run add_describe(CLI::App& app, const Invocation& invocation);
 
 /// The text of a terminal command's error, for the user: "trireme: …".
 void print_error(const std::string& text);

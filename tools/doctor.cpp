@@ -2,14 +2,15 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <filesystem>
+#include <memory>
 
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/base/segment.h>
 #include <trireme/cluster/environment.h>
 #include <trireme/space/kernels.h>
-#include <trireme/train/trainer.h>
 #include "commands.h"
 #include "peers.h"
 
@@ -50,11 +51,20 @@ void check_environment() {
   }
 }
 
+/// Asks the program that loads it.
+void check_libtorch(const std::string& worker) {
+  const std::unique_ptr<FILE, int (*)(FILE*)> pipe(popen(("'" + worker + "' describe 2>&1").c_str(), "r"), pclose);
+  std::string text(200, 0);
+  text.resize(pipe ? fread(text.data(), 1, text.size(), pipe.get()) : 0);
+  text = text.substr(0, text.find('\n'));
+  text.starts_with("libtorch ") ? found("libtorch", text.substr(9)) : problem("libtorch", fmt::format("{} does not run: {}", worker, text));
+}
+
 }  // namespace
 
-Run add_doctor(CLI::App& app, const Invocation&) {
+Run add_doctor(CLI::App& app, const Invocation& invocation) {
   app.add_subcommand("doctor", "Say what is found on this machine, what is missing and how to install it");
-  return [] {
+  return [worker = invocation.worker] {
     problems = 0;
     fmt::print("trireme {}\n", TRIREME_VERSION);
     const auto cores = usable_cores();
@@ -62,7 +72,7 @@ Run add_doctor(CLI::App& app, const Invocation&) {
     std::string variants;
     for (const space::Kernels* variant : space::runnable_kernels()) variants += (variants.empty() ? "" : ", ") + std::string(variant->name);
     found("kernels", fmt::format("{} (this processor runs: {})", space::kernels().name, variants));
-    found("libtorch", train::torch_description());
+    check_libtorch(worker);
     check_shared_memory();
     check_processes();
     check_environment();

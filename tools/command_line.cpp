@@ -1,0 +1,106 @@
+// What the programs of this folder do with argv. Nothing else reads it.
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <filesystem>
+
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/cluster/launcher.h>
+#include "commands.h"
+#include "recipe.h"
+
+namespace trireme::tools {
+
+void print_error(const std::string& text) { fmt::print(stderr, "trireme: {}\n", text); }
+
+namespace {
+
+std::string own_path() {
+  char path[PATH_MAX];
+  const ssize_t length = readlink("/proc/self/exe", path, sizeof path);
+  if (length <= 0) fail<IoError>("cannot find this program's path: {}", errno_text());
+  return {path, static_cast<size_t>(length)};
+}
+
+/// "unknown flag --epoch (did you mean --epochs?)", with the chosen sub-command's flags or the sub-commands themselves as candidates.
+std::string explain_unknown(const CLI::App& app, const std::vector<std::string>& args, const CLI::ParseError& error) {
+  const CLI::App* command = app.get_subcommands().empty() ? &app : app.get_subcommands().front();
+  std::vector<std::string> known;
+  for (const CLI::Option* option : command->get_options())
+    for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
+  for (const std::string& arg : args) {
+    if (arg == command->get_name()) continue;
+    const std::string word = arg.substr(0, arg.find('='));
+    const bool flag = word.starts_with("--");
+    const bool stranger = std::find(known.begin(), known.end(), word) == known.end();
+    if (stranger && (flag || command->get_require_subcommand_min() > 0))
+      return fmt::format("unknown {} '{}'{}", flag ? "flag" : "command", word, did_you_mean(word, known));
+  }
+  return error.what();
+}
+
+/// What stands after "--" of `launch` belongs to another program: CLI11 never sees it.
+Invocation invocation_of(std::vector<std::string> args) {
+  const std::string program = own_path();
+  Invocation invocation{program, (std::filesystem::path(program).parent_path() / "trireme-worker").string(), std::move(args), {}};
+  const auto dashes = std::find(invocation.args.begin(), invocation.args.end(), "--");
+  if (invocation.args.empty() || invocation.args[0] != "launch" || dashes == invocation.args.end()) return invocation;
+  invocation.rest.assign(dashes + 1, invocation.args.end());
+  invocation.args.erase(dashes, invocation.args.end());
+  return invocation;
+}
+
+int run(int argc, char** argv, const std::map<std::string, AddCommand>& add) {
+  CLI::App app{
+      "Data-parallel training for C++ programs and from the command line, on libtorch.\n"
+      "Start with:  trireme train lenet --data fashion-mnist --workers 2\n",
+      "trireme"};
+  app.require_subcommand(1);
+  app.set_version_flag("--version", TRIREME_VERSION);
+  app.failure_message(CLI::FailureMessage::help);
+  const Invocation invocation = invocation_of(expand_recipe({argv + 1, argv + argc}));
+  std::map<std::string, Run> commands;
+  for (const auto& [name, command] : add) commands[name] = command(app, invocation);
+  std::vector<std::string> reversed(invocation.args.rbegin(), invocation.args.rend());
+  try {
+    app.parse(reversed);
+  } catch (const CLI::Success& asked_for_help) {
+    return app.exit(asked_for_help);
+  } catch (const CLI::ExtrasError& error) {
+    fail<InvalidArgument>("{}. `trireme {}--help` lists what there is", explain_unknown(app, invocation.args, error),
+                          app.get_subcommands().empty() ? "" : app.get_subcommands().front()->get_name() + " ");
+  } catch (const CLI::RequiredError& error) {
+    if (!app.get_subcommands().empty())
+      fail<InvalidArgument>("{}. See `trireme {} --help`", explain_unknown(app, invocation.args, error), app.get_subcommands().front()->get_name());
+    if (invocation.args.empty()) return fmt::print("{}", app.help()), 2;
+    fail<InvalidArgument>("{}. `trireme --help` lists what there is", explain_unknown(app, invocation.args, error));
+  } catch (const CLI::ParseError& error) {
+    fail<InvalidArgument>("{}", error.what());
+  }
+  return commands.at(app.get_subcommands().front()->get_name())();
+}
+
+}  // namespace
+
+int run_command(int argc, char** argv, const std::map<std::string, AddCommand>& commands) {
+  try {
+    return run(argc, argv, commands);
+  } catch (const InvalidArgument& error) {
+    print_error(error.what());
+    return 2;
+  } catch (const PeerLost& error) {
+    print_error(error.what());
+    return cluster::kPeerLostExit;
+  } catch (const std::exception& error) {
+    const std::string text = error.what();  // libtorch appends a stack of addresses
+    print_error(text.substr(0, text.find("\nException raised from")));
+    return 1;
+  }
+}
+
+}  // namespace trireme::tools

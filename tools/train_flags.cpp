@@ -1,0 +1,117 @@
+#include "train_flags.h"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdlib>
+
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/base/process.h>
+#include <trireme/data/dataset.h>
+#include <trireme/models/catalogue.h>
+#include "join_names.h"
+
+namespace trireme::tools {
+namespace {
+
+constexpr double kLongestTimeout = 1e8;  // seconds; the clock counts nanoseconds
+
+std::vector<std::string> progress_names() { return {"auto", "line", "plain", "none"}; }
+
+std::string default_cache() {
+  const char* folder = std::getenv("XDG_CACHE_HOME");
+  if (folder != nullptr && *folder != 0) return std::string(folder) + "/trireme/choices.json";
+  const char* home = std::getenv("HOME");
+  return home == nullptr ? "" : std::string(home) + "/.cache/trireme/choices.json";
+}
+
+/// CLI11 takes -1 for a very large unsigned number, and its own checks talk of ranges from 2.2e-308.
+CLI::Validator whole_number(long long least) {
+  return CLI::Validator(
+      [least](const std::string& text) {
+        long long value = 0;
+        const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        const bool good = error == std::errc{} && stop == text.data() + text.size() && value >= least;
+        return good ? "" : fmt::format("must be a whole number of at least {}, not '{}'", least, text);
+      },
+      "");
+}
+
+void add_flags(CLI::App& app, TrainSettings& s) {
+  train::Options& o = s.options;
+  app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->always_capture_default();
+  app.add_option("MODEL", o.model, "A model (`trireme models` lists them), or a recipe FILE.toml with these flags as keys")->required();
+  app.add_option("--data", o.data, "Data: fashion-mnist, mnist, synthetic[:COUNT], a folder of IDX files or with train.csv and test.csv, or a .csv file");
+  app.add_option("--label", o.label, "CSV: name or number of the column to predict (default: the last)");
+  app.add_option("--workers", s.workers, "Worker processes on this machine; 0: one per core")->check(whole_number(0));
+  app.add_option("--batch", o.batch, "Samples per update, over all workers: the result does not depend on their number")->check(whole_number(1));
+  app.add_option("--epochs", o.epochs, "Passes over the training set")->check(whole_number(0));
+  app.add_option("--max-steps", o.max_steps, "Stop after this many updates; 0: no limit")->check(whole_number(0));
+  app.add_option("--optimizer", s.optimizer, "One of: " + join_names(space::optimizer_names()));
+  app.add_option("--lr", o.optimizer.lr, "Learning rate");
+  app.add_option("--momentum", o.optimizer.momentum, "For momentum");
+  app.add_flag("--nesterov", o.optimizer.nesterov, "Nesterov's variant of momentum");
+  app.add_option("--beta1", o.optimizer.beta1, "For adam and adamw");
+  app.add_option("--beta2", o.optimizer.beta2, "For adam and adamw");
+  app.add_option("--epsilon", o.optimizer.epsilon, "For adagrad, adam and adamw (default: libtorch's)");
+  app.add_option("--weight-decay", o.optimizer.weight_decay, "L2 term; decoupled in adamw");
+  app.add_option("--schedule", o.schedule, "Of the learning rate: " + join_names(space::schedule_names()));
+  app.add_option("--warmup", o.warmup, "Updates over which the learning rate rises to --lr")->check(whole_number(0));
+  app.add_option("--step-epochs", o.step_epochs, "Schedule step: epochs between drops");
+  app.add_option("--gamma", o.gamma, "Schedule step: factor of each drop");
+  app.add_option("--accumulate", o.accumulate, "Micro-batches per update: less memory, the same result, one exchange")->check(whole_number(1));
+  app.add_option("--sync", s.sync, "shared: workers update one shared copy of the parameters; allreduce: each has its own; central: all through worker 0");
+  app.add_option("--seed", o.seed, "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")
+      ->check(whole_number(0));
+  app.add_option("--loss", s.loss, "One of: " + join_names(train::loss_names()));
+  app.add_option("--dtype", o.dtype, "f32 or f64");
+  app.add_option("--memory-format", s.memory_format,
+                 "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
+  app.add_option("--bucket-bytes", o.bucket_bytes, "Gradients travel in buckets of about this size")->check(whole_number(1));
+  app.add_flag("--overlap,!--no-overlap", o.overlap, "Reduce complete buckets while the backward pass goes on");
+  app.add_option("--threads", s.threads, "Compute threads per worker")->check(whole_number(1));
+  app.add_option("--timeout", s.timeout, "Seconds to wait for another worker before giving up");
+  app.add_option("--report", o.report, "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
+  app.add_option("--save", o.save, "Write the trained model in safetensors format");
+  app.add_option("--progress", s.progress, "One of: " + join_names(progress_names()) + "; auto is a line on a terminal");
+  app.footer(
+      "Examples:\n"
+      "  trireme train lenet --data fashion-mnist --workers 2 --epochs 10 --lr 0.05 --save lenet.safetensors\n"
+      "  trireme train mlp:256,128 --data my.csv --label price --optimizer adam --lr 1e-3\n"
+      "  trireme train recipes/lenet.toml --epochs 2 --sync allreduce");
+}
+
+}  // namespace
+
+CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings) {
+  settings.options.optimizer.lr = 0.05;
+  settings.options.cache = default_cache();
+  CLI::App* command = app.add_subcommand("train", "Train a model on this machine's cores, one process per worker");
+  add_flags(*command, settings);
+  return command;
+}
+
+void resolve(TrainSettings& settings, const cluster::Place& place) {
+  train::Options& o = settings.options;
+  o.optimizer.kind = space::optimizer_named(settings.optimizer);
+  o.sync = exchange::sync_named(settings.sync);
+  o.memory_format = train::memory_format_named(settings.memory_format);
+  o.loss = train::loss_named(settings.loss);
+  train::check(o);
+  models::check_name(o.model);
+  data::check_exists(o.data);
+  if (settings.workers == 0) settings.workers = place.size > 1 ? place.size : usable_cores();
+  if (o.batch < static_cast<size_t>(settings.workers))
+    fail<InvalidArgument>("--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers",
+                          o.batch, settings.workers, settings.workers);
+  if (!(settings.timeout > 0 && settings.timeout < kLongestTimeout))
+    fail<InvalidArgument>("--timeout must be more than 0 and less than {} seconds, not {}", kLongestTimeout, settings.timeout);
+  if (const auto& known = progress_names(); std::find(known.begin(), known.end(), settings.progress) == known.end())
+    fail<InvalidArgument>("unknown --progress '{}'{}: {}", settings.progress, did_you_mean(settings.progress, known), join_names(known));
+  if (settings.progress == "auto") settings.progress = isatty(1) != 0 ? "line" : "plain";
+}
+
+}  // namespace trireme::tools

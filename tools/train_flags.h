@@ -1,0 +1,25 @@
+#pragma once
+// The flags of `trireme train`, read by the command that launches the workers and by each worker.
+#include <CLI/CLI.hpp>
+#include <string>
+
+#include <trireme/cluster/environment.h>
+#include <trireme/train/options.h>
+
+namespace trireme::tools {
+
+struct TrainSettings {
+  train::Options options;
+  int workers = 0;
+  int threads = 1;
+  double timeout = 60;
+  std::string optimizer = "momentum", sync = "shared", memory_format = "auto", loss = "auto", progress = "auto";
+};
+
+/// Adds `train` with all its flags; they are written to `settings` when the command line is parsed.
+CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings);
+
+/// Texts to settings, before anything is started: a wrong name is one error, not one per worker.
+void resolve(TrainSettings& settings, const cluster::Place& place);
+
+}  // namespace trireme::tools

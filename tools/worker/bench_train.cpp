@@ -1,0 +1,76 @@
+// The measured training step of ours; bench/peers/ddp_train.py does the same.
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <fstream>
+
+#include <trireme/cluster/world.h>
+#include <trireme/models/models.h>
+#include <trireme/parallel/parallel.h>
+#include <trireme/train/memory_format.h>
+#include "../bench.h"
+#include "../commands.h"
+
+namespace trireme::tools {
+namespace {
+
+struct Case {
+  std::string model;  // what stands before the dash
+  int64_t batch;      // per worker
+  int steps;          // timed
+};
+
+Case case_named(const std::string& name) {
+  const size_t dash = name.find('-');
+  const std::string model = name.substr(0, dash);
+  const int64_t batch = std::stoll(name.substr(dash + 1));
+  const int steps = model == "mlp2048" ? 120 : 400;
+  return {model, batch, batch > 32 ? steps / 2 : steps};
+}
+
+torch::nn::Sequential make(const std::string& model) {
+  if (model == "lenet") return models::lenet();
+  const int64_t width = std::stoll(model.substr(3));  // "mlp512"
+  return models::mlp({784, width, width, 10});
+}
+
+int measure(const std::string& out, const std::string& name, bool alone) {
+  const Case c = case_named(name);
+  const bool first = cluster::place_here().rank == 0;
+  World world = alone ? World({0, 1, "", "alone"}, {}) : join();
+  torch::manual_seed(0);
+  auto net = make(c.model);
+  const auto x = torch::randn({c.batch, 1, 28, 28});
+  const auto y = torch::randint(0, 10, {c.batch}, torch::kInt64);
+  const auto loss = [&](const torch::Tensor& output) { return torch::nn::functional::cross_entropy(output, y); };
+  const auto format = train::choose_memory_format(world, net, x, loss, name, "");
+  double seconds = 0;
+  {
+    auto train = parallel(world, *net, space::momentum({.lr = 0.01, .momentum = 0.9}), {.channels_last = format.channels_last});
+    Clock::time_point start;
+    for (int step = 0; step < 20 + c.steps; step++) {
+      if (step == 20) start = Clock::now();
+      train.step([&] { return loss(net->forward(x)); });
+    }
+    seconds = seconds_since(start) / c.steps;
+  }
+  if (first) std::ofstream(out) << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}}}\n", name, seconds * 1e3);
+  return 0;
+}
+
+}  // namespace
+
+Run add_bench_worker(CLI::App& app, const Invocation&) {
+  struct Settings {
+    std::string out, name;
+    bool alone = false;
+  };
+  auto s = std::make_shared<Settings>();
+  CLI::App* command = app.add_subcommand("bench", "Measure the training step of one case");
+  command->add_option("--out", s->out, "File for the result, a line of JSON")->required();
+  command->add_option("--case", s->name, "Such as lenet-32")->required()->check(CLI::IsMember(kTrainCases));
+  command->add_flag("--alone", s->alone, "As if there were no other rank");
+  return [s] { return measure(s->out, s->name, s->alone); };
+}
+
+}  // namespace trireme::tools
