@@ -15,6 +15,7 @@
 #include <trireme/base/nearest.h>
 #include <trireme/cluster/launcher.h>
 #include "commands.h"
+#include "hosts.h"
 #include "peers.h"
 
 namespace trireme::tools {
@@ -43,6 +44,8 @@ struct Settings {
   std::vector<std::string> cases;
   std::string out;  // worker modes
   bool private_memory = false;
+  HostsFlags hosts;
+  double gbit = 0;  // speed of the hosts' links, for the limit
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
 
@@ -60,6 +63,11 @@ void collect(std::map<size_t, Measurement>& all, const std::string& who, const s
   }
 }
 
+/// On this machine with two ranks, or on the hosts that were given.
+std::vector<std::string> run(const Settings& s, const std::string& what, const std::vector<std::string>& command) {
+  return s.hosts.given() ? run_on_hosts(what, s.hosts.options(s.self), command) : run_and_read(what, 2, command);
+}
+
 void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, const std::string& mpi, const std::string& limit) {
   std::string list;
   std::map<size_t, Measurement> all;
@@ -70,6 +78,14 @@ void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, con
   const std::string n = std::to_string(ranks), peers = TRIREME_PEERS;
   std::vector<std::string> ours = {s.self, "bench", "allreduce", "--worker={out}", "--sizes=" + list};
   if (private_memory) ours.push_back("--private");
+  if (s.hosts.given()) {
+    alternate(s.rounds, {[&] { collect(all, "ours", run(s, "ours", ours)); },
+                         [&] {
+                           collect(all, "gloo", run(s, "Gloo", {kPython, peers + "/gloo_allreduce.py", "{out}", list}));
+                         }});
+    for (const auto& [bytes, measurement] : all) print_measurement(measurement);
+    return;
+  }
   std::vector<std::function<void()>> who = {[&] { collect(all, "ours", run_and_read("ours", ranks, ours)); }};
   if (has_python_torch()) who.push_back([&] { collect(all, "gloo", run_and_read("Gloo", ranks, {kPython, peers + "/gloo_allreduce.py", "{out}", list})); });
   if (!mpi.empty())
@@ -82,6 +98,11 @@ void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, con
 }
 
 int bench_allreduce(const Settings& s) {
+  if (s.hosts.given()) {
+    int ranks = 0;
+    for (const auto& [name, slots] : s.hosts.options(s.self).hosts) ranks += slots;
+    return bench_allreduce_with(s, ranks, false, "", ""), 0;
+  }
   const std::string mpi = has_open_mpi() ? compile_peer("mpicc", "mpi_allreduce.c", {"-O2"}) : "";
   const std::string limit = compile_peer("g++", "limit_shm_allreduce.cpp", {"-O3", "-march=native", "-std=c++20"});
   if (mpi.empty()) leave_out("openmpi", "apt-get install openmpi-bin libopenmpi-dev");
@@ -99,19 +120,32 @@ void add_sample(Measurement& m, const std::string& who, double value) {
   if (value > 0) m.samples[who].push_back(value);
 }
 
+/// What nothing can beat: computing alone, or an ideal ring over the links, whichever takes longer.
+void add_wire_limit(const Settings& s, Measurement& m, double bytes) {
+  const double machines = static_cast<double>(s.hosts.options(s.self).hosts.size());
+  const double wire = 2 * (machines - 1) / machines * bytes * 8 / (s.gbit * 1e9) * 1e3;
+  for (double compute : m.samples["unrelated"]) m.samples["limit"].push_back(std::max(compute, wire));
+}
+
 /// Milliseconds per step, and against two unrelated processes side by side (the efficiency).
 void bench_step(const Settings& s, const std::string& name) {
-  Measurement m{"train", name, "ms", {}};
+  Measurement m{"train", s.hosts.given() ? fmt::format("{}@{}", name, s.hosts.hosts) : name, "ms", {}};
+  double bytes = 0;  // of the gradients
   const std::vector<std::string> worker = {s.worker, "bench", "--out={out}", "--case=" + name};
   std::vector<std::string> alone = worker;
   alone.push_back("--alone");
-  std::vector<std::function<void()>> who = {[&] { add_sample(m, "ours", number_in(run_and_read("ours", 2, worker), "ms_per_step")); },
-                                            [&] { add_sample(m, "unrelated", number_in(run_and_read("two unrelated processes", 2, alone), "ms_per_step")); }};
+  std::vector<std::function<void()>> who = {[&] {
+                                              const auto lines = run(s, "ours", worker);
+                                              bytes = number_in(lines, "bytes");
+                                              add_sample(m, "ours", number_in(lines, "ms_per_step"));
+                                            },
+                                            [&] { add_sample(m, "unrelated", number_in(run(s, "unrelated processes", alone), "ms_per_step")); }};
   if (has_python_torch())
     who.push_back([&] {
-      add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}), "ms_per_step"));
+      add_sample(m, "ddp", number_in(run(s, "DDP", {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}), "ms_per_step"));
     });
   alternate(s.rounds, who);
+  if (s.gbit > 0) add_wire_limit(s, m, bytes);
   print_measurement(m);
 }
 
@@ -176,12 +210,16 @@ void print_measurement(const Measurement& m) {
   std::fflush(stdout);
 }
 
-std::vector<std::string> run_and_read(const std::string& what, int ranks, std::vector<std::string> command) {
+namespace {
+
+/// Runs the command with the name of a file in the place of {out}; the lines that it wrote there.
+std::vector<std::string> read_results(const std::string& what, std::vector<std::string> command,
+                                      const std::function<cluster::LaunchResult(const std::vector<std::string>&)>& start) {
   const fs::path out = scratch() / "result";
   fs::remove(out);
   for (std::string& word : command)
     if (const size_t at = word.find("{out}"); at != std::string::npos) word.replace(at, 5, out.string());
-  const cluster::LaunchResult result = cluster::launch({.command = command, .ranks = ranks, .threads = 1, .only_first = true});
+  const cluster::LaunchResult result = start(command);
   if (result.interrupted) std::exit(result.exit_code);
   if (result.exit_code != 0) fmt::print(stderr, "bench: {} failed: {}\n", what, result.reason);
   std::vector<std::string> lines;
@@ -190,12 +228,28 @@ std::vector<std::string> run_and_read(const std::string& what, int ranks, std::v
   return result.exit_code == 0 ? lines : std::vector<std::string>{};
 }
 
+}  // namespace
+
+std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command) {
+  return read_results(what, command,
+                      [&](const auto& words) { return cluster::launch({.command = words, .ranks = ranks, .threads = 1, .show = cluster::Show::first}); });
+}
+
+std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOptions hosts, const std::vector<std::string>& command) {
+  return read_results(what, command, [&](const auto& words) {
+    hosts.command = words;
+    hosts.show = cluster::Show::first;
+    hosts.environment = {{"OMP_NUM_THREADS", "1"}};
+    return cluster::launch_on_hosts(hosts);
+  });
+}
+
 std::string compile_peer(const std::string& compiler, const std::string& source, const std::vector<std::string>& flags) {
   const fs::path binary = scratch() / fs::path(source).stem();
   std::vector<std::string> command = {compiler};
   command.insert(command.end(), flags.begin(), flags.end());
   for (const std::string& word : {std::string(TRIREME_PEERS) + "/" + source, std::string("-o"), binary.string()}) command.push_back(word);
-  return cluster::launch({.command = command, .ranks = 1, .only_first = true}).exit_code == 0 ? binary.string() : "";
+  return cluster::launch({.command = command, .ranks = 1, .show = cluster::Show::first}).exit_code == 0 ? binary.string() : "";
 }
 
 void leave_out(const std::string& name, const std::string& remedy) {
@@ -213,6 +267,8 @@ Run add_bench(CLI::App& app, const Invocation& invocation) {
   CLI::App* train = bench->add_subcommand("train", "Time of a training step against PyTorch DDP, and against two unrelated processes (the efficiency)");
   for (CLI::App* sub : {allreduce, train})
     sub->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")->capture_default_str()->check(CLI::PositiveNumber);
+  for (CLI::App* sub : {allreduce, train}) add_hosts_flags(*sub, s->hosts);
+  train->add_option("--gbit", s->gbit, "Speed of the hosts' links in Gbit/s: adds what an ideal ring takes as the peer \"limit\"")->group("Several hosts");
   allreduce->add_option("--worker", s->out)->group("");  // the process that does the measured work
   allreduce->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
   allreduce->add_flag("--private", s->private_memory)->group("");

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <trireme/cluster/hosts.h>
+
 namespace trireme::tools {
 
 /// One line of output. Times: a ratio above 1 means that ours is faster.
@@ -19,7 +21,9 @@ void print_measurement(const Measurement& measurement);
 
 /// Runs a command in `ranks` processes (with RANK, WORLD_SIZE, … set, one thread each) whose rank 0 writes JSON lines to the file that replaces "{out}" in it.
 /// Returns these lines; empty, with a line on stderr, when the command failed.
-std::vector<std::string> run_and_read(const std::string& what, int ranks, std::vector<std::string> command);
+std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command);
+/// The same on hosts; the first of them must be this one, as rank 0 writes the file.
+std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOptions hosts, const std::vector<std::string>& command);
 
 /// Compiles a peer's program once; returns its path, or "" when there is no compiler for it.
 std::string compile_peer(const std::string& compiler, const std::string& source, const std::vector<std::string>& flags);

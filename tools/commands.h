@@ -25,6 +25,9 @@ int run_command(int argc, char** argv, const std::map<std::string, AddCommand>& 
 
 Run add_train(CLI::App& app, const Invocation& invocation);
 Run add_launch(CLI::App& app, const Invocation& invocation);
+Run add_join(CLI::App& app, const Invocation& invocation);
+Run add_coordinator(CLI::App& app, const Invocation& invocation);
+Run add_tls(CLI::App& app, const Invocation& invocation);
 Run add_bench(CLI::App& app, const Invocation& invocation);
 Run add_models(CLI::App& app, const Invocation& invocation);
 Run add_doctor(CLI::App& app, const Invocation& invocation);

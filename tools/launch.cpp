@@ -7,33 +7,42 @@
 #include <trireme/base/nearest.h>
 #include <trireme/cluster/launcher.h>
 #include "commands.h"
+#include "hosts.h"
 
 namespace trireme::tools {
 
 Run add_launch(CLI::App& app, const Invocation& invocation) {
   auto options = std::make_shared<cluster::LaunchOptions>();
+  auto hosts = std::make_shared<HostsFlags>();
   CLI::App* command =
       app.add_subcommand("launch", "Start a program that uses the library once per rank, and stay with it: trireme launch -n N -- PROGRAM ARGS...");
   command->add_option("-n,--ranks", options->ranks, "How many processes")->capture_default_str();
   command->add_option("--threads", options->threads, "Compute threads per rank; 0: cores divided by ranks");
+  add_hosts_flags(*command, *hosts);
   command->prefix_command();
   command->footer(
       "Each rank finds TRIREME_RANK, TRIREME_SIZE and torchrun's variables (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …) in its environment, so PyTorch\n"
       "programs start too. Lines are prefixed with the rank. When one rank dies the others are ended, and the first death is explained.\n"
-      "Example:  trireme launch -n 4 -- ./my_training --lr 0.1");
-  return [options, command, invocation] {
+      "Examples:\n"
+      "  trireme launch -n 4 -- ./my_training --lr 0.1\n"
+      "  trireme launch --hosts a:2,b:2 -- /shared/my_training --lr 0.1");
+  return [options, hosts, command, invocation] {
     options->command = command->remaining();
     if (!options->command.empty() && options->command[0].starts_with("-"))
       fail<InvalidArgument>("unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
-                            did_you_mean(options->command[0], {"--ranks", "--threads", "--help"}));
+                            did_you_mean(options->command[0], {"--ranks", "--threads", "--hosts", "--hostfile", "--remote", "--help"}));
     options->command.insert(options->command.end(), invocation.rest.begin(), invocation.rest.end());
     if (options->command.empty()) fail<InvalidArgument>("nothing to launch. Usage: trireme launch -n N -- PROGRAM ARGS…");
-    const cluster::LaunchResult result = cluster::launch(*options);
-    if (result.first_failed >= 0 && !result.interrupted) {
-      print_error(result.reason);
-      if (!result.last_lines.empty()) fmt::print(stderr, "its last lines:\n");
-      for (const std::string& line : result.last_lines) fmt::print(stderr, "  [{}] {}\n", result.first_failed, line);
+    if (hosts->given()) {
+      cluster::HostsOptions on_hosts = hosts->options(invocation.program);
+      on_hosts.command = options->command;
+      if (options->threads > 0) on_hosts.environment.emplace_back("OMP_NUM_THREADS", std::to_string(options->threads));
+      const cluster::LaunchResult result = cluster::launch_on_hosts(on_hosts);
+      explain_end(result, false);
+      return result.exit_code;
     }
+    const cluster::LaunchResult result = cluster::launch(*options);
+    explain_end(result, false);
     return result.exit_code;
   };
 }

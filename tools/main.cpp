@@ -3,5 +3,13 @@
 
 int main(int argc, char** argv) {
   using namespace trireme::tools;
-  return run_command(argc, argv, {{"train", add_train}, {"launch", add_launch}, {"bench", add_bench}, {"models", add_models}, {"doctor", add_doctor}});
+  return run_command(argc, argv,
+                     {{"train", add_train},
+                      {"launch", add_launch},
+                      {"join", add_join},
+                      {"coordinator", add_coordinator},
+                      {"tls", add_tls},
+                      {"bench", add_bench},
+                      {"models", add_models},
+                      {"doctor", add_doctor}});
 }

@@ -12,17 +12,28 @@
 namespace trireme::tools {
 namespace {
 
+std::vector<std::string> worker_command(const TrainSettings& settings, const Invocation& invocation) {
+  std::vector<std::string> command = {invocation.worker};
+  command.insert(command.end(), invocation.args.begin(), invocation.args.end());
+  command.push_back("--progress=" + settings.progress);
+  return command;
+}
+
 int launch_workers(const TrainSettings& settings, const Invocation& invocation) {
-  cluster::LaunchOptions options{.command = {invocation.worker}, .ranks = settings.workers, .threads = settings.threads, .only_first = true};
-  options.command.insert(options.command.end(), invocation.args.begin(), invocation.args.end());
-  options.command.push_back("--progress=" + settings.progress);
-  const cluster::LaunchResult result = cluster::launch(options);
-  const bool spoke = result.first_failed == 0 && result.exit_code < 128;  // rank 0 has said itself why it ended
-  if (result.first_failed >= 0 && !result.interrupted && !spoke) {
-    print_error(result.reason);
-    if (result.first_failed > 0)
-      for (const std::string& line : result.last_lines) fmt::print(stderr, "  [{}] {}\n", result.first_failed, line);
-  }
+  const cluster::LaunchResult result =
+      cluster::launch({.command = worker_command(settings, invocation), .ranks = settings.workers, .threads = settings.threads, .show = cluster::Show::first});
+  explain_end(result, result.first_failed == 0 && result.exit_code < 128);  // rank 0 has said itself why it ended
+  return result.exit_code;
+}
+
+int launch_on_hosts(const TrainSettings& settings, const Invocation& invocation) {
+  cluster::HostsOptions options = settings.hosts.options(invocation.program);
+  options.command = worker_command(settings, invocation);
+  options.show = cluster::Show::first;
+  for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
+    options.environment.emplace_back(name, std::to_string(settings.threads));
+  const cluster::LaunchResult result = cluster::launch_on_hosts(options);
+  explain_end(result, false);
   return result.exit_code;
 }
 
@@ -46,7 +57,7 @@ Run add_train(CLI::App& app, const Invocation& invocation) {
     const cluster::Place place = cluster::place_here();
     if (place.launcher != "alone") become_worker(invocation);
     resolve(*settings, place);
-    return launch_workers(*settings, invocation);
+    return settings->hosts.given() ? launch_on_hosts(*settings, invocation) : launch_workers(*settings, invocation);
   };
 }
 

@@ -77,11 +77,25 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--report", o.report, "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
   app.add_option("--save", o.save, "Write the trained model in safetensors format");
   app.add_option("--progress", s.progress, "One of: " + join_names(progress_names()) + "; auto is a line on a terminal");
+  app.add_option("--engine", s.engine, "Between machines: auto, gloo, mpi or nccl. Inside a machine it is always shared memory")->group("Several hosts");
+  add_hosts_flags(app, s.hosts);
   app.footer(
       "Examples:\n"
       "  trireme train lenet --data fashion-mnist --workers 2 --epochs 10 --lr 0.05 --save lenet.safetensors\n"
       "  trireme train mlp:256,128 --data my.csv --label price --optimizer adam --lr 1e-3\n"
-      "  trireme train recipes/lenet.toml --epochs 2 --sync allreduce");
+      "  trireme train recipes/lenet.toml --epochs 2 --sync allreduce\n"
+      "  trireme train recipes/lenet.toml --hosts a:2,b:2");
+}
+
+int ranks_on_hosts(const TrainSettings& settings) {
+  int ranks = 0;
+  for (const auto& [name, slots] : settings.hosts.options("").hosts) ranks += slots;
+  return ranks;
+}
+
+void check_engine(const std::string& name) {
+  const std::vector<std::string> known = {"auto", "gloo", "mpi", "nccl"};
+  if (std::find(known.begin(), known.end(), name) == known.end()) fail<InvalidArgument>("unknown --engine '{}'{}", name, did_you_mean(name, known));
 }
 
 }  // namespace
@@ -89,7 +103,7 @@ void add_flags(CLI::App& app, TrainSettings& s) {
 CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings) {
   settings.options.optimizer.lr = 0.05;
   settings.options.cache = default_cache();
-  CLI::App* command = app.add_subcommand("train", "Train a model on this machine's cores, one process per worker");
+  CLI::App* command = app.add_subcommand("train", "Train a model, one process per worker, on this machine or on several hosts");
   add_flags(*command, settings);
   return command;
 }
@@ -103,7 +117,8 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   train::check(o);
   models::check_name(o.model);
   data::check_exists(o.data);
-  if (settings.workers == 0) settings.workers = place.size > 1 ? place.size : usable_cores();
+  if (settings.engine != "auto") check_engine(settings.engine);
+  if (settings.workers == 0) settings.workers = place.launcher != "alone" ? place.size : settings.hosts.given() ? ranks_on_hosts(settings) : usable_cores();
   if (o.batch < static_cast<size_t>(settings.workers))
     fail<InvalidArgument>("--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers",
                           o.batch, settings.workers, settings.workers);

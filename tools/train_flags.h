@@ -5,6 +5,7 @@
 
 #include <trireme/cluster/environment.h>
 #include <trireme/train/options.h>
+#include "hosts.h"
 
 namespace trireme::tools {
 
@@ -13,7 +14,8 @@ struct TrainSettings {
   int workers = 0;
   int threads = 1;
   double timeout = 60;
-  std::string optimizer = "momentum", sync = "shared", memory_format = "auto", loss = "auto", progress = "auto";
+  std::string optimizer = "momentum", sync = "shared", memory_format = "auto", loss = "auto", progress = "auto", engine = "auto";
+  HostsFlags hosts;
 };
 
 /// Adds `train` with all its flags; they are written to `settings` when the command line is parsed.

@@ -29,7 +29,7 @@ class Help(support.CommandTest):
             self.assertIn(word, text)
 
     def test_others(self):
-        for args, words in ((["launch"], ["-n", "-- PROGRAM", "Example:", "torchrun"]), (["bench"], ["allreduce", "train", "ratio above 1"]), (["bench", "allreduce"], ["--rounds", "--sizes"]),
+        for args, words in ((["launch"], ["-n", "-- PROGRAM", "Examples:", "torchrun", "--hosts"]), (["bench"], ["allreduce", "train", "ratio above 1"]), (["bench", "allreduce"], ["--rounds", "--sizes"]),
                             (["bench", "train"], ["--rounds", "--case"]), (["models"], ["--help"]), (["doctor"], ["--help"])):
             with self.subTest(args=args):
                 text = self.succeeds(*args, "--help")

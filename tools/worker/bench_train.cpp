@@ -45,8 +45,10 @@ int measure(const std::string& out, const std::string& name, bool alone) {
   const auto loss = [&](const torch::Tensor& output) { return torch::nn::functional::cross_entropy(output, y); };
   const auto format = train::choose_memory_format(world, net, x, loss, name, "");
   double seconds = 0;
+  size_t bytes = 0;
   {
     auto train = parallel(world, *net, space::momentum({.lr = 0.01, .momentum = 0.9}), {.channels_last = format.channels_last});
+    bytes = train.exchange().layout().bytes();
     Clock::time_point start;
     for (int step = 0; step < 20 + c.steps; step++) {
       if (step == 20) start = Clock::now();
@@ -54,7 +56,7 @@ int measure(const std::string& out, const std::string& name, bool alone) {
     }
     seconds = seconds_since(start) / c.steps;
   }
-  if (first) std::ofstream(out) << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}}}\n", name, seconds * 1e3);
+  if (first) std::ofstream(out) << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}}}\n", name, seconds * 1e3, bytes);
   return 0;
 }
 

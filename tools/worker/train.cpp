@@ -77,7 +77,7 @@ class Screen {
 int work(const TrainSettings& settings) {
   for (int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { stop_requested.store(true); });
   Screen screen(settings.progress);
-  World world = join({.timeout = Seconds(settings.timeout)});
+  World world = join({.timeout = Seconds(settings.timeout), .heartbeat_limit = Seconds(settings.hosts.heartbeat_limit), .engine = settings.engine});
   const train::Result result = train::run(world, settings.options, screen.listener(), stop_requested);
   if (!world.first()) return 0;
   std::string summary = fmt::format("{} {} updates in {:.1f} s of training",

@@ -6,20 +6,40 @@
 namespace trireme::cluster {
 
 struct Place {
-  int rank = 0;
+  int rank = 0;  // -1: the coordinator assigns it
   int size = 1;
-  std::string job;       // the same in all ranks of a job, different between jobs
-  std::string launcher;  // "alone", "trireme launch", "torchrun-style variables"
+  std::string job;                 // the same in all ranks of a job, different between jobs; "": whichever the coordinator serves
+  std::string launcher;            // "alone", "trireme launch", "Kubernetes indexed Job", "torchrun-style variables", "ps-lite variables", "Open MPI", "Slurm"
+  std::string coordinator;         // "host:port" where ranks of several machines meet; "" when all ranks are on this machine
+  bool hosts_coordinator = false;  // this process is the one that runs it
+  std::string token;               // what a rank shows to the coordinator; "" without a coordinator, unless one was given
+  std::string tls;                 // folder with certificates; "": none
+  std::string engine;              // which network engine; "": not said
+  bool token_derived = false;      // nobody gave a token: it follows from job and coordinator, keeps accidents out, and stops no attacker
+  bool mpi = false;                // ranks are on several machines and nobody said where to meet: MPI itself can tell
+  std::string role = "worker";     // "worker", and with ps-lite variables also "server" and "scheduler"
+  int servers = 0;                 // DMLC_NUM_SERVER
 };
 
 /// The value of a variable, or nullptr.
 using Lookup = std::function<const char*(const char* name)>;
 
-/// Understands TRIREME_RANK, TRIREME_SIZE, TRIREME_JOB, and torchrun's RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
-/// Throws InvalidArgument that names the variable when one is missing, not a number or out of range.
+/// The first of these that is there says the place:
+///   TRIREME_RANK, TRIREME_SIZE, TRIREME_JOB                                         trireme launch, trireme train --hosts, or a script
+///   JOB_COMPLETION_INDEX, TRIREME_SIZE, TRIREME_COORDINATOR                         indexed Jobs of Kubernetes, one rank a pod
+///   RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK, LOCAL_WORLD_SIZE        torchrun
+///   DMLC_ROLE, DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_WORKER_ID    ps-lite
+///   OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_SIZE          Open MPI's mpirun
+///   SLURM_PROCID, SLURM_STEP_ID and others                                          srun; scripts of sbatch and shells of salloc are "alone"
+/// What people say goes before what schedulers leave in the environment. TRIREME_COORDINATOR (somebody runs it there), TRIREME_JOB, TRIREME_TOKEN, TRIREME_TLS
+/// and TRIREME_ENGINE are heard whoever launched. Throws InvalidArgument that names the variable, its value and what to do when one is missing, malformed, out
+/// of range or contradicts another.
 Place place_from(const Lookup& lookup);
 
 /// From this process's environment.
 Place place_here();
+
+/// The token of those who were given none: SHA-256 of job and coordinator, in hexadecimal.
+std::string derived_token(const std::string& job, const std::string& coordinator);
 
 }  // namespace trireme::cluster

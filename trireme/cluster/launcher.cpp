@@ -75,6 +75,7 @@ class Stream {
 struct Child {
   pid_t pid = 0;
   Descriptor process;
+  Descriptor input;  // the other end of its standard input
   std::vector<Stream> streams;
   std::deque<std::string> last;
   std::optional<int> status;  // of waitpid, once it ended
@@ -82,34 +83,19 @@ struct Child {
   bool pressed = false;       // it ended after we had asked it to
 };
 
-std::string random_name() {
-  std::random_device source;
-  return fmt::format("{:08x}{:08x}", source(), source());
-}
-
-/// A port that is free now: what torchrun-style programs use to meet.
-int free_port() {
-  const Descriptor socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof address;
-  if (bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return 29500;
-  getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size);
-  return ntohs(address.sin_port);
-}
-
-std::vector<std::string> environment_of(const LaunchOptions& options, int rank, const std::string& job, int port) {
+std::vector<std::string> environment_of(const LaunchOptions& options, int local) {
   const std::string threads = std::to_string(options.threads > 0 ? options.threads : std::max(1, usable_cores() / options.ranks));
-  std::vector<std::pair<std::string, std::string>> set = {{"TRIREME_RANK", std::to_string(rank)},
-                                                          {"TRIREME_SIZE", std::to_string(options.ranks)},
-                                                          {"TRIREME_JOB", job},
-                                                          {"RANK", std::to_string(rank)},
-                                                          {"LOCAL_RANK", std::to_string(rank)},
-                                                          {"WORLD_SIZE", std::to_string(options.ranks)},
-                                                          {"LOCAL_WORLD_SIZE", std::to_string(options.ranks)},
-                                                          {"MASTER_ADDR", "127.0.0.1"},
-                                                          {"MASTER_PORT", std::to_string(port)}};
+  std::vector<std::pair<std::string, std::string>> set;
+  if (options.commands.empty())
+    set = {{"TRIREME_RANK", std::to_string(options.first_rank + local)},
+           {"TRIREME_SIZE", std::to_string(options.size)},
+           {"TRIREME_JOB", options.job},
+           {"RANK", std::to_string(options.first_rank + local)},
+           {"LOCAL_RANK", std::to_string(local)},
+           {"WORLD_SIZE", std::to_string(options.size)},
+           {"LOCAL_WORLD_SIZE", std::to_string(options.ranks)},
+           {"MASTER_ADDR", options.master},
+           {"MASTER_PORT", std::to_string(options.master_port)}};
   for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
     if (options.threads > 0 || getenv(name) == nullptr) set.emplace_back(name, threads);
   set.insert(set.end(), options.environment.begin(), options.environment.end());
@@ -138,14 +124,14 @@ std::pair<Descriptor, Descriptor> open_pipe() {
 }
 
 /// Between fork and exec: only calls that are safe there.
-[[noreturn]] void become(char** command, char** environment, int out, int error, pid_t parent, const sigset_t& signals, const struct sigaction& broken_pipe) {
+[[noreturn]] void become(char** command, char** environment, int in, int out, int error, pid_t parent, const sigset_t& signals,
+                         const struct sigaction& broken_pipe) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // no rank outlives the launcher
   if (getppid() != parent) _exit(125);
   sigprocmask(SIG_SETMASK, &signals, nullptr);
   sigaction(SIGPIPE, &broken_pipe, nullptr);
-  const int nothing = open("/dev/null", O_RDONLY | O_CLOEXEC);
-  dup2(nothing, 0);
+  dup2(in >= 0 ? in : open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
   dup2(out, 1);
   dup2(error, 2);
   environ = environment;
@@ -156,14 +142,23 @@ std::pair<Descriptor, Descriptor> open_pipe() {
   _exit(127);
 }
 
+constexpr int kCaught[] = {SIGINT, SIGTERM, SIGHUP};
+
+sigset_t caught_signals() {
+  sigset_t caught;
+  sigemptyset(&caught);
+  for (int signal : kCaught) sigaddset(&caught, signal);
+  return caught;
+}
+
 class Job {
  public:
-  explicit Job(const LaunchOptions& options) : options_(options), children_(static_cast<size_t>(options.ranks)) {
-    sigset_t caught;
-    sigemptyset(&caught);
-    for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&caught, signal);
-    sigprocmask(SIG_BLOCK, &caught, &before_);
+  explicit Job(LaunchOptions options) : options_(std::move(options)), children_(static_cast<size_t>(options_.ranks)) {
+    const sigset_t caught = caught_signals();
+    pthread_sigmask(SIG_BLOCK, &caught, &before_);
     signals_ = Descriptor(signalfd(-1, &caught, SFD_CLOEXEC));
+    of_children_ = before_;
+    for (int signal : kCaught) sigdelset(&of_children_, signal);
     struct sigaction ignore {};
     ignore.sa_handler = SIG_IGN;
     sigaction(SIGPIPE, &ignore, &broken_pipe_);  // nobody reads our output any more: the job goes on
@@ -176,13 +171,11 @@ class Job {
         waitpid(child.pid, nullptr, 0);
       }
     sigaction(SIGPIPE, &broken_pipe_, nullptr);
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
 
   LaunchResult run() {
-    const std::string job = random_name();
-    const int port = free_port();
-    for (int rank = 0; rank < options_.ranks; rank++) start(rank, job, port);
+    for (int rank = 0; rank < options_.ranks; rank++) start(rank);
     while (anything_open()) {
       const bool all_ended = std::all_of(children_.begin(), children_.end(), [](const Child& child) { return child.status.has_value(); });
       if (all_ended && !end_) end_ = Clock::now() + std::chrono::seconds(1);  // for a stranger that still holds a rank's output open
@@ -196,20 +189,30 @@ class Job {
   }
 
  private:
-  void start(int rank, const std::string& job, int port) {
+  std::string name_of(int index) const {
+    return options_.names.empty() ? fmt::format("rank {}", options_.first_rank + index) : options_.names[static_cast<size_t>(index)];
+  }
+
+  void start(int rank) {
     Child& child = children_[static_cast<size_t>(rank)];
     auto [out_read, out_write] = open_pipe();
     auto [error_read, error_write] = open_pipe();
-    std::vector<std::string> command = options_.command, environment = environment_of(options_, rank, job, port);
+    Descriptor in_read;
+    if (!options_.input.empty()) {
+      std::tie(in_read, child.input) = open_pipe();
+      if (write(child.input.get(), options_.input.data(), options_.input.size()) < 0) fail<IoError>("cannot write to {}: {}", name_of(rank), errno_text());
+    }
+    std::vector<std::string> command = options_.commands.empty() ? options_.command : options_.commands[static_cast<size_t>(rank)];
+    std::vector<std::string> environment = environment_of(options_, rank);
     std::vector<char*> argv = pointers(command), envp = pointers(environment);
     const pid_t parent = getpid();
     child.pid = fork();
-    if (child.pid < 0) fail<IoError>("cannot start rank {}: {}", rank, errno_text());
-    if (child.pid == 0) become(argv.data(), envp.data(), out_write.get(), error_write.get(), parent, before_, broken_pipe_);
+    if (child.pid < 0) fail<IoError>("cannot start {}: {}", name_of(rank), errno_text());
+    if (child.pid == 0) become(argv.data(), envp.data(), in_read.get(), out_write.get(), error_write.get(), parent, of_children_, broken_pipe_);
     setpgid(child.pid, child.pid);
     child.process = open_process(child.pid);
-    const bool silent = options_.only_first && rank > 0;
-    const std::string prefix = options_.only_first ? "" : fmt::format("[{}] ", rank);
+    const bool silent = options_.show == Show::first && options_.first_rank + rank > 0;
+    const std::string prefix = options_.show == Show::labelled ? fmt::format("[{}] ", options_.first_rank + rank) : "";
     child.streams.emplace_back(std::move(out_read), silent ? -1 : 1, prefix);
     child.streams.emplace_back(std::move(error_read), silent ? -1 : 2, prefix);
   }
@@ -221,7 +224,7 @@ class Job {
   }
 
   void wait_for_events() {
-    std::vector<pollfd> polls = {{signals_.get(), POLLIN, 0}};
+    std::vector<pollfd> polls = {{signals_.get(), POLLIN, 0}, {failed_elsewhere_ ? -1 : options_.failed, POLLIN, 0}, {hung_up_ ? -1 : options_.hangup, 0, 0}};
     for (const Child& child : children_) {
       polls.push_back({child.status ? -1 : child.process.get(), POLLIN, 0});
       for (const Stream& stream : child.streams) polls.push_back({stream.descriptor(), POLLIN, 0});
@@ -229,13 +232,15 @@ class Job {
     const int limit = end_ ? static_cast<int>(std::max(0.0, Seconds(*end_ - Clock::now()).count()) * 1e3) + 1 : -1;
     if (poll(polls.data(), polls.size(), limit) <= 0) return;
     if (polls[0].revents != 0) forward_signal();
-    size_t index = 1;
+    if (polls[1].revents != 0) end_for_failure_elsewhere();
+    if (polls[2].revents != 0 && !std::exchange(hung_up_, true)) interrupt(SIGINT);
+    size_t index = 3;
     for (Child& child : children_) {  // output first: the last words belong to the death that follows
       index++;
       for (Stream& stream : child.streams)
         if (polls[index++].revents != 0) stream.pump(child.last);
     }
-    index = 1;
+    index = 3;
     for (size_t rank = 0; rank < children_.size(); rank++) {
       if (polls[index].revents != 0) reap(static_cast<int>(rank));
       index += 1 + children_[rank].streams.size();
@@ -260,11 +265,21 @@ class Job {
     if (read(signals_.get(), &info, sizeof info) != sizeof info) return;
     // timeout(1) and some shells signal the process and then its group: that is one wish, not two.
     if (interrupted_ != 0 && seconds_since(interrupted_at_) < 0.3) return;
+    interrupt(static_cast<int>(info.ssi_signo));
+  }
+
+  void interrupt(int signal) {
     const bool again = interrupted_ != 0;
     interrupted_at_ = Clock::now();
-    interrupted_ = static_cast<int>(info.ssi_signo);
+    interrupted_ = signal;
     to_all(again ? SIGKILL : interrupted_);
     if (!end_) end_ = Clock::now() + std::chrono::seconds(5);
+  }
+
+  /// The ranks have been told too, and end by themselves; those who do not are helped.
+  void end_for_failure_elsewhere() {
+    failed_elsewhere_ = true;
+    if (!end_) end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(options_.grace);
   }
 
   void to_all(int signal) {
@@ -317,30 +332,60 @@ class Job {
       result.exit_code = WEXITSTATUS(status);
       how = fmt::format("exit code {}", result.exit_code);
     }
-    result.reason = fmt::format("rank {} (process {}) died first: {} after {:.1f} s", result.first_failed, child.pid, how, child.ended);
+    result.reason = fmt::format("{} (process {}) died first: {} after {:.1f} s", name_of(result.first_failed), child.pid, how, child.ended);
+    if (options_.commands.empty()) result.first_failed += options_.first_rank;
     result.last_lines.assign(child.last.begin(), child.last.end());
     return result;
   }
 
-  const LaunchOptions& options_;
+  LaunchOptions options_;
   std::vector<Child> children_;
   std::vector<int> failed_;  // in the order in which they were seen
-  sigset_t before_{};
+  sigset_t before_{}, of_children_{};
   struct sigaction broken_pipe_ {};
   Descriptor signals_;
   Clock::time_point begin_ = Clock::now();
   std::optional<Clock::time_point> end_;  // when to press harder
   bool asked_ = false;                    // SIGTERM was sent
+  bool failed_elsewhere_ = false, hung_up_ = false;
   int interrupted_ = 0;
   Clock::time_point interrupted_at_;
 };
 
 }  // namespace
 
-LaunchResult launch(const LaunchOptions& options) {
-  if (options.command.empty()) fail<InvalidArgument>("nothing to launch: give a program after --");
+SignalsForLauncher::SignalsForLauncher() {
+  const sigset_t caught = caught_signals();
+  pthread_sigmask(SIG_BLOCK, &caught, &before_);
+}
+
+SignalsForLauncher::~SignalsForLauncher() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+
+std::string random_name() {
+  std::random_device source;
+  return fmt::format("{:08x}{:08x}", source(), source());
+}
+
+int free_port() {
+  const Descriptor socket_(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  if (bind(socket_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0) return 29500;
+  getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&address), &size);
+  return ntohs(address.sin_port);
+}
+
+LaunchResult launch(const LaunchOptions& given) {
+  LaunchOptions options = given;
+  if (!options.commands.empty()) options.ranks = static_cast<int>(options.commands.size());
+  if (options.command.empty() && options.commands.empty()) fail<InvalidArgument>("nothing to launch: give a program after --");
   if (options.ranks < 1 || options.ranks > 256) fail<InvalidArgument>("the number of ranks must be 1 to 256, not {}", options.ranks);
-  return Job(options).run();
+  if (options.size == 0) options.size = options.ranks;
+  if (options.job.empty()) options.job = random_name();
+  if (options.master_port == 0) options.master_port = free_port();
+  return Job(std::move(options)).run();
 }
 
 }  // namespace trireme::cluster

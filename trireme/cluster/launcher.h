@@ -1,5 +1,6 @@
 #pragma once
 // Starts the ranks of a job on this machine and stays with them until the last has ended.
+#include <csignal>
 #include <string>
 #include <utility>
 #include <vector>
@@ -11,25 +12,63 @@ namespace trireme::cluster {
 /// Exit code of a rank that failed only because another one did: it is never named as the one that died first.
 constexpr int kPeerLostExit = 75;
 
+/// What becomes of the processes' output.
+enum class Show {
+  labelled,  // everybody's, each line with "[rank] " before it
+  first,     // that of the first process alone, unchanged
+  plain      // everybody's, unchanged
+};
+
 struct LaunchOptions {
   std::vector<std::string> command;  // program and arguments
-  int ranks = 1;
-  int threads = 0;          // compute threads per rank (OMP_NUM_THREADS); 0: cores / ranks, at least 1
-  bool only_first = false;  // pass on rank 0's output alone, unchanged; otherwise everybody's, each line with "[rank] " before it
-  Seconds grace{1.0};       // between one rank's death and the end of those who do not end by themselves
+  int ranks = 1;                     // processes to start here
+  int threads = 0;                   // compute threads per rank (OMP_NUM_THREADS); 0: cores / ranks, at least 1
+  Show show = Show::labelled;
+  Seconds grace{1.0};                                            // between one rank's death and the end of those who do not end by themselves
   std::vector<std::pair<std::string, std::string>> environment;  // added to every rank's
+
+  // A job that spans machines: this process starts a part of it.
+  int first_rank = 0;  // of those started here
+  int size = 0;        // of the job; 0: `ranks`
+  std::string job;     // its name; "": a new one
+  std::string master = "127.0.0.1";
+  int master_port = 0;  // where programs with torchrun's variables meet; 0: one that is free here
+  int failed = -1;      // descriptor: when it becomes readable the job has failed elsewhere, and the ranks end
+  int hangup = -1;      // descriptor: when it hangs up, as if SIGINT had come
+
+  // Processes that are not ranks, but start some elsewhere.
+  std::vector<std::vector<std::string>> commands;  // one per process, instead of `command` and `ranks`
+  std::vector<std::string> names;                  // what messages call them, instead of "rank 0", …
+  std::string input;                               // on everybody's standard input, which then stays open; "": nothing
 };
 
 struct LaunchResult {
   int exit_code = 0;      // 0, or the first failed rank's (128 + signal when one killed it)
-  int first_failed = -1;  // rank, or -1
+  int first_failed = -1;  // rank (with `commands`: index), or -1
   bool interrupted = false;
   std::string reason;                   // "rank 1 died first: killed by signal 9 (SIGKILL) after 3.2 s", or ""
   std::vector<std::string> last_lines;  // of that rank
 };
 
 /// Starts `ranks` processes, writes their output to standard output and standard error, forwards SIGINT, SIGTERM and SIGHUP, and ends all when one
-/// dies. A second SIGINT kills. No rank survives this process, even if it is killed. Call from a single-threaded program.
+/// dies. A second SIGINT kills. No rank survives this process, even if it is killed.
 LaunchResult launch(const LaunchOptions& options);
+
+/// For a program that makes threads before it calls launch(): while this lives, the signals that launch() forwards go to nobody else.
+class SignalsForLauncher {
+ public:
+  SignalsForLauncher();
+  ~SignalsForLauncher();
+  SignalsForLauncher(const SignalsForLauncher&) = delete;
+  SignalsForLauncher& operator=(const SignalsForLauncher&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+/// 16 hexadecimal digits that nobody has chosen before.
+std::string random_name();
+/// A port that is free now: what torchrun-style programs use to meet.
+int free_port();
 
 }  // namespace trireme::cluster

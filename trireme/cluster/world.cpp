@@ -1,14 +1,201 @@
 #include <trireme/cluster/world.h>
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <limits>
+#include <numeric>
+
+#include <trireme/base/error.h>
+#include <trireme/cluster/coordinator.h>
+#include <trireme/cluster/launcher.h>
+#include <trireme/cluster/session.h>
+#include <trireme/comm/hierarchical/communicator.h>
+#include <trireme/comm/mpi/mpi.h>
+#include <trireme/comm/network/engine.h>
 #include <trireme/comm/shm/rendezvous.h>
 
 namespace trireme {
+namespace {
 
-World::World(cluster::Place place, JoinOptions options) : place_(std::move(place)) {
-  auto segment = comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout);
-  local_ = std::make_unique<comm::shm::Communicator>(std::move(segment), place_.rank, place_.size, comm::shm::Options{.timeout = options.timeout});
+using comm::network::Engine;
+using comm::shm::Beacon;
+
+int port_of(const std::string& address) {
+  int port = 0;
+  const size_t colon = address.rfind(':');
+  std::from_chars(address.data() + colon + 1, address.data() + address.size(), port);
+  return port;
 }
 
-World join(JoinOptions options) { return World(cluster::place_here(), options); }
+/// Ranks on several machines whom nobody told where to meet: rank 0 opens the coordinator, and MPI tells the others where.
+void meet_through_mpi(cluster::Place& place, std::unique_ptr<cluster::Coordinator>& coordinator, const JoinOptions& options) {
+  comm::network::Communicator all(comm::mpi::world(), {.timeout = options.timeout});
+  std::array<char, 256> text{};
+  if (place.rank == 0) {
+    const std::string token = cluster::random_name() + cluster::random_name();
+    coordinator = std::make_unique<cluster::Coordinator>(
+        cluster::CoordinatorOptions{.job = place.job, .token = token, .tls = place.tls, .ranks = place.size, .heartbeat_limit = options.heartbeat_limit});
+    fmt::format_to_n(text.data(), text.size() - 1, "{}:{} {}", cluster::own_host_name(), coordinator->port(), token);
+  }
+  all.broadcast(text.data(), text.size(), DType::u8, 0, "where the coordinator is");
+  const std::string told = text.data();
+  place.coordinator = told.substr(0, told.find(' '));
+  place.token = told.substr(told.find(' ') + 1);
+}
+
+const Engine& pick_engine(const cluster::Place& place, const JoinOptions& options) {
+  std::string name = !options.engine.empty() ? options.engine : place.engine;
+  if (name.empty() || name == "auto") name = place.mpi ? "mpi" : "gloo";
+  comm::mpi::add();
+  return comm::network::engine_named(name);
+}
+
+/// Two ranks send each other all they have: as many bytes as in a ring, in half the trips.
+size_t direct_bytes(size_t ranks) { return ranks == 2 ? std::numeric_limits<size_t>::max() : comm::network::Options{}.direct_bytes; }
+
+}  // namespace
+
+struct World::Network {
+  // In the order of their making; destroyed in the reverse one.
+  std::unique_ptr<cluster::Coordinator> coordinator;
+  std::unique_ptr<cluster::Session> session;
+  std::unique_ptr<Beacon> beacon;
+  std::unique_ptr<comm::network::Communicator> lane, flat;
+  std::unique_ptr<comm::hierarchical::Communicator> all;  // null when it turned out that all ranks are on this machine
+  std::string engine;
+
+  void leave() noexcept {
+    all.reset();
+    lane.reset();
+    flat.reset();
+    if (session) {
+      const bool failed = std::uncaught_exceptions() > 0;
+      session->leave(!failed ? 0 : session->failure() ? cluster::kPeerLostExit : 1, failed ? "it stopped after an error of its own (see its output)" : "");
+    }
+    if (coordinator) coordinator->wait_ended(Deadline(Seconds(5)));  // the others may still need to hear what happened
+  }
+};
+
+World::World(cluster::Place place, JoinOptions options) : place_(std::move(place)) {
+  if (place_.coordinator.empty() && !place_.mpi) {
+    local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout), place_.rank, place_.size,
+                                                       comm::shm::Options{.timeout = options.timeout});
+    return;
+  }
+  network_ = std::make_unique<Network>();
+  try {
+    meet_machines(options);
+  } catch (...) {
+    network_->leave();
+    throw;
+  }
+}
+
+World::World(World&&) noexcept = default;
+
+World::~World() {
+  if (network_) network_->leave();
+}
+
+/// Registers with the coordinator, finds out who is on this machine, shares memory with them, and connects to the rest.
+void World::meet_machines(const JoinOptions& options) {
+  Network& n = *network_;
+  if (place_.mpi) {
+    meet_through_mpi(place_, n.coordinator, options);
+  } else if (place_.hosts_coordinator) {
+    n.coordinator = std::make_unique<cluster::Coordinator>(cluster::CoordinatorOptions{.port = port_of(place_.coordinator),
+                                                                                       .job = place_.job,
+                                                                                       .token = place_.token,
+                                                                                       .tls = place_.tls,
+                                                                                       .ranks = place_.size,
+                                                                                       .heartbeat_limit = options.heartbeat_limit});
+  }
+  n.session = std::make_unique<cluster::Session>(cluster::SessionOptions{.coordinator = place_.coordinator,
+                                                                         .job = place_.job,
+                                                                         .token = place_.token,
+                                                                         .tls = place_.tls,
+                                                                         .timeout = options.timeout,
+                                                                         .heartbeat_limit = options.heartbeat_limit},
+                                                 cluster::Member{.rank = place_.rank, .size = place_.size, .host = cluster::own_host_name(), .pid = getpid()});
+  place_.rank = n.session->rank();
+  place_.size = n.session->size();
+  warnings_ = n.session->warnings();
+
+  // A rank's leader is the lowest rank whose beacon it can see: that is how machines are told apart, and not by names.
+  const std::string job = n.session->job() + "/" + place_.token;
+  const Deadline deadline(options.timeout);
+  n.beacon = std::make_unique<Beacon>(job, place_.rank);
+  n.session->put(fmt::format("here/{}", place_.rank), "");
+  int leader = 0;
+  for (; leader < place_.rank; leader++) {
+    n.session->get(fmt::format("here/{}", leader), deadline);
+    if (Beacon::seen(job, leader)) break;
+  }
+  n.session->put(fmt::format("leader/{}", place_.rank), std::to_string(leader));
+  std::vector<int> machine_of, leaders;
+  for (int rank = 0; rank < place_.size; rank++) {
+    const int theirs = std::stoi(n.session->get(fmt::format("leader/{}", rank), deadline));
+    if (theirs == rank) leaders.push_back(rank);
+    machine_of.push_back(static_cast<int>(std::find(leaders.begin(), leaders.end(), theirs) - leaders.begin()));
+  }
+  const comm::hierarchical::Topology topology(machine_of);
+  const comm::hierarchical::Place here = topology.place(place_.rank);
+  const int neighbours = static_cast<int>(topology.ranks_on(here.machine).size());
+  local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(fmt::format("{}/{}", job, leader), here.local, neighbours, options.timeout), here.local,
+                                                     neighbours, comm::shm::Options{.timeout = options.timeout, .names = topology.ranks_on(here.machine)});
+  if (topology.machines() > 1) connect_machines(options, machine_of);
+  n.session->on_failure([local = local_.get(), &n](const cluster::Failure& failure) {
+    const auto cause = std::make_exception_ptr(PeerLost(failure.reason));
+    local->rounds().interrupt(cause);
+    for (auto* network : {n.lane.get(), n.flat.get()})
+      if (network != nullptr) network->interrupt(cause);
+  });
+}
+
+void World::connect_machines(const JoinOptions& options, const std::vector<int>& machine_of) {
+  Network& n = *network_;
+  const Engine& engine = pick_engine(place_, options);
+  const comm::hierarchical::Topology topology(machine_of);
+  const auto [machine, local] = topology.place(place_.rank);
+  const auto connect = [&](const std::string& name, int rank, const std::vector<int>& members) {
+    auto transport = engine.connect({.store = *n.session,
+                                     .name = name,
+                                     .rank = rank,
+                                     .size = static_cast<int>(members.size()),
+                                     .address = n.session->address(),
+                                     .timeout = options.timeout});
+    return std::make_unique<comm::network::Communicator>(
+        std::move(transport),
+        comm::network::Options{.timeout = options.timeout, .direct_bytes = direct_bytes(members.size()), .patience = Seconds(1), .names = members});
+  };
+  if (local < topology.lanes()) {
+    std::vector<int> members;
+    for (int m = 0; m < topology.machines(); m++) members.push_back(topology.ranks_on(m)[static_cast<size_t>(local)]);
+    n.lane = connect(fmt::format("lane {}", local), machine, members);
+  }
+  std::vector<int> everybody(machine_of.size());
+  std::iota(everybody.begin(), everybody.end(), 0);
+  n.flat = connect("all", place_.rank, everybody);
+  n.all = std::make_unique<comm::hierarchical::Communicator>(topology, place_.rank, *local_, n.lane.get(), *n.flat);
+  n.engine = engine.description;
+}
+
+comm::Communicator& World::comm() {
+  if (network_ && network_->all) return *network_->all;
+  return *local_;
+}
+
+comm::Communicator* World::lane() { return network_ ? network_->lane.get() : nullptr; }
+int World::lanes() const { return network_ && network_->all ? network_->all->topology().lanes() : local_->size(); }
+int World::machines() const { return network_ && network_->all ? network_->all->topology().machines() : 1; }
+
+std::string World::engine() const {
+  return machines() == 1 ? "shared memory" : fmt::format("shared memory, and {} between {} machines", network_->engine, machines());
+}
+
+World join(JoinOptions options) { return {cluster::place_here(), std::move(options)}; }
 
 }  // namespace trireme

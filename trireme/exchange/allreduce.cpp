@@ -5,10 +5,10 @@
 
 namespace trireme::exchange {
 
-Allreduce::Allreduce(comm::shm::Communicator& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer, const Options& options)
-    : Exchange(layout, options), group_(group), parameters_(space::Arena::of_process(layout_.bytes())) {
-  gradients_ = group.allocate(layout_.bytes(), "the ranks' gradients");
-  flags_ = group.allocate(layout_.size(), "the gradients' flags");
+Allreduce::Allreduce(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer, const Options& options)
+    : Exchange(layout, options), group_(group.all), local_rank_(group.local.rank()), parameters_(space::Arena::of_process(layout_.bytes())) {
+  gradients_ = group.local.allocate(layout_.bytes(), "the ranks' gradients");
+  flags_ = group.local.allocate(layout_.size(), "the gradients' flags");
   std::vector<space::Range> all;
   for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
   if (optimizer) updater_.emplace(*optimizer, all);

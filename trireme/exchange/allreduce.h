@@ -9,19 +9,20 @@ namespace trireme::exchange {
 /// Each bucket's allreduce starts when it is ready and moves on whenever this rank comes by. Works on any communicator.
 class Allreduce final : public Exchange {
  public:
-  Allreduce(comm::shm::Communicator& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer, const Options& options);
+  Allreduce(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer, const Options& options);
 
   std::byte* parameters() const override { return parameters_.data(); }
-  std::byte* gradients() const override { return gradients_.parts[static_cast<size_t>(group_.rank())]; }
+  std::byte* gradients() const override { return gradients_.parts[static_cast<size_t>(local_rank_)]; }
   bool parameters_are_shared() const override { return false; }
   void publish_parameters() override;
   void ready(size_t bucket) override;
   void finish() override;
 
  private:
-  uint8_t* flags() const override { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(group_.rank())]); }
+  uint8_t* flags() const override { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(local_rank_)]); }
 
-  comm::shm::Communicator& group_;
+  comm::Communicator& group_;
+  int local_rank_;
   space::Arena parameters_;
   comm::shm::SharedBlock gradients_, flags_;
   std::deque<std::unique_ptr<comm::Work>> open_;

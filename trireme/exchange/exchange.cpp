@@ -44,10 +44,10 @@ void Exchange::begin(double lr) {
   if (updater_) updater_->begin_step(lr);
 }
 
-std::unique_ptr<Exchange> make_exchange(comm::shm::Communicator& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
+std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
                                         const Options& options) {
   if (layout.size() == 0) fail<InvalidArgument>("the model has no parameters");
-  compare_layouts(group, layout);
+  compare_layouts(group.all, layout);
   switch (options.sync) {
     case Sync::shared:
       if (!optimizer) fail<InvalidArgument>("sync 'shared' updates the parameters itself; with an optimizer of your own use 'allreduce'");
@@ -56,7 +56,7 @@ std::unique_ptr<Exchange> make_exchange(comm::shm::Communicator& group, const sp
       return std::make_unique<Allreduce>(group, layout, optimizer, options);
     case Sync::central:
       if (!optimizer) fail<InvalidArgument>("sync 'central' updates the parameters itself; with an optimizer of your own use 'allreduce'");
-      return std::make_unique<Central>(group, layout, *optimizer, options);
+      return std::make_unique<Central>(group.all, layout, *optimizer, options);
   }
   fail<InvalidArgument>("unknown sync mode");
 }

@@ -20,6 +20,19 @@ struct Options {
   bool overlap = true;            // work on complete buckets while the backward pass goes on
 };
 
+/// Who trains together. A *lane* joins one rank of every machine; there are as many lanes as the machine with the fewest ranks has ranks.
+struct Group {
+  comm::Communicator& all;
+  comm::shm::Communicator& local;      // the ranks of this machine
+  comm::Communicator* lane = nullptr;  // this rank's, machine by machine; null with one machine, and for a rank beyond the number of lanes
+  int lanes = 1;
+
+  Group(comm::Communicator& all, comm::shm::Communicator& local, comm::Communicator* lane, int lanes) : all(all), local(local), lane(lane), lanes(lanes) {}
+  /// One machine.
+  Group(comm::shm::Communicator& local) : all(local), local(local), lanes(local.size()) {}  // NOLINT: a machine's ranks are a group
+  bool one_machine() const { return all.size() == local.size(); }
+};
+
 /// One step: begin(), then for every slot with a gradient write it to gradients() and call present(), ready() for each bucket in order, finish().
 /// Gradients are summed over ranks: whoever wants a mean weights them before. Not thread-safe.
 class Exchange {
@@ -31,7 +44,7 @@ class Exchange {
   virtual std::byte* gradients() const = 0;
   /// Collective: rank 0's parameters become everybody's.
   virtual void publish_parameters() = 0;
-  /// True when all ranks look at the same memory: one rank writes for all.
+  /// True when all ranks of a machine look at the same memory: one rank writes, and publish_parameters() carries it to the other machines.
   virtual bool parameters_are_shared() const = 0;
 
   void begin(double lr);
@@ -63,7 +76,7 @@ class Exchange {
 };
 
 /// Collective. Throws Mismatch that names the first parameter in which ranks' layouts differ. Without an optimizer, `sync` must be allreduce.
-std::unique_ptr<Exchange> make_exchange(comm::shm::Communicator& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
+std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
                                         const Options& options);
 
 Sync sync_named(const std::string& name);

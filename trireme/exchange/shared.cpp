@@ -1,6 +1,9 @@
 #include <trireme/exchange/shared.h>
 
 #include <algorithm>
+#include <cstring>
+
+#include <trireme/space/kernels.h>
 
 namespace trireme::exchange {
 
@@ -8,62 +11,132 @@ using comm::shm::Fingerprint;
 using comm::shm::Kind;
 using comm::shm::kPrivate;
 
-Shared::Shared(comm::shm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
-    : Exchange(layout, options), group_(group) {
-  // One copy of the parameters for all ranks: each brings an equal part of the room.
-  const size_t ranks = static_cast<size_t>(group.size());
-  parameters_ = group.allocate((layout_.bytes() + ranks - 1) / ranks, "the model's parameters");
-  gradients_ = group.allocate(layout_.bytes(), "the ranks' gradients");
-  flags_ = group.allocate(layout_.size(), "the gradients' flags");
+Shared::Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
+    : Exchange(layout, options), local_(group.local), lane_(group.lane), one_machine_(group.one_machine()), lane_flags_(layout_.size()) {
+  // One copy of the parameters for all ranks of the machine: each brings an equal part of the room.
+  const size_t ranks = static_cast<size_t>(local_.size());
+  parameters_ = local_.allocate((layout_.bytes() + ranks - 1) / ranks, "the model's parameters");
+  gradients_ = local_.allocate(layout_.bytes(), "the ranks' gradients");
+  flags_ = local_.allocate(layout_.size(), "the gradients' flags");
   for (const space::Bucket& bucket : buckets_) {
-    slices_.push_back(space::part_of(bucket.range, group.rank(), group.size()));
+    slices_.push_back(local_.rank() < group.lanes ? space::part_of(bucket.range, local_.rank(), group.lanes) : space::Range{});
     name_hashes_.push_back(space::hash_text(bucket.name));
   }
   updater_.emplace(optimizer, slices_);
 }
 
-void Shared::publish_parameters() { group_.barrier("initial parameters"); }
+void Shared::publish_parameters() {
+  if (!one_machine_ && local_.rank() == 0) lane_->broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
+  local_.barrier("parameters");
+}
 
 void Shared::ready(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
   if (open_.size() >= comm::shm::kAhead / 2) complete_first();
   const Fingerprint what{.kind = Kind::step, .dtype = b.dtype, .part = static_cast<uint32_t>(bucket), .count = b.range.size(), .name = name_hashes_[bucket]};
-  last_round_ = group_.rounds().arrive(what, kPrivate, b.name);
+  last_round_ = local_.rounds().arrive(what, kPrivate, b.name);
   open_.push_back({bucket, last_round_});
-  if (!options_.overlap) return;
-  while (!open_.empty() && group_.rounds().all_arrived(open_.front().round)) complete_first();
+  if (options_.overlap) proceed();
+}
+
+/// What can be done without waiting.
+void Shared::proceed() {
+  while (under_way_ < open_.size() && local_.rounds().all_arrived(open_[under_way_].round)) begin_first_waiting();
+  while (under_way_ > 0 && (!open_.front().sum || (open_.front().flags->test() && open_.front().sum->test()))) complete_first();
 }
 
 void Shared::finish() {
+  while (!one_machine_ && under_way_ < open_.size()) begin_first_waiting();  // the wire before the rest
   while (!open_.empty()) complete_first();
-  group_.rounds().await_finished(last_round_);
+  local_.rounds().await_finished(last_round_);
+}
+
+/// This rank's part of a bucket as far as its own machine goes: with one machine that is all.
+void Shared::begin_first_waiting() {
+  Open& open = open_[under_way_++];
+  local_.rounds().await_arrivals(open.round);
+  if (one_machine_) {
+    update_from_local(open.bucket);
+  } else if (lane_ != nullptr && slices_[open.bucket].size() > 0) {
+    begin_lane(open);
+  }
+}
+
+void Shared::begin_lane(Open& open) {
+  const space::Bucket& b = buckets_[open.bucket];
+  const space::Range slice = slices_[open.bucket];
+  reduce_local(open.bucket);
+  open.flags = lane_->start_allreduce(lane_flags_.data() + b.first, b.last - b.first, DType::u8, Op::max, b.name);
+  open.sum = lane_->start_allreduce(gradients() + slice.begin, slice.size() / size_of(b.dtype), b.dtype, Op::sum, b.name);
 }
 
 void Shared::complete_first() {
-  const Open first = open_.front();
-  group_.rounds().await_arrivals(first.round);
-  update_slice(first.bucket);
-  group_.rounds().finish(first.round);
+  if (under_way_ == 0) begin_first_waiting();
+  Open& first = open_.front();
+  if (first.sum) {
+    first.flags->wait();
+    first.sum->wait();
+    update_from_lane(first.bucket);
+  }
+  local_.rounds().finish(first.round);
   open_.pop_front();
+  under_way_--;
 }
 
-void Shared::update_slice(size_t bucket) {
+/// The gradients of a slot in this machine. True when every rank has one.
+bool Shared::sources_of(size_t slot, std::vector<const std::byte*>& sources) const {
+  sources.clear();
+  for (int rank = 0; rank < local_.size(); rank++)
+    if (flags_of(rank)[slot] != 0) sources.push_back(gradients_.parts[static_cast<size_t>(rank)]);
+  return sources.size() == static_cast<size_t>(local_.size());
+}
+
+void Shared::update_from_local(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
   const space::Range slice = slices_[bucket];
   std::vector<const std::byte*> sources;
-  const auto gather = [&](size_t slot) {
-    sources.clear();
-    for (int rank = 0; rank < group_.size(); rank++)
-      if (flags_of(rank)[slot] != 0) sources.push_back(gradients_.parts[static_cast<size_t>(rank)]);
-    return sources.size() == static_cast<size_t>(group_.size());
-  };
   bool everybody = true;
-  for (size_t slot = b.first; slot < b.last; slot++) everybody = gather(slot) && everybody;
+  for (size_t slot = b.first; slot < b.last; slot++) everybody = sources_of(slot, sources) && everybody;
   if (everybody) return updater_->update(bucket, slice, b.dtype, parameters(), sources);
   for (size_t slot = b.first; slot < b.last; slot++) {  // somebody has no gradient for some slot
-    gather(slot);
+    sources_of(slot, sources);
     updater_->update(bucket, intersect(slice, layout_[slot].range), b.dtype, parameters(), sources);
   }
+}
+
+/// The slice's sum over this machine, into this rank's own gradients: nobody else reads them there.
+void Shared::reduce_local(size_t bucket) {
+  const space::Bucket& b = buckets_[bucket];
+  const auto sum = [&](space::Range range, const std::vector<const std::byte*>& sources) {
+    if (range.size() == 0) return;
+    std::byte* own = gradients() + range.begin;
+    if (sources.empty()) return void(std::memset(own, 0, range.size()));
+    std::vector<const void*> from;
+    for (const std::byte* source : sources) from.push_back(source + range.begin);
+    void* const outs[] = {own};
+    space::kernels().reduce(b.dtype, Op::sum, outs, 1, from.data(), static_cast<int>(from.size()), range.size() / size_of(b.dtype));
+  };
+  std::vector<const std::byte*> sources;
+  bool everybody = true;
+  for (size_t slot = b.first; slot < b.last; slot++) {
+    everybody = sources_of(slot, sources) && everybody;
+    lane_flags_[slot] = sources.empty() ? 0 : 1;
+  }
+  if (everybody) return sum(slices_[bucket], sources);
+  for (size_t slot = b.first; slot < b.last; slot++) {
+    sources_of(slot, sources);
+    sum(intersect(slices_[bucket], layout_[slot].range), sources);
+  }
+}
+
+void Shared::update_from_lane(size_t bucket) {
+  const space::Bucket& b = buckets_[bucket];
+  const std::vector<const std::byte*> sources = {gradients()};
+  if (std::all_of(lane_flags_.begin() + static_cast<ptrdiff_t>(b.first), lane_flags_.begin() + static_cast<ptrdiff_t>(b.last),
+                  [](uint8_t f) { return f != 0; }))
+    return updater_->update(bucket, slices_[bucket], b.dtype, parameters(), sources);
+  for (size_t slot = b.first; slot < b.last; slot++)
+    if (lane_flags_[slot] != 0) updater_->update(bucket, intersect(slices_[bucket], layout_[slot].range), b.dtype, parameters(), sources);
 }
 
 }  // namespace trireme::exchange

@@ -1,5 +1,5 @@
 #pragma once
-// One machine, synchronous: all ranks map the same parameters.
+// Synchronous: all ranks of a machine map the same parameters.
 #include <deque>
 
 #include <trireme/exchange/exchange.h>
@@ -11,12 +11,15 @@ namespace trireme::exchange {
 ///
 /// A slice may be updated while a peer still runs its backward pass, but only after that peer has marked the bucket ready: its backward has by then
 /// used these parameters for the last time. Parameters never change while a rank is outside a step.
+///
+/// With several machines, the slices are those of the lanes: the rank sums its slice over its machine into its own gradients, sums that over the machines
+/// along its lane while backward goes on, and updates its machine's parameters with the result. Every byte of a gradient crosses the wire once.
 class Shared final : public Exchange {
  public:
-  Shared(comm::shm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+  Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
 
   std::byte* parameters() const override { return parameters_.parts[0]; }
-  std::byte* gradients() const override { return gradients_.parts[static_cast<size_t>(group_.rank())]; }
+  std::byte* gradients() const override { return gradients_.parts[static_cast<size_t>(local_.rank())]; }
   bool parameters_are_shared() const override { return true; }
   void publish_parameters() override;
   void ready(size_t bucket) override;
@@ -26,17 +29,28 @@ class Shared final : public Exchange {
   struct Open {
     size_t bucket;
     uint32_t round;
+    std::unique_ptr<comm::Work> flags, sum;  // between machines, once the machine's own part is done
   };
-  uint8_t* flags() const override { return flags_of(group_.rank()); }
+  uint8_t* flags() const override { return flags_of(local_.rank()); }
   uint8_t* flags_of(int rank) const { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(rank)]); }
-  void update_slice(size_t bucket);
+  bool sources_of(size_t slot, std::vector<const std::byte*>& sources) const;
+  void update_from_local(size_t bucket);
+  void reduce_local(size_t bucket);
+  void update_from_lane(size_t bucket);
+  void begin_lane(Open& open);
+  void proceed();
+  void begin_first_waiting();
   void complete_first();
 
-  comm::shm::Communicator& group_;
+  comm::shm::Communicator& local_;
+  comm::Communicator* lane_;  // null with one machine, and for ranks without a slice
+  bool one_machine_;
+  std::vector<uint8_t> lane_flags_;  // by slot: somebody, on any machine, has a gradient for it
   comm::shm::SharedBlock parameters_, gradients_, flags_;
   std::vector<space::Range> slices_;   // this rank's, by bucket
   std::vector<uint64_t> name_hashes_;  // by bucket
   std::deque<Open> open_;              // rounds at which this rank has arrived and that it has not finished
+  size_t under_way_ = 0;               // of these, the first ones: summed in this machine, on their way between machines
   uint32_t last_round_ = 0;
 };
 

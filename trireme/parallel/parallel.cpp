@@ -4,8 +4,8 @@
 
 #include <trireme/base/sha256.h>
 #include <trireme/checkpoint/safetensors.h>
+#include <trireme/comm/c10d/torch_compat.h>
 #include <trireme/parallel/placement.h>
-#include <trireme/parallel/torch_compat.h>
 #include <atomic>
 #include <cstring>
 #include <unordered_set>
@@ -60,7 +60,7 @@ class Parallel::Impl {
         parameters_(distinct(module.named_parameters())),
         buffers_(distinct(module.named_buffers())) {
     if (options_.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", options_.accumulate);
-    exchange_ = exchange::make_exchange(world.local(), layout_of(parameters_, options_.channels_last), optimizer,
+    exchange_ = exchange::make_exchange({world.comm(), world.local(), world.lane(), world.lanes()}, layout_of(parameters_, options_.channels_last), optimizer,
                                         {.sync = options_.sync, .bucket_bytes = options_.bucket_bytes, .overlap = options_.overlap});
     adopt_parameters();
     for (auto& [name, buffer] : buffers_) {
@@ -93,6 +93,7 @@ class Parallel::Impl {
     world_.comm().barrier("exclusive: begin");
     const torch::NoGradGuard no_grad;
     if (world_.first() || !exchange_->parameters_are_shared()) change();
+    if (exchange_->parameters_are_shared()) exchange_->publish_parameters();
     world_.comm().barrier("exclusive: end");
   }
 

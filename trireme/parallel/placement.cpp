@@ -2,7 +2,7 @@
 
 #include <c10/core/CPUAllocator.h>
 
-#include <trireme/parallel/torch_compat.h>
+#include <trireme/comm/c10d/torch_compat.h>
 #include <algorithm>
 #include <atomic>
 #include <mutex>

@@ -26,7 +26,9 @@ class Run {
   }
 
   Result run() {
+    if (world_.first()) introduce();
     const data::Splits splits = data::open(world_.local(), options_.data, {.label = options_.label, .seed = options_.seed});
+    compare_data(splits);
     const data::Loader loader(splits.train, world_.rank(), world_.size(),
                               {.batch = options_.batch, .accumulate = options_.accumulate, .seed = options_.seed, .dtype = dtype_});
     mse_ = options_.loss == Loss::mse || (options_.loss == Loss::automatic && splits.train.task == data::Task::regress);
@@ -69,6 +71,23 @@ class Run {
   }
 
  private:
+  void introduce() {
+    for (const std::string& warning : world_.warnings()) listener_.note("warning: " + warning);
+    if (world_.launcher() != "trireme launch" || world_.machines() > 1)
+      listener_.note(fmt::format("started by {}: {} ranks on {} machine{}; {}", world_.launcher(), world_.size(), world_.machines(),
+                                 world_.machines() == 1 ? "" : "s", world_.engine()));
+  }
+
+  /// Machines read their own copies of the data: they must be the same.
+  void compare_data(const data::Splits& splits) {
+    if (world_.machines() == 1) return;
+    int64_t first[2] = {static_cast<int64_t>(splits.train.count), static_cast<int64_t>(splits.test.count)};
+    world_.comm().broadcast(first, 2, DType::i64, 0, "sizes of the data");
+    if (static_cast<size_t>(first[0]) == splits.train.count && static_cast<size_t>(first[1]) == splits.test.count) return;
+    fail<Mismatch>("{} on this machine (rank {}) has {} training and {} test samples, on rank 0's machine {} and {}. Copy the same files to all machines",
+                   options_.data, world_.rank(), splits.train.count, splits.test.count, first[0], first[1]);
+  }
+
   bool enough() const { return options_.max_steps > 0 && result_.updates >= options_.max_steps; }
 
   torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& y) const {

@@ -151,7 +151,7 @@ TEST(Launch, PrefixesEveryLine) {
 
 TEST(Launch, PassesTheFirstRankAloneThroughUnchanged) {
   auto options = shell(2, "printf 'a\\rb'; echo $RANK >&2");
-  options.only_first = true;
+  options.show = cluster::Show::first;
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 0);
   EXPECT_EQ(launcher.output(), "a\rb");
@@ -160,7 +160,7 @@ TEST(Launch, PassesTheFirstRankAloneThroughUnchanged) {
 
 TEST(Launch, KeepsTheLastLinesOfARankThatIsNotShown) {
   auto options = shell(2, "echo rank $RANK; test $RANK = 0 && exec sleep 100; exit 9");
-  options.only_first = true;
+  options.show = cluster::Show::first;
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 9);
   EXPECT_EQ(launcher.output(), "rank 0\n");

@@ -49,7 +49,10 @@ struct alignas(64) Communicator::Mail {
 };
 
 Communicator::Communicator(std::shared_ptr<Segment> segment, int rank, int ranks, Options options)
-    : segment_(std::move(segment)), options_(checked(options, ranks)), rounds_(segment_, 0, rank, ranks, options.timeout), cursor_(Rounds::bytes(ranks)) {
+    : segment_(std::move(segment)),
+      options_(checked(options, ranks)),
+      rounds_(segment_, 0, rank, ranks, options.timeout, options.names),
+      cursor_(Rounds::bytes(ranks)) {
   stages_ = allocate(kStages * options_.stage_bytes, "the ranks' staging buffers");
   letter_bytes_ = std::clamp(kLetterRoom / static_cast<size_t>(ranks) / space::kLine * space::kLine, kLeastLetter, kMostLetter);
   mails_ = allocate((sizeof(Mail) + 2 * letter_bytes_) * static_cast<size_t>(ranks), "the ranks' mailboxes");

@@ -162,4 +162,18 @@ std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Secon
   return rank == 0 ? host(job, ranks, deadline) : visit(job, rank, ranks, deadline);
 }
 
+Beacon::Beacon(const std::string& job, int rank) : socket_(open_socket()) {
+  const Address address(fmt::format("{}/rank {}", job, rank));
+  if (bind(socket_.get(), address.get(), address.length) != 0)
+    fail<Mismatch>("cannot claim rank {} of job '{}' on this machine: {}. Does another process have the same rank?", rank, job, errno_text());
+  if (listen(socket_.get(), 4096) != 0) fail<IoError>("cannot listen for ranks: {}", errno_text());
+}
+
+bool Beacon::seen(const std::string& job, int rank) {
+  const Address address(fmt::format("{}/rank {}", job, rank));
+  const Descriptor socket = open_socket();
+  limit_wait(socket.get(), Seconds(1));
+  return connect(socket.get(), address.get(), address.length) == 0 && same_user(socket.get());
+}
+
 }  // namespace trireme::comm::shm

@@ -4,6 +4,7 @@
 #include <string>
 
 #include <trireme/base/clock.h>
+#include <trireme/base/descriptor.h>
 #include <trireme/base/segment.h>
 
 namespace trireme::comm::shm {
@@ -12,5 +13,17 @@ namespace trireme::comm::shm {
 /// there is no file to leave behind. Blocks until all `ranks` have met or `timeout` has passed. Connections of other users, and ones that
 /// do not speak the protocol, are dropped. Throws Timeout with the ranks that are missing, Mismatch when ranks disagree.
 std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Seconds timeout);
+
+/// Shows the other ranks of this machine that this one is here, for as long as it lives. A socket whose abstract name only processes of the same machine (and
+/// network namespace) can reach: who can is one that meet() can share memory with.
+class Beacon {
+ public:
+  Beacon(const std::string& job, int rank);
+  /// Whether that rank of the job has a beacon on this machine, of the same user.
+  static bool seen(const std::string& job, int rank);
+
+ private:
+  Descriptor socket_;
+};
 
 }  // namespace trireme::comm::shm

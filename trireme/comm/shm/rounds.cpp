@@ -37,8 +37,8 @@ std::string_view name_of(Kind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
-Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout)
-    : segment_(std::move(segment)), rank_(rank), ranks_(ranks), timeout_(timeout) {
+Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout, std::vector<int> names)
+    : segment_(std::move(segment)), rank_(rank), ranks_(ranks), timeout_(timeout), names_(std::move(names)) {
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
   // A rank without a core of its own must not burn the one that its peer needs.
   const bool crowded = ranks > usable_cores();
@@ -121,8 +121,8 @@ void Rounds::await_arrivals(uint32_t round) {
 void Rounds::compare(int peer, uint32_t round) const {
   const Entry &mine = entry(rank_, round), &theirs = entry(peer, round);
   if (mine.what == theirs.what) return;
-  fail<Mismatch>("ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in the same order", round, rank_,
-                 describe(rank_, round), peer, describe(peer, round));
+  fail<Mismatch>("ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in the same order", round,
+                 name_of(rank_), describe(rank_, round), name_of(peer), describe(peer, round));
 }
 
 void Rounds::finish(uint32_t round) {
@@ -157,19 +157,28 @@ void Rounds::ring(int rank) {
 
 std::string Rounds::describe(int rank, uint32_t round) const { return describe_call(entry(rank, round).what, stations_[rank].names[round % kAhead].data()); }
 
+void Rounds::interrupt(std::exception_ptr cause) noexcept {
+  cause_ = std::move(cause);
+  interrupted_.store(true);
+  for (int rank = 0; rank < ranks_; rank++) ring(rank);
+}
+
 void Rounds::give_up(int awaited, const std::string& what) const {
+  if (interrupted_.load()) std::rethrow_exception(cause_);
   if (const int lost = lost_.load(); lost >= 0)
-    fail<PeerLost>("rank {} (process {}) died; rank {} needed it in {}", lost, stations_[lost].pid.load(), rank_, what);
+    fail<PeerLost>("rank {} (process {}) died; rank {} needed it in {}", name_of(lost), stations_[lost].pid.load(), name_of(rank_), what);
   if (stations_[awaited].state.load() == kFailed)
-    fail<PeerLost>("rank {} stopped after an error of its own (see its output); rank {} waited for it in {}", awaited, rank_, what);
-  fail<PeerLost>("rank {} has ended its part of the job, but rank {} still waits for it in {}. Do all ranks run the same steps?", awaited, rank_, what);
+    fail<PeerLost>("rank {} stopped after an error of its own (see its output); rank {} waited for it in {}", name_of(awaited), name_of(rank_), what);
+  fail<PeerLost>("rank {} has ended its part of the job, but rank {} still waits for it in {}. Do all ranks run the same steps?", name_of(awaited),
+                 name_of(rank_), what);
 }
 
 void Rounds::time_out(int peer, const std::string& what) const {
   const pid_t pid = stations_[peer].pid.load();
-  if (pid == 0) fail<Timeout>("rank {} did not come to the job within {:.3g} s (waiting: rank {}, in {})", peer, timeout_.count(), rank_, what);
-  fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting. A longer --timeout helps if it is only slow", peer, pid,
-                process_state(pid), what, timeout_.count(), rank_);
+  if (pid == 0)
+    fail<Timeout>("rank {} did not come to the job within {:.3g} s (waiting: rank {}, in {})", name_of(peer), timeout_.count(), name_of(rank_), what);
+  fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting. A longer --timeout helps if it is only slow",
+                name_of(peer), pid, process_state(pid), what, timeout_.count(), name_of(rank_));
 }
 
 /// Runs in its own thread: the failure channel, apart from the data. Sleeps until a peer's process ends.

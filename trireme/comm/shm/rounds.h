@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -68,12 +69,14 @@ class Rounds {
  public:
   static constexpr size_t bytes(int ranks) { return round_up(sizeof(Station) * static_cast<size_t>(ranks), kPage); }
 
-  Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout);
+  /// `names` are what messages call the ranks, where they have other numbers in the job; empty: 0, 1, …
+  Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout, std::vector<int> names = {});
   ~Rounds();
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   Seconds timeout() const { return timeout_; }
+  int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<size_t>(rank)]; }
 
   /// Publishes this rank's entry for the next round and returns the round's number. Waits only when kAhead rounds are open.
   uint32_t arrive(const Fingerprint& what, uint64_t offset, std::string_view name);
@@ -92,6 +95,8 @@ class Rounds {
   /// `what()` says, in an error message, what was waited for.
   template <class Ready, class What>
   void await(int peer, const Ready& ready, const What& what);
+  /// From any thread, once: every wait, now and later, ends with `cause`.
+  void interrupt(std::exception_ptr cause) noexcept;
   /// Wakes whoever sleeps on this rank's bell. Call after a change that await() on another rank looks for.
   void ring();
 
@@ -102,7 +107,7 @@ class Rounds {
   bool finished(int rank, uint32_t round) const { return static_cast<int32_t>(stations_[rank].finished.load() - (round + 1)) >= 0; }
   void compare(int peer, uint32_t round) const;
   std::string describe(int rank, uint32_t round) const;
-  bool trouble(int awaited) const { return lost_.load() >= 0 || stations_[awaited].state.load() > kPresent; }
+  bool trouble(int awaited) const { return lost_.load() >= 0 || interrupted_.load() || stations_[awaited].state.load() > kPresent; }
   [[noreturn]] void give_up(int awaited, const std::string& what) const;
   [[noreturn]] void time_out(int peer, const std::string& what) const;
   void ring(int rank);
@@ -113,11 +118,14 @@ class Rounds {
   Station* stations_;
   int rank_, ranks_;
   Seconds timeout_;
+  std::vector<int> names_;
   int spins_, yields_;         // how long to look before sleeping
   uint32_t next_ = 0;          // round at which this rank arrives next
   uint32_t compared_ = 0;      // rounds below this were found to match
   std::atomic<int> lost_{-1};  // rank that the watcher saw die
-  Descriptor stop_;            // ends the watcher
+  std::exception_ptr cause_;   // set before interrupted_, not changed after it
+  std::atomic<bool> interrupted_{false};
+  Descriptor stop_;  // ends the watcher
   std::vector<Descriptor> processes_;
   std::thread watcher_;
 };

@@ -13,7 +13,19 @@
 #include <trireme/base/error.h>
 #include <trireme/space/dtype.h>
 
+namespace c10d {
+class Backend;
+class ProcessGroup;
+}  // namespace c10d
+
 namespace trireme::torch_compat {
+
+/// What Gloo, NCCL and the others derive from.
+#if TORCH_VERSION_MAJOR >= 2
+using ProcessGroup = ::c10d::Backend;
+#else
+using ProcessGroup = ::c10d::ProcessGroup;
+#endif
 
 inline DType dtype_of(torch::ScalarType type) {
   switch (type) {

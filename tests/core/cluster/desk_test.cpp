@@ -1,0 +1,221 @@
+// label: unit
+// The coordinator without its network: many threads, limits, exactly one answer per get.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <mutex>
+#include <thread>
+
+#include <trireme/cluster/desk.h>
+
+namespace trireme::cluster::tests {
+namespace {
+
+struct Recorder final : Line {
+  void welcome(const Welcome& welcome) override {
+    id = welcome.member;
+    warnings = welcome.warnings;
+  }
+  void placed(const Member& member) override { rank = member.rank; }
+  void heartbeat(const std::string& /*waiting*/) override { heartbeats++; }
+  void notice(const Failure& failure) override { notices++, rank_of_failure = failure.rank; }
+  void farewell() override { farewells++; }
+  void close(const std::optional<Refusal>& refusal) override {
+    closes++;
+    if (refusal) text = refusal->text;
+  }
+  // The desk calls under its lock; the test reads after joining threads or from the same thread.
+  uint64_t id = 0;
+  int rank = -1, heartbeats = 0, notices = 0, rank_of_failure = -1, farewells = 0, closes = 0;
+  std::string text;
+  std::vector<std::string> warnings;
+};
+
+DeskOptions options_for(int ranks) {
+  DeskOptions options;
+  options.job = "job";
+  options.token = "secret";
+  options.host = "a";
+  options.version = "1";
+  options.membership = {ranks, Seconds(1000), {}, 4096};
+  return options;
+}
+
+double wall_clock() { return Seconds(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+Hello hello_of(int rank, const std::string& host = "b") { return {"job", "1", {Member::worker, rank, 0, 0, host, 7}, "10.0.0.1", wall_clock()}; }
+
+struct Seat {
+  std::shared_ptr<Recorder> line = std::make_shared<Recorder>();
+  uint64_t id = 0;
+  Seat(Desk& desk, int rank) { id = desk.attend("secret", hello_of(rank), line); }
+};
+
+TEST(Desk, RefusesWithoutTheToken) {
+  Desk desk(options_for(1));
+  const auto line = std::make_shared<Recorder>();
+  for (const char* token : {"", "secre", "secret ", "Secret"}) EXPECT_EQ(desk.attend(token, hello_of(0), line), 0u);
+  EXPECT_EQ(line->closes, 4);
+  EXPECT_EQ(desk.snapshot().epoch, 0u);
+}
+
+TEST(Desk, RefusesOtherVersionsAndJobs) {
+  Desk desk(options_for(1));
+  const auto line = std::make_shared<Recorder>();
+  Hello hello = hello_of(0);
+  hello.version = "2";
+  EXPECT_EQ(desk.attend("secret", hello, line), 0u);
+  EXPECT_EQ(line->text, "refuses: host b runs trireme 2, the coordinator on host a runs 1: install the same version on all hosts");
+  hello = hello_of(0);
+  hello.job = "other";
+  EXPECT_EQ(desk.attend("secret", hello, line), 0u);
+  EXPECT_EQ(line->text, "serves job 'job', not 'other': start one coordinator per job, with another --port");
+  hello = hello_of(0, "b\x1b[2J");
+  EXPECT_EQ(desk.attend("secret", hello, line), 0u);
+  EXPECT_EQ(line->text.find('\x1b'), std::string::npos);
+}
+
+TEST(Desk, WarnsOfAClockThatIsOff) {
+  Desk desk(options_for(2));
+  EXPECT_TRUE(Seat(desk, 0).line->warnings.empty());
+  const auto line = std::make_shared<Recorder>();
+  Hello hello = hello_of(1);
+  hello.wall_clock += 60;
+  EXPECT_NE(desk.attend("secret", hello, line), 0u);
+  ASSERT_EQ(line->warnings.size(), 1u);
+  EXPECT_NE(line->warnings[0].find("ahead of"), std::string::npos);
+}
+
+TEST(Desk, FailureReachesEverybodyAndEveryGet) {
+  Desk desk(options_for(3));
+  Seat a(desk, 0), b(desk, 1), c(desk, 2);
+  int refused = 0;
+  desk.get("secret", a.id, "key", [&](const auto& answer) { refused += std::get<Refusal>(answer).kind == Refused::failed; });
+  desk.leave("secret", c.id, 0, "", -1);
+  EXPECT_EQ(c.line->farewells, 1);
+  EXPECT_EQ(a.line->notices, 0);
+  desk.disconnected(b.id);
+  EXPECT_EQ(refused, 1);
+  EXPECT_EQ(a.line->notices, 1);
+  EXPECT_EQ(a.line->rank_of_failure, 1);
+  EXPECT_EQ(c.line->notices, 0);
+  EXPECT_EQ(desk.put("secret", a.id, "x", "y")->kind, Refused::failed);
+  EXPECT_EQ(Seat(desk, 1).id, 0u);
+  EXPECT_FALSE(desk.wait_ended(Deadline(Seconds(0))));
+  desk.leave("secret", a.id, 75, "", -1);
+  EXPECT_TRUE(desk.wait_ended(Deadline(Seconds(0))));
+  EXPECT_EQ(desk.snapshot().failures.size(), 1u);
+}
+
+TEST(Desk, WhoGaveUpIsNotTheCause) {
+  Desk desk(options_for(2));
+  Seat a(desk, 0), b(desk, 1);
+  desk.leave("secret", a.id, 75, "lost rank 1", -1);
+  EXPECT_EQ(a.line->farewells, 1);
+  EXPECT_EQ(b.line->notices, 0);
+  desk.heartbeat("secret", a.id);
+  desk.disconnected(a.id);
+  EXPECT_TRUE(desk.snapshot().failures.empty());
+  desk.disconnected(b.id);
+  ASSERT_EQ(desk.snapshot().failures.size(), 1u);
+  EXPECT_EQ(desk.snapshot().failures[0].rank, 1);
+  EXPECT_TRUE(desk.snapshot().ended);
+}
+
+TEST(Desk, AfterAPeacefulEndTheNextBeginAnew) {
+  Desk desk(options_for(1));
+  Seat first(desk, 0);
+  desk.put("secret", first.id, "address", "old");
+  desk.leave("secret", first.id, 0, "", -1);
+  EXPECT_TRUE(desk.snapshot().ended);
+  const uint64_t epoch = desk.snapshot().epoch;
+  Seat second(desk, 0);
+  EXPECT_NE(second.id, 0u);
+  EXPECT_EQ(desk.snapshot().keys, 0u);
+  EXPECT_GT(desk.snapshot().epoch, epoch);
+  EXPECT_EQ(desk.put("secret", first.id, "x", "y")->kind, Refused::argument);  // the old one is out
+}
+
+TEST(Desk, ComingAndGoingDoesNotFillTheBooks) {
+  DeskOptions options = options_for(2);
+  options.limits.members = options.membership.most_members = 8;
+  Desk desk(std::move(options));
+  Seat stays(desk, 0);
+  uint64_t epoch = 0;
+  for (int i = 0; i < 100; i++) {
+    Seat seat(desk, 1);
+    ASSERT_NE(seat.id, 0u);
+    desk.leave("secret", seat.id, 0, "", -1);
+    ASSERT_GT(desk.snapshot().epoch, epoch);
+    epoch = desk.snapshot().epoch;
+  }
+  EXPECT_LE(desk.snapshot().members.size(), 9u);
+}
+
+TEST(Desk, LimitsHold) {
+  DeskOptions options = options_for(1);
+  options.limits = {.message_bytes = 1 << 20, .key_bytes = 4, .value_bytes = 10, .keys = 2, .total_bytes = 20, .members = 1, .waiting = 1};
+  Desk desk(std::move(options));
+  Seat a(desk, 0);
+  const auto kind = [&](const char* key, size_t bytes) { return desk.put("secret", a.id, key, std::string(bytes, 'x')); };
+  EXPECT_EQ(kind("", 1)->kind, Refused::limit);
+  EXPECT_EQ(kind("abcde", 1)->kind, Refused::limit);
+  EXPECT_EQ(kind("a", 11)->kind, Refused::limit);
+  EXPECT_FALSE(kind("a", 10));
+  EXPECT_EQ(kind("b", 10)->kind, Refused::limit);  // total
+  EXPECT_FALSE(kind("b", 8));
+  EXPECT_EQ(kind("c", 0)->kind, Refused::limit);  // keys
+  EXPECT_FALSE(kind("a", 1));
+  EXPECT_FALSE(kind("b", 10));
+  int refused = 0;
+  const auto count = [&](const auto& answer) { refused += std::holds_alternative<Refusal>(answer); };
+  const uint64_t ticket = desk.get("secret", a.id, "z", count);
+  desk.get("secret", a.id, "y", count);
+  EXPECT_EQ(refused, 1);
+  desk.cancel(ticket);
+  desk.cancel(ticket);
+  EXPECT_EQ(refused, 2);
+}
+
+TEST(Desk, SilenceIsNoticedUnlessTheDeskItselfWasAway) {
+  DeskOptions options = options_for(1);
+  options.membership.heartbeat_limit = Seconds(0.05);
+  Desk desk(std::move(options));
+  Seat a(desk, 0);
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  desk.tick(Seconds(10));
+  EXPECT_TRUE(desk.snapshot().failures.empty());
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  desk.tick(Seconds(0));
+  EXPECT_EQ(desk.snapshot().failures.size(), 1u);
+}
+
+TEST(Desk, EveryGetIsAnsweredOnceWhateverHappens) {
+  for (int round = 0; round < 20; round++) {
+    Desk desk(options_for(4));
+    std::vector<Seat> seats;
+    for (int rank = 0; rank < 4; rank++) seats.emplace_back(desk, rank);
+    constexpr int kGets = 200;
+    std::atomic<int> answers = 0;
+    std::vector<std::thread> threads;
+    for (int t = 0; t < 4; t++)
+      threads.emplace_back([&, t] {
+        const uint64_t id = seats[static_cast<size_t>(t)].id;
+        for (int i = 0; i < kGets; i++) {
+          const std::string key = std::to_string((i * 7 + t * 13) % kGets);
+          const uint64_t ticket = desk.get("secret", id, key, [&](const auto&) { answers++; });
+          if (i % 3 == 0) desk.cancel(ticket);
+          desk.put("secret", id, std::to_string(i), "value");
+          desk.heartbeat("secret", id);
+          if (t == 3 && i == kGets / 2 && round % 2 == 0) desk.disconnected(id);
+          if (t == 0) desk.snapshot(), desk.take_events();
+        }
+      });
+    for (std::thread& thread : threads) thread.join();
+    desk.close();
+    EXPECT_EQ(answers, 4 * kGets);
+  }
+}
+
+}  // namespace
+}  // namespace trireme::cluster::tests

@@ -1,0 +1,63 @@
+// label: unit
+// The contract of comm::Communicator for groups on a network, ranks as threads, algorithms picked by size.
+#include <trireme/comm/network/divide.h>
+#include <trireme/comm/network/engine.h>
+
+#include "network_engine.h"
+
+namespace trireme::tests {
+namespace {
+
+using comm::network::Options;
+
+INSTANTIATE_TEST_SUITE_P(BySize, Contract, testing::Combine(testing::Values(network_engine("network", Options{}.direct_bytes)), testing::Values(1, 2, 3, 4, 8)),
+                         case_name);
+
+TEST(NetworkCommunicator, GathersInPlace) {
+  for (size_t count : {size_t{10}, size_t{2000}, size_t{100000}})
+    expect_all_well(run_network(3, [&](Communicator& group) {
+      std::vector<int32_t> all(3 * count);
+      std::fill_n(all.begin() + static_cast<ptrdiff_t>(count) * group.rank(), count, group.rank() + 1);
+      group.all_gather(all.data() + count * static_cast<size_t>(group.rank()), all.data(), count, DType::i32, "all");
+      for (size_t i = 0; i < all.size(); i++) ASSERT_EQ(all[i], static_cast<int32_t>(i / count) + 1);
+    }));
+}
+
+TEST(Divide, EveryType) {
+  for (DType type : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64})
+    for (int by : {1, 2, 7, 300}) {
+      Bytes data = encode(type, 2500, [](size_t i) { return static_cast<double>(i % 200) - 100; });
+      comm::network::divide(type, data.data(), 2500, by);
+      EXPECT_TRUE(same(type, data.data(), encode(type, 2500, [&](size_t i) { return (static_cast<double>(i % 200) - 100) / by; }))) << by;
+    }
+  uint8_t bytes[] = {0, 7, 255};
+  comm::network::divide(DType::u8, bytes, 3, 2);
+  EXPECT_EQ(bytes[2], 127);
+  comm::network::divide(DType::u8, bytes, 3, 256);
+  EXPECT_EQ(bytes[2], 0);
+}
+
+// ---- engines by name ----
+
+TEST(Engines, ByName) {
+  using namespace comm::network;
+  const auto message = [](const std::string& name) {
+    try {
+      engine_named(name);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message("nccl"), "this libtorch has no NCCL; there is no other");
+  add_engine({.name = "gloo", .description = "first", .connect = {}});
+  add_engine({.name = "mpi", .description = "Open MPI", .connect = {}});
+  add_engine({.name = "gloo", .description = "second", .connect = {}});
+  EXPECT_EQ(engine_names(), (std::vector<std::string>{"gloo", "mpi"}));
+  EXPECT_EQ(engine_named("gloo").description, "second");
+  EXPECT_EQ(message("nccl"), "this libtorch has no NCCL; use --engine gloo or mpi");
+  EXPECT_EQ(message("glo"), "there is no engine 'glo' (did you mean 'gloo'?); use --engine gloo or mpi");
+}
+
+}  // namespace
+}  // namespace trireme::tests

@@ -1,0 +1,41 @@
+#include "hosts.h"
+
+#include <fmt/format.h>
+
+#include <trireme/base/error.h>
+#include "commands.h"
+
+namespace trireme::tools {
+
+void add_hosts_flags(CLI::App& app, HostsFlags& flags) {
+  const char* group = "Several hosts";
+  app.add_option("--hosts", flags.hosts, "Hosts and the ranks on each, such as a:2,b:2")->group(group);
+  app.add_option("--hostfile", flags.hostfile, "The same from a file, a host a line: a slots=2")->group(group)->excludes("--hosts");
+  app.add_option("--remote", flags.remote, "How to run a command on a host; {host} and {command} are filled in")->group(group)->capture_default_str();
+  app.add_option("--address", flags.address, "Of this host, as the others reach it (default: that of the way to the first of them)")->group(group);
+  app.add_option("--port", flags.port, "Of the coordinator, which runs in this process; 0: any that is free")->group(group)->capture_default_str();
+  app.add_option("--tls", flags.tls, "Folder of certificates (`trireme tls init`), the same path on all hosts: encrypts and authenticates the coordination")
+      ->group(group);
+  app.add_option("--heartbeat-limit", flags.heartbeat_limit, "Seconds of silence after which a host counts as dead")->group(group)->capture_default_str();
+}
+
+cluster::HostsOptions HostsFlags::options(const std::string& program) const {
+  if (!(heartbeat_limit >= 0.5 && heartbeat_limit <= 3600)) fail<InvalidArgument>("--heartbeat-limit must be 0.5 to 3600 seconds, not {}", heartbeat_limit);
+  if (port < 0 || port > 65535) fail<InvalidArgument>("--port must be 0 to 65535, not {}", port);
+  return {.hosts = hostfile.empty() ? cluster::parse_hosts(hosts) : cluster::read_hostfile(hostfile),
+          .remote = remote,
+          .program = program,
+          .address = address,
+          .port = port,
+          .tls = tls,
+          .heartbeat_limit = Seconds(heartbeat_limit)};
+}
+
+void explain_end(const cluster::LaunchResult& result, bool first_spoke) {
+  if (result.first_failed < 0 || result.interrupted || first_spoke) return;
+  print_error(result.reason);
+  if (!result.last_lines.empty()) fmt::print(stderr, "its last lines:\n");
+  for (const std::string& line : result.last_lines) fmt::print(stderr, "  [{}] {}\n", result.first_failed, line);
+}
+
+}  // namespace trireme::tools

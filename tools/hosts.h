@@ -1,0 +1,24 @@
+#pragma once
+// Flags of commands that start ranks on several hosts.
+#include <CLI/CLI.hpp>
+
+#include <trireme/cluster/hosts.h>
+
+namespace trireme::tools {
+
+struct HostsFlags {
+  std::string hosts, hostfile, remote = cluster::kDefaultRemote, address, tls;
+  int port = 0;
+  double heartbeat_limit = 3;
+
+  bool given() const { return !hosts.empty() || !hostfile.empty(); }
+  /// Throws InvalidArgument for what cannot be meant.
+  cluster::HostsOptions options(const std::string& program) const;
+};
+
+void add_hosts_flags(CLI::App& app, HostsFlags& flags);
+
+/// Prints why a job ended badly, unless rank 0 has said it itself.
+void explain_end(const cluster::LaunchResult& result, bool first_spoke);
+
+}  // namespace trireme::tools

@@ -1,0 +1,46 @@
+#pragma once
+// Between the desk's structs and the messages of coordinator.proto. Not installed: of this folder, only wire.cpp, coordinator.cpp, session.cpp and requests.cpp
+// see gRPC.
+#include <grpcpp/grpcpp.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <trireme/cluster/desk.h>
+#include "coordinator.grpc.pb.h"
+
+namespace trireme::cluster {
+
+constexpr const char* kTokenKey = "trireme-token";   // of the metadata of every call
+constexpr const char* kCertificateName = "trireme";  // what all nodes' certificates are issued to
+
+/// gRPC as this library uses it: silent, without fork handlers, its threads deaf to signals. Call before anything else of gRPC; cheap.
+void prepare_grpc();
+
+/// Blocks all signals in this thread, and so in the threads that are made meanwhile: signals belong to the program.
+class SignalsBlocked {
+ public:
+  SignalsBlocked();
+  ~SignalsBlocked();
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  struct Before;
+  std::unique_ptr<Before> before_;
+};
+
+grpc::Status status_of(const std::optional<Refusal>& refusal);
+
+Hello from_wire(const wire::Hello& hello, const std::string& address);
+void to_wire(const Welcome& welcome, wire::Welcome& message);
+Welcome from_wire(const wire::Welcome& message);
+Failure from_wire(const wire::Notice& notice);
+void to_wire(const Failure& failure, wire::Notice& notice);
+
+/// What a message of a member's stream does. `member` is 0 until it has registered.
+void serve(Desk& desk, const std::string& token, const wire::FromMember& message, const std::string& address, uint64_t& member,
+           const std::shared_ptr<Line>& line);
+
+}  // namespace trireme::cluster

@@ -1,0 +1,115 @@
+#include <trireme/comm/c10d/transport.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <trireme/base/error.h>
+#include <algorithm>
+#include <mutex>
+#include <vector>
+
+namespace trireme::comm::c10d {
+namespace {
+
+using Work = c10::intrusive_ptr<::c10d::Work>;
+
+/// What is under way, so that another thread can end it.
+class Flights {
+ public:
+  void add(const Work& work) {
+    const std::lock_guard lock(mutex_);
+    works_.push_back(work);
+    if (interrupted_) work->abort();
+  }
+  void remove(const Work& work) {
+    const std::lock_guard lock(mutex_);
+    std::erase(works_, work);
+  }
+  void interrupt() noexcept {
+    const std::lock_guard lock(mutex_);
+    interrupted_ = true;
+    for (const Work& work : works_) work->abort();
+  }
+  bool interrupted() const {
+    const std::lock_guard lock(mutex_);
+    return interrupted_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<Work> works_;   // guarded by mutex_
+  bool interrupted_ = false;  // guarded by mutex_
+};
+
+class WorkMessage final : public network::Message {
+ public:
+  WorkMessage(Work work, Flights& flights) : work_(std::move(work)), flights_(flights) { flights_.add(work_); }
+  ~WorkMessage() override { flights_.remove(work_); }
+
+  void wait(const Deadline& deadline) override {
+    // Gloo takes 0 for "for ever".
+    const auto limit = std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(deadline.left().count() * 1e3)));
+    bool complete = false;
+    std::string reason = "its connection was closed";
+    try {
+      complete = work_->wait(limit);
+    } catch (const std::exception& error) {
+      reason = error.what();
+      reason.resize(std::min(reason.find('\n'), reason.size()));
+    }
+    if (flights_.interrupted()) fail<PeerLost>("interrupted");
+    if (complete) return;
+    if (deadline.passed()) fail<Timeout>("nothing was sent or taken for {:.3g} s", deadline.limit().count());
+    fail<PeerLost>("{}", reason);
+  }
+
+ private:
+  Work work_;
+  Flights& flights_;
+};
+
+/// Gloo has no messages of nothing.
+struct EmptyMessage final : network::Message {
+  void wait(const Deadline&) override {}
+};
+
+torch::Tensor bytes_at(const void* data, size_t bytes) { return torch::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, torch::kUInt8); }
+
+class GroupTransport final : public network::Transport {
+ public:
+  explicit GroupTransport(c10::intrusive_ptr<torch_compat::ProcessGroup> group) : group_(std::move(group)) {}
+
+  int rank() const override { return group_->getRank(); }
+  int size() const override { return group_->getSize(); }
+
+  std::unique_ptr<network::Message> send(const void* data, size_t bytes, int to, uint32_t tag) override {
+    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) { return group_->send(tensors, to, static_cast<int>(tag)); });
+  }
+  std::unique_ptr<network::Message> receive(void* data, size_t bytes, int from, uint32_t tag) override {
+    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) { return group_->recv(tensors, from, static_cast<int>(tag)); });
+  }
+  void interrupt() noexcept override { flights_.interrupt(); }
+
+ private:
+  template <class Start>
+  std::unique_ptr<network::Message> start(const void* data, size_t bytes, const Start& begin) {
+    if (bytes == 0) return std::make_unique<EmptyMessage>();
+    std::vector<at::Tensor> tensors = {bytes_at(data, bytes)};
+    try {
+      return std::make_unique<WorkMessage>(begin(tensors), flights_);
+    } catch (const std::exception& error) {
+      const std::string text = error.what();
+      fail<PeerLost>("{}", text.substr(0, text.find('\n')));
+    }
+  }
+
+  c10::intrusive_ptr<torch_compat::ProcessGroup> group_;
+  Flights flights_;
+};
+
+}  // namespace
+
+std::unique_ptr<network::Transport> transport_over(c10::intrusive_ptr<torch_compat::ProcessGroup> group) {
+  return std::make_unique<GroupTransport>(std::move(group));
+}
+
+}  // namespace trireme::comm::c10d

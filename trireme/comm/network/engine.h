@@ -1,0 +1,43 @@
+#pragma once
+// Engines by name. Those that need a library of their own (c10d: libtorch, mpi: Open MPI) are added by whoever links them.
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <trireme/comm/network/transport.h>
+
+namespace trireme::comm::network {
+
+/// Small values that all ranks of a job can see.
+class KeyValue {
+ public:
+  virtual ~KeyValue() = default;
+  virtual void put(const std::string& key, const std::string& value) = 0;
+  /// Blocks until somebody has put it. Throws Timeout, or PeerLost when the job has failed.
+  virtual std::string get(const std::string& key, const Deadline& deadline) = 0;
+};
+
+/// Who is to be connected. `name` is the same in all ranks of the group and different between groups.
+struct Meeting {
+  KeyValue& store;
+  std::string name;
+  int rank = 0, size = 1;  // in this group
+  std::string address;     // of this host, as the others reach it
+  Seconds timeout{60};
+};
+
+struct Engine {
+  std::string name;         // "gloo"
+  std::string description;  // "Gloo of libtorch 1.13.1"
+  /// Collective among the ranks of the meeting. Throws Timeout with the ranks that did not come.
+  std::function<std::unique_ptr<Transport>(const Meeting&)> connect;
+};
+
+/// Before main() or before the first join(). Not thread-safe.
+void add_engine(Engine engine);
+/// Throws InvalidArgument that says why, and what there is, when there is no such engine.
+const Engine& engine_named(const std::string& name);
+std::vector<std::string> engine_names();
+
+}  // namespace trireme::comm::network

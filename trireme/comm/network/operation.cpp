@@ -1,0 +1,84 @@
+#include <trireme/comm/network/operation.h>
+
+#include <trireme/base/error.h>
+#include <algorithm>
+
+namespace trireme::comm::network {
+
+void Operation::post() noexcept {
+  try {
+    post_openings();
+    send_first();
+  } catch (...) {
+    trouble_ = std::current_exception();
+  }
+}
+
+void Operation::post_openings() {
+  const auto n = static_cast<size_t>(size_);
+  arrived_ = std::make_unique_for_overwrite<Packet[]>(n);
+  leaving_ = std::make_unique<Packet[]>(individual() ? n : 1);
+  openings_.resize(n);
+  for (int step = 1; step < size_; step++) {
+    const auto from = static_cast<size_t>(peer(-step));
+    openings_[from] = wire_.receive(&arrived_[from], Packet::kBytes, peer(-step), kOpeningTag, what_);
+  }
+  for (int step = 1; step < size_; step++) {
+    const int to = peer(step);
+    Packet& packet = leaving_[individual() ? static_cast<size_t>(to) : 0];
+    if (individual() || step == 1) {
+      packet.what = what_;
+      const Piece piece = enclosed(to);
+      std::copy_n(piece.data, piece.bytes, packet.data.begin());
+    }
+    openings_sent_.push_back({wire_.send(&packet, Packet::kBytes, to, kOpeningTag, what_), to});
+  }
+}
+
+void Operation::complete() {
+  wire_.check();
+  compare_openings();
+  if (trouble_) std::rethrow_exception(trouble_);
+  run();
+  drain();
+  for (const Sent& sent : openings_sent_) wire_.wait(*sent.message, sent.to, what_);
+}
+
+void Operation::compare_openings() {
+  for (int step = 1; step < size_; step++) {
+    const int from = peer(step);
+    const auto& opening = openings_[static_cast<size_t>(from)];
+    if (!opening) std::rethrow_exception(trouble_);
+    wire_.wait(*opening, from, what_);
+    const Fingerprint& theirs = arrived_[static_cast<size_t>(from)].what;
+    if (agree(what_, theirs)) continue;
+    flush_openings();
+    disagree(what_, wire_.name_of(me_), theirs, wire_.name_of(from));
+  }
+}
+
+/// The others shall find the disagreement too, even if this rank is gone by then.
+void Operation::flush_openings() noexcept {
+  try {
+    for (const Sent& sent : openings_sent_) wire_.wait(*sent.message, sent.to, what_);
+  } catch (...) {  // who cannot be told will hear of the end of this rank
+  }
+}
+
+void Operation::send(const std::byte* data, size_t bytes, int to) {
+  if (bytes > 0) sent_.push_back({wire_.send(data, bytes, to, tag(), what_), to});
+}
+
+std::unique_ptr<Message> Operation::receive(std::byte* data, size_t bytes, int from) {
+  return bytes > 0 ? wire_.receive(data, bytes, from, tag(), what_) : nullptr;
+}
+
+void Operation::await(const std::unique_ptr<Message>& message, int from) {
+  if (message) wire_.wait(*message, from, what_);
+}
+
+void Operation::drain(size_t left) {
+  for (; sent_.size() > left; sent_.pop_front()) wire_.wait(*sent_.front().message, sent_.front().to, what_);
+}
+
+}  // namespace trireme::comm::network

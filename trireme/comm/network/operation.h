@@ -1,0 +1,93 @@
+#pragma once
+// A collective under way, in two halves: post() sends what can be sent before anybody has answered, complete() does the rest.
+#include <atomic>
+#include <deque>
+#include <functional>
+
+#include <trireme/comm/network/wire.h>
+
+namespace trireme::comm::network {
+
+/// How an operation ended, for whoever waits for it. Outlives the group.
+struct Ticket {
+  std::atomic<bool> done{false};
+  std::exception_ptr error;  // valid once done
+
+  void settle(std::exception_ptr how) {
+    error = std::move(how);
+    done.store(true);
+    done.notify_all();
+  }
+  void wait() {
+    done.wait(false);
+    if (error) std::rethrow_exception(error);
+  }
+};
+
+class Operation {
+ public:
+  Operation(Wire& wire, const Fingerprint& what) : wire_(wire), what_(what), me_(wire.rank()), size_(wire.size()) {}
+  virtual ~Operation() = default;
+  Operation(const Operation&) = delete;
+  Operation& operator=(const Operation&) = delete;
+
+  /// Does not wait. An error is kept for complete(): whoever disagrees may have left, and its opening says more than its absence.
+  void post() noexcept;
+  /// Blocks until this rank's part is done and the memory is the caller's again. Throws Mismatch, Timeout, PeerLost, or the group's cause.
+  void complete();
+
+  const std::shared_ptr<Ticket>& ticket() const { return ticket_; }
+
+ protected:
+  struct Piece {
+    const std::byte* data = nullptr;
+    size_t bytes = 0;
+  };
+
+  /// What the opening to `peer` carries; at most Packet::kRoom.
+  virtual Piece enclosed(int /*peer*/) const { return {}; }
+  /// True when enclosed() depends on the peer.
+  virtual bool individual() const { return false; }
+  /// Sends that need no answer. Receives wait for run(): until the openings were compared, nobody knows the sizes.
+  virtual void send_first() {}
+  /// All ranks agree.
+  virtual void run() = 0;
+
+  int peer(int step) const { return (me_ + step % size_ + size_) % size_; }
+  int left() const { return peer(-1); }
+  int right() const { return peer(1); }
+  const std::byte* enclosed_by(int peer) const { return arrived_[static_cast<size_t>(peer)].data.data(); }
+
+  /// Nothing is sent, and nothing awaited, where there are no bytes.
+  void send(const std::byte* data, size_t bytes, int to);
+  std::unique_ptr<Message> receive(std::byte* data, size_t bytes, int from);
+  void await(const std::unique_ptr<Message>& message, int from);
+  /// Until at most `left` of the sends are under way, oldest first.
+  void drain(size_t left = 0);
+  size_t sends_under_way() const { return sent_.size(); }
+
+ private:
+  struct Sent {
+    std::unique_ptr<Message> message;
+    int to;
+  };
+
+  void post_openings();
+  void compare_openings();
+  void flush_openings() noexcept;
+  uint32_t tag() const { return kDataTag + static_cast<uint32_t>(what_.sequence % kDataTags); }
+
+ protected:
+  Wire& wire_;
+  const Fingerprint what_;
+  const int me_, size_;
+
+ private:
+  std::shared_ptr<Ticket> ticket_ = std::make_shared<Ticket>();
+  std::unique_ptr<Packet[]> leaving_, arrived_;  // before the messages, which end first
+  std::vector<std::unique_ptr<Message>> openings_;
+  std::deque<Sent> openings_sent_, sent_;
+  std::exception_ptr trouble_;  // of post()
+};
+
+}  // namespace trireme::comm::network

@@ -1,0 +1,90 @@
+#include <trireme/comm/network/wire.h>
+
+#include <trireme/base/error.h>
+#include <numeric>
+
+namespace trireme::comm::network {
+namespace {
+
+std::vector<int> checked(std::vector<int> names, int size) {
+  if (names.empty()) {
+    names.resize(static_cast<size_t>(size));
+    std::iota(names.begin(), names.end(), 0);
+  }
+  if (names.size() != static_cast<size_t>(size)) fail<InvalidArgument>("{} names for a group of {} ranks", names.size(), size);
+  return names;
+}
+
+}  // namespace
+
+Wire::Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names)
+    : transport_(std::move(transport)),
+      timeout_(timeout),
+      patience_(patience),
+      rank_(transport_->rank()),
+      size_(transport_->size()),
+      names_(checked(std::move(names), transport_->size())) {}
+
+/// Runs `action`, which throws what the engine says; the caller hears the cause of the group's failure, or else whom and what it was about.
+template <class Action>
+auto Wire::explained(int peer, const Fingerprint& what, const Action& action) {
+  check();
+  try {
+    return action();
+  } catch (const Timeout&) {
+    check();
+    trireme::fail<Timeout>("rank {} did not come to {} within {:.3g} s; rank {} gave up waiting. A longer --timeout helps if it is only slow", name_of(peer),
+                           describe(what), timeout_.count(), name_of(rank_));
+  } catch (const PeerLost& error) {
+    await_cause();
+    check();
+    trireme::fail<PeerLost>("rank {} was lost; rank {} waited for it in {} ({})", name_of(peer), name_of(rank_), describe(what), error.what());
+  } catch (...) {
+    check();
+    throw;
+  }
+}
+
+std::unique_ptr<Message> Wire::send(const void* data, size_t bytes, int to, uint32_t tag, const Fingerprint& what) {
+  return explained(to, what, [&] {
+    const std::lock_guard lock(posting_);
+    return transport_->send(data, bytes, to, tag);
+  });
+}
+
+std::unique_ptr<Message> Wire::receive(void* data, size_t bytes, int from, uint32_t tag, const Fingerprint& what) {
+  return explained(from, what, [&] {
+    const std::lock_guard lock(posting_);
+    return transport_->receive(data, bytes, from, tag);
+  });
+}
+
+void Wire::wait(Message& message, int peer, const Fingerprint& what) {
+  explained(peer, what, [&] { message.wait(Deadline(timeout_)); });
+}
+
+void Wire::fail(std::exception_ptr cause) noexcept {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!cause_) cause_ = std::move(cause);
+  }
+  failed_.notify_all();
+  transport_->interrupt();
+}
+
+/// A connection that breaks is often the second sign of a death, and comes before the first one's explanation.
+void Wire::await_cause() {
+  std::unique_lock lock(mutex_);
+  failed_.wait_for(lock, patience_, [&] { return cause_ != nullptr; });
+}
+
+std::exception_ptr Wire::cause() const {
+  const std::lock_guard lock(mutex_);
+  return cause_;
+}
+
+void Wire::check() const {
+  if (const std::exception_ptr known = cause()) std::rethrow_exception(known);
+}
+
+}  // namespace trireme::comm::network

@@ -1,0 +1,53 @@
+#pragma once
+// A transport as the collectives use it: several threads may post, every wait has a deadline, and errors say who was waited for and in what.
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <vector>
+
+#include <trireme/comm/network/opening.h>
+#include <trireme/comm/network/transport.h>
+
+namespace trireme::comm::network {
+
+/// Tags keep apart what ranks may post in different orders. Each collective has its own, so that several can be under way.
+constexpr uint32_t kOpeningTag = 0, kLetterTag = 1, kEnclosureTag = 2, kDataTag = 16, kDataTags = 4096;
+
+/// Thread-safe.
+class Wire {
+ public:
+  /// `names` are what messages call the ranks; empty: their numbers.
+  Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  int name_of(int rank) const { return names_[static_cast<size_t>(rank)]; }
+
+  /// Do not wait for the peer.
+  std::unique_ptr<Message> send(const void* data, size_t bytes, int to, uint32_t tag, const Fingerprint& what);
+  std::unique_ptr<Message> receive(void* data, size_t bytes, int from, uint32_t tag, const Fingerprint& what);
+  /// Throws Timeout or PeerLost with the peer's name and the operation's, or the cause that was given to fail().
+  void wait(Message& message, int peer, const Fingerprint& what);
+
+  /// Ends all waits, now and later, with `cause`. The first cause stays.
+  void fail(std::exception_ptr cause) noexcept;
+  std::exception_ptr cause() const;
+  /// Throws the cause when there is one.
+  void check() const;
+
+ private:
+  void await_cause();
+  template <class Action>
+  auto explained(int peer, const Fingerprint& what, const Action& action);
+
+  std::unique_ptr<Transport> transport_;
+  Seconds timeout_, patience_;
+  int rank_, size_;
+  std::vector<int> names_;
+  std::mutex posting_;  // held while the transport takes a message
+  mutable std::mutex mutex_;
+  std::condition_variable failed_;
+  std::exception_ptr cause_;  // guarded by mutex_
+};
+
+}  // namespace trireme::comm::network
