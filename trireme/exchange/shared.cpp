@@ -6,6 +6,12 @@
 #include <trireme/space/kernels.h>
 
 namespace trireme::exchange {
+namespace {
+
+/// Of a slice on its way between machines: one piece is reduced and updated while the next ones travel.
+constexpr size_t kPieceBytes = 1 << 20;
+
+}  // namespace
 
 using comm::shm::Fingerprint;
 using comm::shm::Kind;
@@ -32,7 +38,7 @@ void Shared::publish_parameters() {
 
 void Shared::ready(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
-  if (open_.size() >= comm::shm::kAhead / 2) complete_first();
+  while (open_.size() >= comm::shm::kAhead / 2) complete_next();
   const Fingerprint what{.kind = Kind::step, .dtype = b.dtype, .part = static_cast<uint32_t>(bucket), .count = b.range.size(), .name = name_hashes_[bucket]};
   last_round_ = local_.rounds().arrive(what, kPrivate, b.name);
   open_.push_back({bucket, last_round_});
@@ -42,12 +48,13 @@ void Shared::ready(size_t bucket) {
 /// What can be done without waiting.
 void Shared::proceed() {
   while (under_way_ < open_.size() && local_.rounds().all_arrived(open_[under_way_].round)) begin_first_waiting();
-  while (under_way_ > 0 && (!open_.front().sum || (open_.front().flags->test() && open_.front().sum->test()))) complete_first();
+  const auto next_is_there = [](const Open& open) { return open.pieces.empty() || (open.flags->test() && open.pieces.front().second->test()); };
+  while (under_way_ > 0 && next_is_there(open_.front())) complete_next();
 }
 
 void Shared::finish() {
   while (!one_machine_ && under_way_ < open_.size()) begin_first_waiting();  // the wire before the rest
-  while (!open_.empty()) complete_first();
+  while (!open_.empty()) complete_next();
   local_.rounds().await_finished(last_round_);
 }
 
@@ -64,19 +71,26 @@ void Shared::begin_first_waiting() {
 
 void Shared::begin_lane(Open& open) {
   const space::Bucket& b = buckets_[open.bucket];
-  const space::Range slice = slices_[open.bucket];
   reduce_local(open.bucket);
   open.flags = lane_->start_allreduce(lane_flags_.data() + b.first, b.last - b.first, DType::u8, Op::max, b.name);
-  open.sum = lane_->start_allreduce(gradients() + slice.begin, slice.size() / size_of(b.dtype), b.dtype, Op::sum, b.name);
+  for (space::Range rest = slices_[open.bucket]; !rest.empty();) {
+    const space::Range piece{rest.begin, std::min(rest.end, rest.begin + kPieceBytes)};
+    open.pieces.emplace_back(piece, lane_->start_allreduce(gradients() + piece.begin, piece.size() / size_of(b.dtype), b.dtype, Op::sum, b.name));
+    rest.begin = piece.end;
+  }
 }
 
-void Shared::complete_first() {
+/// The next piece of the first bucket; the last one finishes the bucket's round.
+void Shared::complete_next() {
   if (under_way_ == 0) begin_first_waiting();
   Open& first = open_.front();
-  if (first.sum) {
+  if (!first.pieces.empty()) {
+    auto [piece, sum] = std::move(first.pieces.front());
+    first.pieces.pop_front();
     first.flags->wait();
-    first.sum->wait();
-    update_from_lane(first.bucket);
+    sum->wait();
+    update_from_lane(first.bucket, piece);
+    if (!first.pieces.empty()) return;
   }
   local_.rounds().finish(first.round);
   open_.pop_front();
@@ -129,14 +143,14 @@ void Shared::reduce_local(size_t bucket) {
   }
 }
 
-void Shared::update_from_lane(size_t bucket) {
+void Shared::update_from_lane(size_t bucket, space::Range piece) {
   const space::Bucket& b = buckets_[bucket];
   const std::vector<const std::byte*> sources = {gradients()};
   if (std::all_of(lane_flags_.begin() + static_cast<ptrdiff_t>(b.first), lane_flags_.begin() + static_cast<ptrdiff_t>(b.last),
                   [](uint8_t f) { return f != 0; }))
-    return updater_->update(bucket, slices_[bucket], b.dtype, parameters(), sources);
+    return updater_->update(bucket, piece, b.dtype, parameters(), sources);
   for (size_t slot = b.first; slot < b.last; slot++)
-    if (lane_flags_[slot] != 0) updater_->update(bucket, intersect(slices_[bucket], layout_[slot].range), b.dtype, parameters(), sources);
+    if (lane_flags_[slot] != 0) updater_->update(bucket, intersect(piece, layout_[slot].range), b.dtype, parameters(), sources);
 }
 
 }  // namespace trireme::exchange

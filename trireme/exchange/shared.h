@@ -29,18 +29,19 @@ class Shared final : public Exchange {
   struct Open {
     size_t bucket;
     uint32_t round;
-    std::unique_ptr<comm::Work> flags, sum;  // between machines, once the machine's own part is done
+    std::unique_ptr<comm::Work> flags{};  // between machines, once the machine's own part is done; then the slice, in pieces
+    std::deque<std::pair<space::Range, std::unique_ptr<comm::Work>>> pieces{};
   };
   uint8_t* flags() const override { return flags_of(local_.rank()); }
   uint8_t* flags_of(int rank) const { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(rank)]); }
   bool sources_of(size_t slot, std::vector<const std::byte*>& sources) const;
   void update_from_local(size_t bucket);
   void reduce_local(size_t bucket);
-  void update_from_lane(size_t bucket);
+  void update_from_lane(size_t bucket, space::Range piece);
   void begin_lane(Open& open);
   void proceed();
   void begin_first_waiting();
-  void complete_first();
+  void complete_next();
 
   comm::shm::Communicator& local_;
   comm::Communicator* lane_;  // null with one machine, and for ranks without a slice

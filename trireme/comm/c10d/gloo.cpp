@@ -15,7 +15,8 @@ namespace {
 /// What Gloo asks of a store: to set, and to wait for and get. The rest belongs to other backends.
 class MeetingStore final : public ::c10d::Store {
  public:
-  explicit MeetingStore(const network::Meeting& meeting) : store_(meeting.store), prefix_(meeting.name + "/"), limit_(meeting.timeout) {}
+  MeetingStore(const network::Meeting& meeting, const char* direction)
+      : store_(meeting.store), prefix_(fmt::format("{}/{}/", meeting.name, direction)), limit_(meeting.timeout) {}
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override { store_.put(prefix_ + key, {value.begin(), value.end()}); }
   std::vector<uint8_t> get(const std::string& key) override {
@@ -45,7 +46,11 @@ std::unique_ptr<network::Transport> connect(const network::Meeting& meeting) {
                                               : ::c10d::ProcessGroupGloo::createDeviceForHostname(meeting.address)};
   options->threads = 1;  // for Gloo's own collectives, which are not used here
   try {
-    return transport_over(c10::make_intrusive<::c10d::ProcessGroupGloo>(c10::make_intrusive<MeetingStore>(meeting), meeting.rank, meeting.size, options));
+    const auto group = [&](const char* direction) {
+      return c10::make_intrusive<::c10d::ProcessGroupGloo>(c10::make_intrusive<MeetingStore>(meeting, direction), meeting.rank, meeting.size, options);
+    };
+    auto up = group("up");
+    return transport_over(std::move(up), group("down"));
   } catch (const Error&) {
     throw;
   } catch (const std::exception& error) {

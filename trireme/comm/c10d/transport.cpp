@@ -76,16 +76,16 @@ torch::Tensor bytes_at(const void* data, size_t bytes) { return torch::from_blob
 
 class GroupTransport final : public network::Transport {
  public:
-  explicit GroupTransport(c10::intrusive_ptr<torch_compat::ProcessGroup> group) : group_(std::move(group)) {}
+  GroupTransport(Group up, Group down) : up_(std::move(up)), down_(std::move(down)) {}
 
-  int rank() const override { return group_->getRank(); }
-  int size() const override { return group_->getSize(); }
+  int rank() const override { return up_->getRank(); }
+  int size() const override { return up_->getSize(); }
 
   std::unique_ptr<network::Message> send(const void* data, size_t bytes, int to, uint32_t tag) override {
-    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) { return group_->send(tensors, to, static_cast<int>(tag)); });
+    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) { return towards(rank(), to).send(tensors, to, static_cast<int>(tag)); });
   }
   std::unique_ptr<network::Message> receive(void* data, size_t bytes, int from, uint32_t tag) override {
-    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) { return group_->recv(tensors, from, static_cast<int>(tag)); });
+    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) { return towards(from, rank()).recv(tensors, from, static_cast<int>(tag)); });
   }
   void interrupt() noexcept override { flights_.interrupt(); }
 
@@ -102,14 +102,14 @@ class GroupTransport final : public network::Transport {
     }
   }
 
-  c10::intrusive_ptr<torch_compat::ProcessGroup> group_;
+  torch_compat::ProcessGroup& towards(int from, int to) { return from < to ? *up_ : *down_; }
+
+  Group up_, down_;
   Flights flights_;
 };
 
 }  // namespace
 
-std::unique_ptr<network::Transport> transport_over(c10::intrusive_ptr<torch_compat::ProcessGroup> group) {
-  return std::make_unique<GroupTransport>(std::move(group));
-}
+std::unique_ptr<network::Transport> transport_over(Group up, Group down) { return std::make_unique<GroupTransport>(std::move(up), std::move(down)); }
 
 }  // namespace trireme::comm::c10d

@@ -46,8 +46,8 @@ class Communicator final : public comm::Communicator {
 
  private:
   class Handle;
-  static constexpr size_t kThreads = 3;           // operations that are being completed at a time
-  static constexpr size_t kAhead = kThreads + 2;  // operations whose openings are under way
+  static constexpr size_t kThreads = 4;           // operations that are being completed at a time
+  static constexpr size_t kAhead = kThreads + 4;  // operations whose openings are under way
 
   Fingerprint about(Kind kind, size_t count, DType type, std::string_view name);
   std::shared_ptr<Ticket> enqueue(std::unique_ptr<Operation> operation);
