@@ -42,8 +42,6 @@ struct Settings {
   std::string self, worker;  // this program, and the one with libtorch
   int rounds = 5;
   std::vector<std::string> cases;
-  std::string out;  // worker modes
-  bool private_memory = false;
   HostsFlags hosts;
   double gbit = 0;  // speed of the hosts' links, for the limit
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
@@ -76,7 +74,7 @@ void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, con
     all[bytes] = {private_memory ? "allreduce-private" : "allreduce", fmt::format("{}x{}B", ranks, bytes), "us", {}};
   }
   const std::string n = std::to_string(ranks), peers = TRIREME_PEERS;
-  std::vector<std::string> ours = {s.self, "bench", "allreduce", "--worker={out}", "--sizes=" + list};
+  std::vector<std::string> ours = {s.worker, "bench", "--out={out}", "--sizes=" + list};
   if (private_memory) ours.push_back("--private");
   if (s.hosts.given()) {
     alternate(s.rounds, {[&] { collect(all, "ours", run(s, "ours", ours)); },
@@ -269,14 +267,11 @@ Run add_bench(CLI::App& app, const Invocation& invocation) {
     sub->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")->capture_default_str()->check(CLI::PositiveNumber);
   for (CLI::App* sub : {allreduce, train}) add_hosts_flags(*sub, s->hosts);
   train->add_option("--gbit", s->gbit, "Speed of the hosts' links in Gbit/s: adds what an ideal ring takes as the peer \"limit\"")->group("Several hosts");
-  allreduce->add_option("--worker", s->out)->group("");  // the process that does the measured work
   allreduce->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
-  allreduce->add_flag("--private", s->private_memory)->group("");
   train->add_option("--case", s->cases, "Cases, separated by commas; default: all")->delimiter(',');
   return [s, allreduce] {
     for (size_t& bytes : s->sizes) bytes = std::max<size_t>(4, bytes / 4 * 4);
-    if (allreduce->parsed()) return s->out.empty() ? bench_allreduce(*s) : allreduce_worker(s->out, s->sizes, s->private_memory);
-    return bench_train(*s);
+    return allreduce->parsed() ? bench_allreduce(*s) : bench_train(*s);
   };
 }
 

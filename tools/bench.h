@@ -33,8 +33,9 @@ void leave_out(const std::string& name, const std::string& remedy);
 
 double median(std::vector<double> values);
 
-/// The process that does the measured work for ours. It joins the world that run_and_read() launched.
-int allreduce_worker(const std::string& out, const std::vector<size_t>& sizes, bool private_memory);
+// What trireme-worker measures for ours. It joins the world that run_and_read() launched.
+int measure_allreduce(const std::string& out, const std::vector<size_t>& sizes, bool private_memory);
+int measure_step(const std::string& out, const std::string& name, bool alone);
 
 /// Model and samples per worker and step; worker/bench_train.cpp measures them.
 inline constexpr std::array kTrainCases = {"lenet-32", "lenet-128", "mlp512-32", "mlp512-128", "mlp2048-32", "mlp2048-128"};

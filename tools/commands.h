@@ -31,10 +31,12 @@ Run add_tls(CLI::App& app, const Invocation& invocation);
 Run add_bench(CLI::App& app, const Invocation& invocation);
 Run add_models(CLI::App& app, const Invocation& invocation);
 Run add_doctor(CLI::App& app, const Invocation& invocation);
+Run add_tune(CLI::App& app, const Invocation& invocation);
 
 // Of trireme-worker.
 Run add_train_worker(CLI::App& app, const Invocation& invocation);
 Run add_bench_worker(CLI::App& app, const Invocation& invocation);
+Run add_tune_worker(CLI::App& app, const Invocation& invocation);
 Run add_describe(CLI::App& app, const Invocation& invocation);
 
 /// The text of a terminal command's error, for the user: "trireme: …".

@@ -13,6 +13,7 @@
 #include <trireme/space/kernels.h>
 #include "commands.h"
 #include "peers.h"
+#include "preflight.h"
 
 namespace trireme::tools {
 namespace {
@@ -60,28 +61,45 @@ void check_libtorch(const std::string& worker) {
   text.starts_with("libtorch ") ? found("libtorch", text.substr(9)) : problem("libtorch", fmt::format("{} does not run: {}", worker, text));
 }
 
+int look_here(const std::string& worker) {
+  problems = 0;
+  fmt::print("trireme {}\n", TRIREME_VERSION);
+  const auto cores = usable_cores();
+  found("cores", fmt::format("{} usable{}", cores, cores < 2 ? ": two workers will share it" : ""));
+  std::string variants;
+  for (const space::Kernels* variant : space::runnable_kernels()) variants += (variants.empty() ? "" : ", ") + std::string(variant->name);
+  found("kernels", fmt::format("{} (this processor runs: {})", space::kernels().name, variants));
+  check_libtorch(worker);
+  check_shared_memory();
+  check_processes();
+  check_environment();
+  std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz")
+      ? found("fashion-mnist", "/usr/share/datasets/fashion-mnist")
+      : optional_missing("fashion-mnist", "apt-get install dataset-fashion-mnist");
+  for (const Peer& peer : peers()) peer.available() ? found(peer.title, peer.purpose) : optional_missing(peer.title, peer.remedy);
+  fmt::print("{}\n", problems == 0 ? "ready to train" : fmt::format("{} problem(s) above", problems));
+  return problems == 0 ? 0 : 1;
+}
+
 }  // namespace
 
 Run add_doctor(CLI::App& app, const Invocation& invocation) {
-  app.add_subcommand("doctor", "Say what is found on this machine, what is missing and how to install it");
-  return [worker = invocation.worker] {
-    problems = 0;
-    fmt::print("trireme {}\n", TRIREME_VERSION);
-    const auto cores = usable_cores();
-    found("cores", fmt::format("{} usable{}", cores, cores < 2 ? ": two workers will share it" : ""));
-    std::string variants;
-    for (const space::Kernels* variant : space::runnable_kernels()) variants += (variants.empty() ? "" : ", ") + std::string(variant->name);
-    found("kernels", fmt::format("{} (this processor runs: {})", space::kernels().name, variants));
-    check_libtorch(worker);
-    check_shared_memory();
-    check_processes();
-    check_environment();
-    std::filesystem::exists("/usr/share/datasets/fashion-mnist/train-images-idx3-ubyte.gz")
-        ? found("fashion-mnist", "/usr/share/datasets/fashion-mnist")
-        : optional_missing("fashion-mnist", "apt-get install dataset-fashion-mnist");
-    for (const Peer& peer : peers()) peer.available() ? found(peer.title, peer.purpose) : optional_missing(peer.title, peer.remedy);
-    fmt::print("{}\n", problems == 0 ? "ready to train" : fmt::format("{} problem(s) above", problems));
-    return problems == 0 ? 0 : 1;
+  struct Settings {
+    HostsFlags hosts;
+    bool probe = false;
+  };
+  auto s = std::make_shared<Settings>();
+  CLI::App* command = app.add_subcommand("doctor", "Say what is found on this machine or on several hosts, what is missing and what to do about it");
+  add_hosts_flags(*command, s->hosts);
+  command->add_flag("--probe", s->probe)->group("");  // what it starts on each host
+  command->footer(
+      "With --hosts: can they be reached, is the same version there, do their clocks agree, and how fast are they connected? Every pair in both directions.\n"
+      "Exit code 0: nothing is wrong.\n"
+      "Example:\n"
+      "  trireme doctor --hosts a,b,c");
+  return [s, invocation] {
+    if (s->probe) return preflight_probe();
+    return s->hosts.given() ? preflight(s->hosts, invocation.program) : look_here(invocation.worker);
   };
 }
 

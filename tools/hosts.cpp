@@ -2,16 +2,33 @@
 
 #include <fmt/format.h>
 
+#include <cstdio>
+
 #include <trireme/base/error.h>
 #include "commands.h"
 
 namespace trireme::tools {
+namespace {
+
+std::string not_empty(const std::string& text) { return text.empty() ? "names no host. Example: --hosts a:2,b:2" : ""; }
+
+void tell_by_hand(const std::string& host, const std::string& command, const std::string& new_token) {
+  if (new_token.empty())
+    fmt::print("start on host {}, with TRIREME_TOKEN as it is here:  {}\n", host, command);
+  else
+    fmt::print("start on host {}:  TRIREME_TOKEN={} {}\n", host, new_token, command);
+  std::fflush(stdout);
+}
+
+}  // namespace
 
 void add_hosts_flags(CLI::App& app, HostsFlags& flags) {
   const char* group = "Several hosts";
-  app.add_option("--hosts", flags.hosts, "Hosts and the ranks on each, such as a:2,b:2")->group(group);
-  app.add_option("--hostfile", flags.hostfile, "The same from a file, a host a line: a slots=2")->group(group)->excludes("--hosts");
-  app.add_option("--remote", flags.remote, "How to run a command on a host; {host} and {command} are filled in")->group(group)->capture_default_str();
+  app.add_option("--hosts", flags.hosts, "Hosts and the ranks on each, such as a:2,b:2")->group(group)->check(not_empty);
+  app.add_option("--hostfile", flags.hostfile, "The same from a file, a host a line: a slots=2")->group(group)->excludes("--hosts")->check(not_empty);
+  app.add_option("--remote", flags.remote, "How to run a command on a host; {host} and {command} are filled in. none: says what to start there, and waits")
+      ->group(group)
+      ->capture_default_str();
   app.add_option("--address", flags.address, "Of this host, as the others reach it (default: that of the way to the first of them)")->group(group);
   app.add_option("--port", flags.port, "Of the coordinator, which runs in this process; 0: any that is free")->group(group)->capture_default_str();
   app.add_option("--tls", flags.tls, "Folder of certificates (`trireme tls init`), the same path on all hosts: encrypts and authenticates the coordination")
@@ -22,13 +39,15 @@ void add_hosts_flags(CLI::App& app, HostsFlags& flags) {
 cluster::HostsOptions HostsFlags::options(const std::string& program) const {
   if (!(heartbeat_limit >= 0.5 && heartbeat_limit <= 3600)) fail<InvalidArgument>("--heartbeat-limit must be 0.5 to 3600 seconds, not {}", heartbeat_limit);
   if (port < 0 || port > 65535) fail<InvalidArgument>("--port must be 0 to 65535, not {}", port);
+  if (remote != cluster::kByHand) cluster::remote_command(remote, "", {});  // a template that is wrong is wrong on one host too
   return {.hosts = hostfile.empty() ? cluster::parse_hosts(hosts) : cluster::read_hostfile(hostfile),
           .remote = remote,
           .program = program,
           .address = address,
           .port = port,
           .tls = tls,
-          .heartbeat_limit = Seconds(heartbeat_limit)};
+          .heartbeat_limit = Seconds(heartbeat_limit),
+          .by_hand = tell_by_hand};
 }
 
 void explain_end(const cluster::LaunchResult& result, bool first_spoke) {

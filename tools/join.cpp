@@ -47,14 +47,16 @@ Run add_join(CLI::App& app, const Invocation&) {
   command->add_option("--tls", s->agent.tls, "Folder of certificates (`trireme tls init`)");
   command->add_option("--timeout", s->timeout, "Seconds to wait for the coordinator and for the other hosts")->capture_default_str();
   command->footer(
-      "`trireme train --hosts` does this for you through ssh. By hand, on each host:\n"
-      "  TRIREME_TOKEN=… trireme join first-host:7070");
+      "`trireme train --hosts` does this for you through ssh. By hand, where there is none:\n"
+      "  trireme train lenet --hosts a:2,b:2 --remote none --port 7070     on a; says what to start on b, such as\n"
+      "  TRIREME_TOKEN=… trireme join a:7070 --host b                      on b");
   return [s] {
     s->agent.token = token_from(s->token_file);
     s->agent.watch_input = s->token_file == "-";
     s->agent.timeout = Seconds(s->timeout);
     const cluster::LaunchResult result = cluster::run_agent(s->agent);
-    const bool victim = result.exit_code == cluster::kPeerLostExit;  // of a failure elsewhere, which the launcher explains
+    // Of a failure elsewhere, which the launcher explains if one started this.
+    const bool victim = result.exit_code == cluster::kPeerLostExit && s->agent.watch_input;
     explain_end(result, victim || (result.first_failed == 0 && result.exit_code < 128));
     return result.exit_code;
   };

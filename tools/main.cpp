@@ -11,5 +11,6 @@ int main(int argc, char** argv) {
                       {"tls", add_tls},
                       {"bench", add_bench},
                       {"models", add_models},
-                      {"doctor", add_doctor}});
+                      {"doctor", add_doctor},
+                      {"tune", add_tune}});
 }

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
 
 #include <trireme/base/error.h>
@@ -26,8 +27,12 @@ int launch_workers(const TrainSettings& settings, const Invocation& invocation) 
   return result.exit_code;
 }
 
-int launch_on_hosts(const TrainSettings& settings, const Invocation& invocation) {
+int launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
   cluster::HostsOptions options = settings.hosts.options(invocation.program);
+  options.timeout = Seconds(settings.timeout);
+  options.token = place.token;
+  if (options.tls.empty()) options.tls = place.tls;
+  if (!place.engine.empty()) options.environment.emplace_back("TRIREME_ENGINE", place.engine);
   options.command = worker_command(settings, invocation);
   options.show = cluster::Show::first;
   for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
@@ -37,15 +42,41 @@ int launch_on_hosts(const TrainSettings& settings, const Invocation& invocation)
   return result.exit_code;
 }
 
-/// Becomes the worker program, in place.
-[[noreturn]] void become_worker(const Invocation& invocation) {
-  std::vector<std::string> command = {invocation.worker};
-  command.insert(command.end(), invocation.args.begin(), invocation.args.end());
+/// Becomes another program, in place.
+[[noreturn]] void become(std::vector<std::string> command) {
   std::vector<char*> argv;
   for (std::string& word : command) argv.push_back(word.data());
   argv.push_back(nullptr);
   execv(argv[0], argv.data());
-  fail<IoError>("cannot start {}: {}. It belongs beside this program", invocation.worker, errno_text());
+  fail<IoError>("cannot start {}: {}. It belongs beside this program", command[0], errno_text());
+}
+
+/// What a launcher started: a rank, or ps-lite's scheduler, which is the coordinator and no rank.
+[[noreturn]] void become_part(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
+  if (settings.hosts.given())
+    fail<InvalidArgument>("--hosts or --hostfile, but {} says where the ranks are: leave the flag out, or start this by hand", place.launcher);
+  cluster::check_role(place);
+  if (!settings.hosts.tls.empty()) setenv("TRIREME_TLS", settings.hosts.tls.c_str(), 1);
+  if (place.role == "scheduler") {
+    setenv("TRIREME_TOKEN", place.token.c_str(), 1);
+    const std::string port = place.coordinator.substr(place.coordinator.rfind(':') + 1);
+    std::vector<std::string> command = {invocation.program,
+                                        "coordinator",
+                                        "--ranks",
+                                        std::to_string(place.size),
+                                        "--port",
+                                        port,
+                                        "--job",
+                                        place.job,
+                                        "--heartbeat-limit",
+                                        fmt::format("{:g}", settings.hosts.heartbeat_limit)};
+    if (const std::string& folder = settings.hosts.tls.empty() ? place.tls : settings.hosts.tls; !folder.empty())
+      command.insert(command.end(), {"--tls", folder});
+    become(std::move(command));
+  }
+  std::vector<std::string> command = {invocation.worker};
+  command.insert(command.end(), invocation.args.begin(), invocation.args.end());
+  become(std::move(command));
 }
 
 }  // namespace
@@ -55,9 +86,9 @@ Run add_train(CLI::App& app, const Invocation& invocation) {
   add_train_flags(app, *settings);
   return [settings, invocation] {
     const cluster::Place place = cluster::place_here();
-    if (place.launcher != "alone") become_worker(invocation);
+    if (place.launcher != "alone") become_part(*settings, place, invocation);
     resolve(*settings, place);
-    return settings->hosts.given() ? launch_on_hosts(*settings, invocation) : launch_workers(*settings, invocation);
+    return settings->hosts.given() ? launch_on_hosts(*settings, place, invocation) : launch_workers(*settings, invocation);
   };
 }
 

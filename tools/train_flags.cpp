@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdlib>
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
@@ -20,13 +19,6 @@ namespace {
 constexpr double kLongestTimeout = 1e8;  // seconds; the clock counts nanoseconds
 
 std::vector<std::string> progress_names() { return {"auto", "line", "plain", "none"}; }
-
-std::string default_cache() {
-  const char* folder = std::getenv("XDG_CACHE_HOME");
-  if (folder != nullptr && *folder != 0) return std::string(folder) + "/trireme/choices.json";
-  const char* home = std::getenv("HOME");
-  return home == nullptr ? "" : std::string(home) + "/.cache/trireme/choices.json";
-}
 
 /// CLI11 takes -1 for a very large unsigned number, and its own checks talk of ranges from 2.2e-308.
 CLI::Validator whole_number(long long least) {
@@ -95,14 +87,15 @@ int ranks_on_hosts(const TrainSettings& settings) {
 
 void check_engine(const std::string& name) {
   const std::vector<std::string> known = {"auto", "gloo", "mpi", "nccl"};
-  if (std::find(known.begin(), known.end(), name) == known.end()) fail<InvalidArgument>("unknown --engine '{}'{}", name, did_you_mean(name, known));
+  if (std::find(known.begin(), known.end(), name) == known.end())
+    fail<InvalidArgument>("unknown --engine '{}'{}: {}", name, did_you_mean(name, known), join_names(known));
 }
 
 }  // namespace
 
 CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings) {
   settings.options.optimizer.lr = 0.05;
-  settings.options.cache = default_cache();
+  settings.options.cache = cluster::cache_file("choices.json");
   CLI::App* command = app.add_subcommand("train", "Train a model, one process per worker, on this machine or on several hosts");
   add_flags(*command, settings);
   return command;

@@ -34,7 +34,9 @@ torch::nn::Sequential make(const std::string& model) {
   return models::mlp({784, width, width, 10});
 }
 
-int measure(const std::string& out, const std::string& name, bool alone) {
+}  // namespace
+
+int measure_step(const std::string& out, const std::string& name, bool alone) {
   const Case c = case_named(name);
   const bool first = cluster::place_here().rank == 0;
   World world = alone ? World({0, 1, "", "alone"}, {}) : join();
@@ -58,21 +60,6 @@ int measure(const std::string& out, const std::string& name, bool alone) {
   }
   if (first) std::ofstream(out) << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}}}\n", name, seconds * 1e3, bytes);
   return 0;
-}
-
-}  // namespace
-
-Run add_bench_worker(CLI::App& app, const Invocation&) {
-  struct Settings {
-    std::string out, name;
-    bool alone = false;
-  };
-  auto s = std::make_shared<Settings>();
-  CLI::App* command = app.add_subcommand("bench", "Measure the training step of one case");
-  command->add_option("--out", s->out, "File for the result, a line of JSON")->required();
-  command->add_option("--case", s->name, "Such as lenet-32")->required()->check(CLI::IsMember(kTrainCases));
-  command->add_flag("--alone", s->alone, "As if there were no other rank");
-  return [s] { return measure(s->out, s->name, s->alone); };
 }
 
 }  // namespace trireme::tools

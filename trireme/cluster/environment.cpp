@@ -338,6 +338,17 @@ void add_settings(const Variables& variables, Place& place) {
 
 }  // namespace
 
+void check_role(const Place& place) {
+  if (place.servers > 0)
+    fail<InvalidArgument>(
+        "this job asks for {} parameter server{} (DMLC_NUM_SERVER), and there is no such program: ranks exchange gradients among themselves. "
+        "Start it with DMLC_NUM_SERVER=0, and no process with DMLC_ROLE=server",
+        place.servers, place.servers == 1 ? "" : "s");
+  if (place.role == "server")
+    fail<InvalidArgument>(
+        "DMLC_ROLE=server, but DMLC_NUM_SERVER=0, and there is no program for it: ranks exchange gradients among themselves. Start no servers");
+}
+
 Place place_from(const Lookup& lookup) {
   const Variables variables(lookup);
   Place place = of_launcher(variables);
@@ -347,6 +358,13 @@ Place place_from(const Lookup& lookup) {
 
 Place place_here() {
   return place_from([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+std::string cache_file(const std::string& name) {
+  const char* folder = std::getenv("XDG_CACHE_HOME");
+  if (folder != nullptr && *folder != 0) return std::string(folder) + "/trireme/" + name;
+  const char* home = std::getenv("HOME");
+  return home == nullptr ? "" : std::string(home) + "/.cache/trireme/" + name;
 }
 
 std::string derived_token(const std::string& job, const std::string& coordinator) {

@@ -21,6 +21,9 @@ struct Place {
   int servers = 0;                 // DMLC_NUM_SERVER
 };
 
+/// Refuses what there is no program for: parameter servers. Throws InvalidArgument.
+void check_role(const Place& place);
+
 /// The value of a variable, or nullptr.
 using Lookup = std::function<const char*(const char* name)>;
 
@@ -38,6 +41,9 @@ Place place_from(const Lookup& lookup);
 
 /// From this process's environment.
 Place place_here();
+
+/// Where a file of that name is kept between runs: $XDG_CACHE_HOME/trireme/NAME or ~/.cache/trireme/NAME; "" when there is neither.
+std::string cache_file(const std::string& name);
 
 /// The token of those who were given none: SHA-256 of job and coordinator, in hexadecimal.
 std::string derived_token(const std::string& job, const std::string& coordinator);

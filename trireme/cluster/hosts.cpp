@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <fstream>
 #include <memory>
@@ -15,6 +16,9 @@
 
 namespace trireme::cluster {
 namespace {
+
+constexpr Seconds kTyping{600};  // for people to start agents by hand
+constexpr Seconds kGoodbyes{5};
 
 int slots_in(std::string_view text, const std::string& where) {
   int slots = 0;
@@ -66,6 +70,12 @@ std::string own_address_towards(const std::string& host, bool& is_local) {
     return text;
   }
   fail<InvalidArgument>("host '{}' cannot be reached: no route to it. Is its network interface up?", host);
+}
+
+std::string as_typed(const std::vector<std::string>& command) {
+  std::string text;
+  for (const std::string& word : command) text += (text.empty() ? "" : " ") + quoted(word);
+  return text;
 }
 
 }  // namespace
@@ -132,8 +142,12 @@ LaunchResult launch_on_hosts(const HostsOptions& options) {
     if (address.empty() && !local.back()) address = own;
   }
   if (address.empty()) address = "127.0.0.1";  // all of them are this one
+  const bool by_hand = options.remote == kByHand;
+  if (by_hand && std::find(local.begin(), local.end(), true) == local.end())
+    fail<InvalidArgument>("--remote {} starts ranks on this host only, but host {} is not in the host list: add it", kByHand, own_host_name());
 
-  const std::string token = random_name() + random_name();
+  const std::string token = options.token.empty() ? random_name() + random_name() : options.token;
+  const Seconds timeout = by_hand ? std::max(kTyping, options.timeout) : options.timeout;
   Coordinator coordinator(
       {.port = options.port,
        .job = random_name(),
@@ -145,12 +159,19 @@ LaunchResult launch_on_hosts(const HostsOptions& options) {
   LaunchOptions agents{.show = Show::plain, .grace = options.heartbeat_limit + Seconds(2), .input = token + "\n"};
   for (size_t i = 0; i < options.hosts.size(); i++) {
     const std::string& name = options.hosts[i].first;
-    std::vector<std::string> command = {options.program, "join", fmt::format("{}:{}", address, coordinator.port()), "--host", name, "--token-file", "-"};
+    std::vector<std::string> command = {
+        options.program, "join", fmt::format("{}:{}", address, coordinator.port()), "--host", name, "--timeout", fmt::format("{:g}", timeout.count())};
     if (!options.tls.empty()) command.insert(command.end(), {"--tls", options.tls});
+    if (by_hand && !local[i]) {
+      if (options.by_hand) options.by_hand(name, as_typed(command), options.token.empty() ? token : "");
+      continue;
+    }
+    command.insert(command.end(), {"--token-file", "-"});
     agents.commands.push_back(local[i] ? command : remote_command(options.remote, name, command));
     agents.names.push_back("the agent of host " + name);
   }
   LaunchResult result = launch(agents);
+  if (by_hand) coordinator.wait_ended(Deadline(kGoodbyes));  // the other agents are not ours to wait for
   if (const auto failures = coordinator.snapshot().failures; !failures.empty() && !result.interrupted) {
     result.reason = failures.front().reason;
     result.last_lines.clear();  // the agent has shown them

@@ -1,5 +1,6 @@
 #pragma once
 // Starting a job on several hosts: an agent (`trireme join`) on each, which starts the ranks there.
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -21,6 +22,7 @@ Hosts read_hostfile(const std::string& path);
 std::vector<std::string> remote_command(const std::string& remote, const std::string& host, const std::vector<std::string>& command);
 
 constexpr const char* kDefaultRemote = "ssh -o BatchMode=yes -o ConnectTimeout=10 {host} {command}";
+constexpr const char* kByHand = "none";  // as `remote`: a person starts the agents of the other hosts
 
 struct HostsOptions {
   Hosts hosts;
@@ -29,14 +31,19 @@ struct HostsOptions {
   std::vector<std::string> command;     // of every rank
   std::vector<std::pair<std::string, std::string>> environment;
   std::string address;         // of this host, as the others reach it; "": found out
+  std::string token;           // the job's secret; "": a new one
   int port = 0;                // of the coordinator; 0: any
   std::string tls;             // folder of certificates, here and there; "": none
   Seconds heartbeat_limit{3};  // silence that counts as death
+  Seconds timeout{60};         // for the agents to find the coordinator and each other
   Show show = Show::labelled;
+  /// With kByHand: hears of every other host what to start there. `new_token` is "" when the user gave the token.
+  std::function<void(const std::string& host, const std::string& command, const std::string& new_token)> by_hand;
 };
 
 /// Runs the coordinator in this process and an agent on every host, and stays until all have ended. The token goes to the agents through their standard input.
-/// The reason of a failure names rank and host.
+/// With kByHand it starts only this host's agent, and the others have ten minutes to come. The reason of a failure names rank and host. Throws InvalidArgument
+/// for hosts that cannot be found, IoError when the port is taken.
 LaunchResult launch_on_hosts(const HostsOptions& options);
 
 struct AgentOptions {

@@ -12,6 +12,7 @@
 #include <trireme/cluster/coordinator.h>
 #include <trireme/cluster/launcher.h>
 #include <trireme/cluster/session.h>
+#include <trireme/cluster/tuning.h>
 #include <trireme/comm/hierarchical/communicator.h>
 #include <trireme/comm/mpi/mpi.h>
 #include <trireme/comm/network/engine.h>
@@ -46,15 +47,33 @@ void meet_through_mpi(cluster::Place& place, std::unique_ptr<cluster::Coordinato
   place.token = told.substr(told.find(' ') + 1);
 }
 
+/// "" when nobody minds.
+std::string wanted_engine(const cluster::Place& place, const JoinOptions& options) {
+  const bool here = !options.engine.empty() && options.engine != "auto";
+  const std::string& name = here ? options.engine : place.engine;
+  return name == "auto" ? "" : name;
+}
+
 const Engine& pick_engine(const cluster::Place& place, const JoinOptions& options) {
-  std::string name = !options.engine.empty() ? options.engine : place.engine;
-  if (name.empty() || name == "auto") name = place.mpi ? "mpi" : "gloo";
+  std::string name = wanted_engine(place, options);
+  if (name.empty()) name = place.mpi ? "mpi" : "gloo";
   comm::mpi::add();
   return comm::network::engine_named(name);
 }
 
 /// Two ranks send each other all they have: as many bytes as in a ring, in half the trips.
-size_t direct_bytes(size_t ranks) { return ranks == 2 ? std::numeric_limits<size_t>::max() : comm::network::Options{}.direct_bytes; }
+size_t default_direct_bytes(size_t ranks) { return ranks == 2 ? std::numeric_limits<size_t>::max() : comm::network::Options{}.direct_bytes; }
+
+/// Between machines. Hosts may have different caches, but all ranks must have one value: rank 0's.
+size_t direct_bytes(cluster::Session& session, const JoinOptions& options, const std::string& engine, int machines) {
+  const std::string key = "direct bytes";
+  if (session.rank() == 0) {
+    std::optional<size_t> bytes = options.direct_bytes;
+    if (!bytes) bytes = cluster::kept_direct_bytes(cluster::cache_file(cluster::kTuningFile), engine, machines);
+    session.put(key, std::to_string(bytes.value_or(default_direct_bytes(static_cast<size_t>(machines)))));
+  }
+  return std::stoull(session.get(key, Deadline(options.timeout)));
+}
 
 }  // namespace
 
@@ -67,19 +86,23 @@ struct World::Network {
   std::unique_ptr<comm::hierarchical::Communicator> all;  // null when it turned out that all ranks are on this machine
   std::string engine;
 
-  void leave() noexcept {
+  /// `error`: why this rank has failed; "" in peace.
+  void leave(const std::string& error) noexcept {
     all.reset();
     lane.reset();
     flat.reset();
-    if (session) {
-      const bool failed = std::uncaught_exceptions() > 0;
-      session->leave(!failed ? 0 : session->failure() ? cluster::kPeerLostExit : 1, failed ? "it stopped after an error of its own (see its output)" : "");
-    }
+    if (session) session->leave(error.empty() ? 0 : session->failure() ? cluster::kPeerLostExit : 1, error);
     if (coordinator) coordinator->wait_ended(Deadline(Seconds(5)));  // the others may still need to hear what happened
   }
 };
 
 World::World(cluster::Place place, JoinOptions options) : place_(std::move(place)) {
+  cluster::check_role(place_);
+  if (place_.role == "scheduler")
+    fail<InvalidArgument>(
+        "DMLC_ROLE=scheduler: this program is a rank, and the scheduler is none. Run `trireme coordinator --ranks {} --port {} --job {}` for it, with the "
+        "workers' TRIREME_TOKEN",
+        place_.size, port_of(place_.coordinator), place_.job);
   if (place_.coordinator.empty() && !place_.mpi) {
     local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout), place_.rank, place_.size,
                                                        comm::shm::Options{.timeout = options.timeout});
@@ -88,8 +111,8 @@ World::World(cluster::Place place, JoinOptions options) : place_(std::move(place
   network_ = std::make_unique<Network>();
   try {
     meet_machines(options);
-  } catch (...) {
-    network_->leave();
+  } catch (const std::exception& error) {
+    network_->leave(error.what());
     throw;
   }
 }
@@ -97,12 +120,13 @@ World::World(cluster::Place place, JoinOptions options) : place_(std::move(place
 World::World(World&&) noexcept = default;
 
 World::~World() {
-  if (network_) network_->leave();
+  if (network_) network_->leave(std::uncaught_exceptions() > 0 ? "it stopped after an error of its own (see its output)" : "");
 }
 
 /// Registers with the coordinator, finds out who is on this machine, shares memory with them, and connects to the rest.
 void World::meet_machines(const JoinOptions& options) {
   Network& n = *network_;
+  if (!wanted_engine(place_, options).empty()) pick_engine(place_, options);  // one that is not there is refused before anybody waits
   if (place_.mpi) {
     meet_through_mpi(place_, n.coordinator, options);
   } else if (place_.hosts_coordinator) {
@@ -129,15 +153,23 @@ void World::meet_machines(const JoinOptions& options) {
   const Deadline deadline(options.timeout);
   n.beacon = std::make_unique<Beacon>(job, place_.rank);
   n.session->put(fmt::format("here/{}", place_.rank), "");
+  const auto word_of = [&](int rank, const char* key) {
+    try {
+      return n.session->get(fmt::format("{}/{}", key, rank), deadline);
+    } catch (const Timeout&) {
+      fail<Timeout>("host {}: rank {} has not come to the coordinator at {} within {:g} s. Was it started, and with the same address?",
+                    cluster::own_host_name(), rank, place_.coordinator, options.timeout.count());
+    }
+  };
   int leader = 0;
   for (; leader < place_.rank; leader++) {
-    n.session->get(fmt::format("here/{}", leader), deadline);
+    word_of(leader, "here");
     if (Beacon::seen(job, leader)) break;
   }
   n.session->put(fmt::format("leader/{}", place_.rank), std::to_string(leader));
   std::vector<int> machine_of, leaders;
   for (int rank = 0; rank < place_.size; rank++) {
-    const int theirs = std::stoi(n.session->get(fmt::format("leader/{}", rank), deadline));
+    const int theirs = std::stoi(word_of(rank, "leader"));
     if (theirs == rank) leaders.push_back(rank);
     machine_of.push_back(static_cast<int>(std::find(leaders.begin(), leaders.end(), theirs) - leaders.begin()));
   }
@@ -160,7 +192,7 @@ void World::connect_machines(const JoinOptions& options, const std::vector<int>&
   const Engine& engine = pick_engine(place_, options);
   const comm::hierarchical::Topology topology(machine_of);
   const auto [machine, local] = topology.place(place_.rank);
-  const auto connect = [&](const std::string& name, int rank, const std::vector<int>& members) {
+  const auto connect = [&](const std::string& name, int rank, const std::vector<int>& members, size_t direct_bytes) {
     auto transport = engine.connect({.store = *n.session,
                                      .name = name,
                                      .rank = rank,
@@ -168,17 +200,17 @@ void World::connect_machines(const JoinOptions& options, const std::vector<int>&
                                      .address = n.session->address(),
                                      .timeout = options.timeout});
     return std::make_unique<comm::network::Communicator>(
-        std::move(transport),
-        comm::network::Options{.timeout = options.timeout, .direct_bytes = direct_bytes(members.size()), .patience = Seconds(1), .names = members});
+        std::move(transport), comm::network::Options{.timeout = options.timeout, .direct_bytes = direct_bytes, .patience = Seconds(1), .names = members});
   };
+  const size_t tuned = direct_bytes(*n.session, options, engine.name, topology.machines());
   if (local < topology.lanes()) {
     std::vector<int> members;
     for (int m = 0; m < topology.machines(); m++) members.push_back(topology.ranks_on(m)[static_cast<size_t>(local)]);
-    n.lane = connect(fmt::format("lane {}", local), machine, members);
+    n.lane = connect(fmt::format("lane {}", local), machine, members, tuned);
   }
   std::vector<int> everybody(machine_of.size());
   std::iota(everybody.begin(), everybody.end(), 0);
-  n.flat = connect("all", place_.rank, everybody);
+  n.flat = connect("all", place_.rank, everybody, default_direct_bytes(everybody.size()));
   n.all = std::make_unique<comm::hierarchical::Communicator>(topology, place_.rank, *local_, n.lane.get(), *n.flat);
   n.engine = engine.description;
 }
@@ -188,7 +220,7 @@ comm::Communicator& World::comm() {
   return *local_;
 }
 
-comm::Communicator* World::lane() { return network_ ? network_->lane.get() : nullptr; }
+comm::network::Communicator* World::lane() { return network_ ? network_->lane.get() : nullptr; }
 int World::lanes() const { return network_ && network_->all ? network_->all->topology().lanes() : local_->size(); }
 int World::machines() const { return network_ && network_->all ? network_->all->topology().machines() : 1; }
 

@@ -1,19 +1,22 @@
 #pragma once
 // The ranks that train together.
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <trireme/base/clock.h>
 #include <trireme/cluster/environment.h>
+#include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/communicator.h>
 
 namespace trireme {
 
 struct JoinOptions {
-  Seconds timeout{60};         // deadline of every wait for another rank, the start included
-  Seconds heartbeat_limit{3};  // several machines: silence that counts as death
-  std::string engine;          // between machines: auto, gloo, mpi or nccl; "": what TRIREME_ENGINE says, or auto
+  Seconds timeout{60};                 // deadline of every wait for another rank, the start included
+  Seconds heartbeat_limit{3};          // several machines: silence that counts as death
+  std::string engine;                  // between machines: gloo, mpi or nccl; "" and auto: what TRIREME_ENGINE says
+  std::optional<size_t> direct_bytes;  // between machines: network::Options::direct_bytes; none: what `trireme tune` kept, or a default. Rank 0's counts
 };
 
 /// This process's membership in a job. Move-only; leaving is destroying it. One thread at a time.
@@ -33,7 +36,7 @@ class World {
   /// The ranks on this machine.
   comm::shm::Communicator& local() { return *local_; }
   /// This rank's partners, one on each machine: see exchange::Group. Null with one machine, and for a rank beyond the number of lanes.
-  comm::Communicator* lane();
+  comm::network::Communicator* lane();
   int lanes() const;
   int machines() const;
   /// "shared memory", "shared memory, and Gloo of libtorch 1.13.1 between 2 machines"

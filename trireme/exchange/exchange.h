@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/communicator.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/updater.h>
@@ -23,11 +24,12 @@ struct Options {
 /// Who trains together. A *lane* joins one rank of every machine; there are as many lanes as the machine with the fewest ranks has ranks.
 struct Group {
   comm::Communicator& all;
-  comm::shm::Communicator& local;      // the ranks of this machine
-  comm::Communicator* lane = nullptr;  // this rank's, machine by machine; null with one machine, and for a rank beyond the number of lanes
+  comm::shm::Communicator& local;               // the ranks of this machine
+  comm::network::Communicator* lane = nullptr;  // this rank's, machine by machine; null with one machine, and for a rank beyond the number of lanes
   int lanes = 1;
 
-  Group(comm::Communicator& all, comm::shm::Communicator& local, comm::Communicator* lane, int lanes) : all(all), local(local), lane(lane), lanes(lanes) {}
+  Group(comm::Communicator& all, comm::shm::Communicator& local, comm::network::Communicator* lane, int lanes)
+      : all(all), local(local), lane(lane), lanes(lanes) {}
   /// One machine.
   Group(comm::shm::Communicator& local) : all(local), local(local), lanes(local.size()) {}  // NOLINT: a machine's ranks are a group
   bool one_machine() const { return all.size() == local.size(); }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <span>
+#include <utility>
 
 #include <trireme/space/kernels.h>
 
@@ -48,7 +50,7 @@ void Shared::ready(size_t bucket) {
 /// What can be done without waiting.
 void Shared::proceed() {
   while (under_way_ < open_.size() && local_.rounds().all_arrived(open_[under_way_].round)) begin_first_waiting();
-  const auto next_is_there = [](const Open& open) { return open.pieces.empty() || (open.flags->test() && open.pieces.front().second->test()); };
+  const auto next_is_there = [](const Open& open) { return open.pieces.empty() || open.pieces.front().second->test(); };
   while (under_way_ > 0 && next_is_there(open_.front())) complete_next();
 }
 
@@ -72,10 +74,12 @@ void Shared::begin_first_waiting() {
 void Shared::begin_lane(Open& open) {
   const space::Bucket& b = buckets_[open.bucket];
   reduce_local(open.bucket);
-  open.flags = lane_->start_allreduce(lane_flags_.data() + b.first, b.last - b.first, DType::u8, Op::max, b.name);
+  std::span<uint8_t> flags(lane_flags_.data() + b.first, b.last - b.first);
+  if (flags.size() > lane_->kMostFlags) lane_->allreduce(std::exchange(flags, {}).data(), b.last - b.first, DType::u8, Op::max, b.name);
   for (space::Range rest = slices_[open.bucket]; !rest.empty();) {
     const space::Range piece{rest.begin, std::min(rest.end, rest.begin + kPieceBytes)};
-    open.pieces.emplace_back(piece, lane_->start_allreduce(gradients() + piece.begin, piece.size() / size_of(b.dtype), b.dtype, Op::sum, b.name));
+    open.pieces.emplace_back(
+        piece, lane_->start_allreduce(gradients() + piece.begin, piece.size() / size_of(b.dtype), b.dtype, Op::sum, std::exchange(flags, {}), b.name));
     rest.begin = piece.end;
   }
 }
@@ -87,7 +91,6 @@ void Shared::complete_next() {
   if (!first.pieces.empty()) {
     auto [piece, sum] = std::move(first.pieces.front());
     first.pieces.pop_front();
-    first.flags->wait();
     sum->wait();
     update_from_lane(first.bucket, piece);
     if (!first.pieces.empty()) return;

@@ -29,7 +29,7 @@ class Shared final : public Exchange {
   struct Open {
     size_t bucket;
     uint32_t round;
-    std::unique_ptr<comm::Work> flags{};  // between machines, once the machine's own part is done; then the slice, in pieces
+    // Between machines, once the machine's own part is done: the slice, in pieces. The first carries the flags.
     std::deque<std::pair<space::Range, std::unique_ptr<comm::Work>>> pieces{};
   };
   uint8_t* flags() const override { return flags_of(local_.rank()); }
@@ -44,7 +44,7 @@ class Shared final : public Exchange {
   void complete_next();
 
   comm::shm::Communicator& local_;
-  comm::Communicator* lane_;  // null with one machine, and for ranks without a slice
+  comm::network::Communicator* lane_;  // null with one machine, and for ranks without a slice
   bool one_machine_;
   std::vector<uint8_t> lane_flags_;  // by slot: somebody, on any machine, has a gradient for it
   comm::shm::SharedBlock parameters_, gradients_, flags_;

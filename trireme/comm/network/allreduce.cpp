@@ -4,10 +4,12 @@
 
 namespace trireme::comm::network {
 
-Allreduce::Allreduce(Wire& wire, const Fingerprint& what, std::byte* data)
-    : Operation(wire, what), data_(data), cut_(what.bytes() / static_cast<size_t>(wire.size()) + 2 * space::kLine) {}
+Allreduce::Allreduce(Wire& wire, const Fingerprint& what, std::byte* data, std::span<uint8_t> flags)
+    : Operation(wire, what), data_(data), flags_(flags), cut_(what.bytes() / static_cast<size_t>(wire.size()) + 2 * space::kLine) {}
 
-Operation::Piece Allreduce::enclosed(int /*peer*/) const { return inside() ? Piece{data_, what_.bytes()} : Piece{}; }
+Operation::Piece Allreduce::enclosed(int /*peer*/) const {
+  return inside() ? Piece{data_, what_.bytes()} : Piece{reinterpret_cast<const std::byte*>(flags_.data()), flags_.size()};
+}
 
 void Allreduce::send_first() {
   if (inside()) return;
@@ -17,7 +19,15 @@ void Allreduce::send_first() {
     for (int step = 1; step < size_; step++) send(data_, what_.bytes(), peer(step));
 }
 
+void Allreduce::merge_flags() {
+  for (int step = 1; step < size_; step++) {
+    const std::byte* const theirs = enclosed_by(peer(step));
+    for (size_t i = 0; i < flags_.size(); i++) flags_[i] = std::max(flags_[i], static_cast<uint8_t>(theirs[i]));
+  }
+}
+
 void Allreduce::run() {
+  merge_flags();
   if (!what_.ring) return run_direct();
   reduce_ring();
   gather_ring();
@@ -28,10 +38,10 @@ void Allreduce::run() {
 void Allreduce::run_direct() {
   std::vector<const void*> sources(static_cast<size_t>(size_), data_);
   std::vector<std::unique_ptr<Message>> messages(sources.size());
-  if (!inside()) scratch_.resize(what_.bytes() * sources.size());
+  if (!inside()) scratch_ = wire_.rooms().take(what_.bytes() * static_cast<size_t>(size_ - 1));
   for (int step = 1; step < size_; step++) {
     const auto from = static_cast<size_t>(peer(step));
-    std::byte* const room = inside() ? nullptr : scratch_.data() + from * what_.bytes();
+    std::byte* const room = inside() ? nullptr : scratch_.data.get() + static_cast<size_t>(step - 1) * what_.bytes();
     if (room != nullptr) messages[from] = receive(room, what_.bytes(), peer(step));
     sources[from] = inside() ? enclosed_by(peer(step)) : room;
   }
@@ -50,8 +60,8 @@ void Allreduce::reduce_all(const std::vector<const void*>& sources) {
 // and passes it on. After size - 1 steps chunk(1) is complete here; it and the others go around once more.
 
 void Allreduce::reduce_ring() {
-  scratch_.resize(cut_.room() * static_cast<size_t>(cut_.segments()));
-  const auto room = [&](int k) { return scratch_.data() + static_cast<size_t>(k) * cut_.room(); };
+  scratch_ = wire_.rooms().take(cut_.room() * static_cast<size_t>(cut_.segments()));
+  const auto room = [&](int k) { return scratch_.data.get() + static_cast<size_t>(k) * cut_.room(); };
   std::vector<std::unique_ptr<Message>> incoming(static_cast<size_t>(cut_.segments()));
   const auto expect = [&](int step, int k) { incoming[static_cast<size_t>(k)] = receive(room(k), segment(-1 - step, k).size(), left()); };
   for (int k = 0; k < cut_.segments(); k++) expect(0, k);

@@ -3,6 +3,8 @@
 //
 // Vocabulary. A *block* is what one rank contributes to or gets from a collective. In a ring the data is cut into a *chunk* per rank, and each chunk into
 // *segments*, so that a segment is reduced or passed on while the next one arrives. Whatever fits into the opening travels in it.
+#include <span>
+
 #include <trireme/comm/network/operation.h>
 #include <trireme/space/range.h>
 
@@ -36,7 +38,9 @@ class Barrier final : public Operation {
 /// Direct: everybody sends everything to everybody and reduces in the order of ranks; one trip. Ring: two trips around, each rank sends twice its data.
 class Allreduce final : public Operation {
  public:
-  Allreduce(Wire& wire, const Fingerprint& what, std::byte* data);
+  /// `flags`, which may be empty, become their maximum over all ranks. They travel in the opening.
+  Allreduce(Wire& wire, const Fingerprint& what, std::byte* data, std::span<uint8_t> flags = {});
+  ~Allreduce() override { wire_.rooms().put_back(std::move(scratch_)); }
 
  protected:
   Piece enclosed(int peer) const override;
@@ -44,7 +48,8 @@ class Allreduce final : public Operation {
   void run() override;
 
  private:
-  bool inside() const { return !what_.ring && what_.bytes() <= Packet::kRoom; }
+  bool inside() const { return !what_.ring && flags_.empty() && what_.bytes() <= Packet::kRoom; }
+  void merge_flags();
   space::Range chunk(int step) const { return space::part_of({0, what_.bytes()}, peer(step), size_); }
   space::Range segment(int step, int k) const { return cut_.segment(chunk(step), k); }
   void send_right(space::Range piece) { send(data_ + piece.begin, piece.size(), right()); }
@@ -55,8 +60,9 @@ class Allreduce final : public Operation {
   void gather_ring();
 
   std::byte* data_;
+  std::span<uint8_t> flags_;
   Cut cut_;
-  std::vector<std::byte> scratch_;
+  Rooms::Room scratch_;
   size_t final_sends_ = 0;  // segments of the chunk that this rank has completed
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 // Collectives between machines, on any engine's messages.
 #include <condition_variable>
+#include <span>
 #include <thread>
 
 #include <trireme/comm/communicator.h>
@@ -13,7 +14,7 @@ namespace trireme::comm::network {
 struct Options {
   Seconds timeout{60};             // deadline of every wait
   size_t direct_bytes = 16 << 10;  // up to this size each rank sends its data to all others at once; above, in a ring. `trireme tune` measures it
-  Seconds patience{0};             // when the engine reports a lost peer: how long to wait for interrupt(), whose cause says more
+  Seconds patience{0.2};           // when the engine reports a lost peer: how long to wait for interrupt() or another operation to say why
   std::vector<int> names{};        // what messages call the ranks, where they have other numbers in the job; default: 0, 1, ...
 };
 
@@ -33,6 +34,9 @@ class Communicator final : public comm::Communicator {
   int size() const override { return wire_.size(); }
   void allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
   std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
+  /// The same with a few flags along, at most kMostFlags, which become their maximum over all ranks: they cost no message of their own.
+  std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, std::span<uint8_t> flags, std::string_view name);
+  static constexpr size_t kMostFlags = 3900;
   void reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) override;
   void all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) override;
   void broadcast(void* data, size_t count, DType type, int root, std::string_view name) override;

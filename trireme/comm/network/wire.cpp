@@ -17,6 +17,26 @@ std::vector<int> checked(std::vector<int> names, int size) {
 
 }  // namespace
 
+Rooms::Room Rooms::take(size_t bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < free_.size(); i++) {
+      if (free_[i].bytes < bytes) continue;
+      Room found = std::move(free_[i]);
+      free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
+      return found;
+    }
+  }
+  return {std::make_unique_for_overwrite<std::byte[]>(bytes), bytes};
+}
+
+void Rooms::put_back(Room room) {
+  if (room.bytes == 0) return;
+  const std::lock_guard lock(mutex_);
+  if (free_.size() == kMost) free_.erase(free_.begin());
+  free_.push_back(std::move(room));
+}
+
 Wire::Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names)
     : transport_(std::move(transport)),
       timeout_(timeout),

@@ -13,6 +13,23 @@ namespace trireme::comm::network {
 /// Tags keep apart what ranks may post in different orders. Each collective has its own, so that several can be under way.
 constexpr uint32_t kOpeningTag = 0, kLetterTag = 1, kEnclosureTag = 2, kDataTag = 16, kDataTags = 4096;
 
+/// Memory for what arrives, used again and again: fresh pages for every message would cost more than reducing it. Thread-safe.
+class Rooms {
+ public:
+  struct Room {
+    std::unique_ptr<std::byte[]> data;
+    size_t bytes = 0;
+  };
+  /// Not cleared.
+  Room take(size_t bytes);
+  void put_back(Room room);
+
+ private:
+  static constexpr size_t kMost = 8;  // that wait for use
+  std::mutex mutex_;
+  std::vector<Room> free_;  // guarded by mutex_
+};
+
 /// Thread-safe.
 class Wire {
  public:
@@ -34,6 +51,7 @@ class Wire {
   std::exception_ptr cause() const;
   /// Throws the cause when there is one.
   void check() const;
+  Rooms& rooms() { return rooms_; }
 
  private:
   void await_cause();
@@ -44,6 +62,7 @@ class Wire {
   Seconds timeout_, patience_;
   int rank_, size_;
   std::vector<int> names_;
+  Rooms rooms_;
   std::mutex posting_;  // held while the transport takes a message
   mutable std::mutex mutex_;
   std::condition_variable failed_;

@@ -5,11 +5,11 @@
 #include <fstream>
 
 #include <trireme/cluster/world.h>
-#include "bench.h"
+#include "../bench.h"
 
 namespace trireme::tools {
 
-int allreduce_worker(const std::string& out, const std::vector<size_t>& sizes, bool private_memory) {
+int measure_allreduce(const std::string& out, const std::vector<size_t>& sizes, bool private_memory) {
   World world = join();
   const size_t most = *std::max_element(sizes.begin(), sizes.end());
   std::vector<float> own(private_memory ? most / 4 : 0, 1.f);
