@@ -4,13 +4,15 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <string_view>
 
 #include <trireme/base/error.h>
 
 namespace trireme::tools {
 namespace {
 
-constexpr Seconds kToJoin{20};  // for a host's agent, once it runs
+constexpr std::string_view kErrorPrefix = "trireme: ";  // of print_error()
+constexpr Seconds kToJoin{20};                          // for a host's agent, once it runs
 
 void problem(const std::string& text) {
   fmt::print("PROBLEM  {}\n", text);
@@ -24,13 +26,18 @@ cluster::LaunchResult start_probes(cluster::HostsOptions options, const cluster:
   return result;
 }
 
+/// The last line of ssh or of the agent there; if there is none, how it ended.
+std::string what_it_said(const cluster::LaunchResult& result) {
+  const std::string said = result.last_lines.empty() ? result.reason : result.last_lines.back();
+  return said.starts_with(kErrorPrefix) ? said.substr(kErrorPrefix.size()) : said;
+}
+
 /// Starts a probe there that has nobody to talk to: "", or why it does not run. A host by itself, because of several the failure of one is the end of all.
 std::string fault_of(const cluster::HostsOptions& options, const std::string& host) {
   try {
     const cluster::LaunchResult result = start_probes(options, {{host, 1}});
     if (result.exit_code == 0) return "";
-    const std::string said = result.last_lines.empty() ? "" : ": " + result.last_lines.back();
-    return fmt::format("host {} is of no use: {}{}. Try by hand: {}", host, result.reason, said,
+    return fmt::format("host {} is of no use: {} - Try by hand: {}", host, what_it_said(result),
                        fmt::join(cluster::remote_command(options.remote, host, {options.program, "--version"}), " "));
   } catch (const InvalidArgument& error) {  // a name that nobody knows
     return error.what();

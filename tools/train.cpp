@@ -29,6 +29,8 @@ int launch_workers(const TrainSettings& settings, const Invocation& invocation) 
 
 int launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
   cluster::HostsOptions options = settings.hosts.options(invocation.program);
+  if (settings.engine == "mpi" || (settings.engine == "auto" && place.engine == "mpi"))
+    fail<InvalidArgument>("--engine mpi needs ranks that mpirun has started: `mpirun --host ... trireme train ...` instead of --hosts, or --engine gloo");
   options.timeout = Seconds(settings.timeout);
   options.token = place.token;
   if (options.tls.empty()) options.tls = place.tls;

@@ -108,7 +108,7 @@ class BadInput(training.HostsTest):
         self.assertEqual(listener.stdout.readline(), "ready\n")
         for process in (self.start_train("a:1,b:1", *MODEL, "--port", 7300), self.start("coordinator", "--ranks", 2, "--port", 7300),
                         self.start("train", *MODEL, env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7299"})):
-            self.refused(process, "7300", "Address already in use", "another --port")
+            self.refused(process, "host a", "7300", "Address already in use", "another --port")
         listener.kill()
         listener.wait()
 
@@ -144,7 +144,7 @@ class BadInput(training.HostsTest):
 
     def test_join_what_has_nothing_to_start(self):
         coordinator = self.coordinator(7208)
-        self.refused(self.join(7208, slots=2), "a:7208", "nothing for agents to start", "--remote none")
+        self.refused(self.join(7208, slots=2), "host b", "a:7208", "nothing for agents to start", "--remote none")
         coordinator.communicate(timeout=20)
         self.assertEqual(coordinator.returncode, 1)
 
@@ -189,7 +189,9 @@ class BadInput(training.HostsTest):
 
     def test_engine(self):
         self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "nccl"), "this libtorch has no NCCL", "--engine gloo", within=20)
-        self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "mpi"), "--engine mpi needs processes that mpirun has started", within=20)
+        self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "mpi"), "--engine mpi needs ranks that mpirun has started", "--engine gloo")
+        self.refused(self.start("train", *MODEL, "--engine", "mpi", env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}),
+                     "--engine mpi needs processes that mpirun has started")
         self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "gluo"), "unknown --engine 'gluo'", "did you mean 'gloo'?")
         self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "nonsense"), "unknown --engine 'nonsense'", "auto, gloo, mpi or nccl")
 

@@ -78,7 +78,7 @@ class Doctor(training.HostsTest):
 
 
 class Tune(training.HostsTest):
-    HOSTS = 2
+    HOSTS = 3
     MODEL = ["mlp:64", "--data", "synthetic:200", "--epochs", 1, "--batch", 32]
 
     def run_here(self, *words):
@@ -103,11 +103,16 @@ class Tune(training.HostsTest):
         self.train_here()
 
     def test_all_ranks_use_what_rank_0_has(self):
-        # Were it not so, the other rank would send directly, and that is a Mismatch.
+        # A ring adds in another order, which shows that it was used. If only some ranks did, that would be a Mismatch.
         self.cache().parent.mkdir()
-        self.cache().write_text(json.dumps({"gloo, 2 machines": {"direct_bytes": 0}}))
         remote = f"env -u XDG_CACHE_HOME HOME=/nowhere {self.remote()}"
-        self.assertIn("epoch 1 ", self.run_here("train", self.MODEL[0], "--hosts", "a:1,b:1", "--remote", remote, *self.MODEL[1:]))
+        models = {}
+        for choice in (0, "all"):
+            self.cache().write_text(json.dumps({"gloo, 3 machines": {"direct_bytes": choice}}))
+            save = self.folder / f"{choice}.safetensors"
+            self.run_here("train", self.MODEL[0], "--hosts", "a:1,b:1,c:1", "--remote", remote, *self.MODEL[1:], "--save", save)
+            models[choice] = save.read_bytes()
+        self.assertNotEqual(models[0], models["all"])
 
     def test_damaged_cache(self):
         self.cache().parent.mkdir()

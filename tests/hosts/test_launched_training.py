@@ -1,7 +1,9 @@
 """One training, started by every launcher that there is: each gives what one process gives, and the first line says who started it."""
 import json
+import os
 import shlex
 import shutil
+import signal
 import subprocess
 import unittest
 
@@ -197,6 +199,24 @@ class ByHand(Launched):
         process, line = self.launcher(TRIREME_TOKEN=TOKEN)
         self.assertNotIn(TOKEN, line)
         self.join_and_check(process, f"TRIREME_TOKEN={TOKEN}", *shlex.split(line.split(":  ", 1)[1]))
+
+    def test_interrupt_while_it_waits(self):
+        process, _ = self.launcher()
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=10)
+        self.assertEqual(process.returncode, 130, out + error)
+
+    def test_both_terminals_hear_who_died(self):
+        self.words += ["--epochs", 100000]
+        process, line = self.launcher()
+        agent = self.run_on("b", ["env", *shlex.split(line.split(":  ", 1)[1])], clean_environment())
+        self.assertTrue(any(text.startswith("epoch 1 ") for text in process.stdout))
+        victim = self.workers("a")[0]
+        os.kill(victim, signal.SIGKILL)
+        for terminal in (process, agent):
+            _, error = terminal.communicate(timeout=20)
+            self.assertNotEqual(terminal.returncode, 0)
+            self.assertRegex(error, f"rank 0.*{victim}")
 
     def join_and_check(self, process, *command):
         agent = self.run_on("b", ["env", *command], clean_environment())

@@ -59,9 +59,10 @@ void wait_for_hosts(Session& session, const AgentOptions& options) {
 std::string prepare(Session& session, const AgentOptions& options) try {
   if (session.spec().command.empty())
     fail<InvalidArgument>(
-        "the coordinator at {} has nothing for agents to start: it serves ranks that are started one by one, with TRIREME_RANK. `trireme train --hosts ... "
+        "host {}: the coordinator at {} has nothing for agents to start: it serves ranks that are started one by one, with TRIREME_RANK. `trireme train "
+        "--hosts ... "
         "--remote none` is what `trireme join` joins",
-        options.coordinator);
+        own_host_name(), options.coordinator);
   wait_for_hosts(session, options);
   return meeting_point(session, options.timeout);
 } catch (const PeerLost&) {

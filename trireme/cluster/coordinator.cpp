@@ -306,8 +306,10 @@ struct Coordinator::State {
     server = builder.BuildAndStart();
     if (server && port > 0) return;
     server.reset();
-    fail<IoError>("the coordinator cannot listen on {}: {}. Is another one running there? Give another --port, or 0 for any that is free",
-                  joined(options.address, options.port), listen_fault(options.address, options.port));
+    fail<IoError>(
+        "host {}: the coordinator cannot listen on {}: {}. Is another one running there? Give another --port, or 0 for any that is free; where a rank runs it, "
+        "another MASTER_PORT",
+        own_host_name(), joined(options.address, options.port), listen_fault(options.address, options.port));
   }
 
   std::shared_ptr<Desk> desk;

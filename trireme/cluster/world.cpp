@@ -58,7 +58,9 @@ const Engine& pick_engine(const cluster::Place& place, const JoinOptions& option
   std::string name = wanted_engine(place, options);
   if (name.empty()) name = place.mpi ? "mpi" : "gloo";
   comm::mpi::add();
-  return comm::network::engine_named(name);
+  const Engine& engine = comm::network::engine_named(name);
+  if (name == "mpi" && !comm::mpi::available()) fail<InvalidArgument>("--engine mpi needs processes that mpirun has started; this one was not");
+  return engine;
 }
 
 /// Two ranks send each other all they have: as many bytes as in a ring, in half the trips.
