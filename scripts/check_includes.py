@@ -8,9 +8,11 @@ import pathlib, re, sys
 # name, may include torch. Later lines may include earlier ones; folders on one line do not know each other.
 LEVELS = [
     [("base", False)],
+    [("metrics", False)],
     [("space", False)],
     [("comm", False), ("checkpoint", False)],
     [("cluster", False)],
+    [("ps", False)],
     [("exchange", False)],
     [("data", True), ("models", True), ("parallel", True)],
     [("train", True)],

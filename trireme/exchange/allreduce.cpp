@@ -27,21 +27,12 @@ void Allreduce::finish() {
   for (; !open_.empty(); open_.pop_front()) open_.front()->wait();
   group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
   if (!updater_) return;
-  for (size_t i = 0; i < buckets_.size(); i++) update_present(*updater_, i, layout_, buckets_[i], flags(), parameters(), gradients());
+  update_all();
 }
 
 void zero_absent(const space::Layout& layout, const space::Bucket& bucket, const uint8_t* flags, std::byte* gradients) {
   for (size_t slot = bucket.first; slot < bucket.last; slot++)
     if (flags[slot] == 0) std::memset(gradients + layout[slot].range.begin, 0, layout[slot].range.size());
-}
-
-void update_present(space::Updater& updater, size_t index, const space::Layout& layout, const space::Bucket& bucket, const uint8_t* flags,
-                    std::byte* parameters, const std::byte* gradients) {
-  const std::byte* const sources[] = {gradients};
-  if (std::all_of(flags + bucket.first, flags + bucket.last, [](uint8_t flag) { return flag != 0; }))
-    return updater.update(index, bucket.range, bucket.dtype, parameters, sources);
-  for (size_t slot = bucket.first; slot < bucket.last; slot++)
-    if (flags[slot] != 0) updater.update(index, layout[slot].range, bucket.dtype, parameters, sources);
 }
 
 }  // namespace trireme::exchange

@@ -31,8 +31,4 @@ class Allreduce final : public Exchange {
 /// Zeroes the gradients of a bucket's slots that this rank has none for, so that a sum may include them.
 void zero_absent(const space::Layout& layout, const space::Bucket& bucket, const uint8_t* flags, std::byte* gradients);
 
-/// Updates the slots of a bucket that somebody had a gradient for.
-void update_present(space::Updater& updater, size_t index, const space::Layout& layout, const space::Bucket& bucket, const uint8_t* flags,
-                    std::byte* parameters, const std::byte* gradients);
-
 }  // namespace trireme::exchange

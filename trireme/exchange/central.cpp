@@ -29,7 +29,7 @@ void Central::finish() {
       for (const space::Bucket& b : buckets_)
         space::kernels().accumulate(b.dtype, gradients() + b.range.begin, incoming_.data() + b.range.begin, b.range.size() / size_of(b.dtype));
     }
-    for (size_t i = 0; i < buckets_.size(); i++) update_present(*updater_, i, layout_, buckets_[i], flags(), parameters(), gradients());
+    update_all();
   }
   publish_parameters();
 }

@@ -44,6 +44,14 @@ void Exchange::begin(double lr) {
   if (updater_) updater_->begin_step(lr);
 }
 
+void Exchange::update_all() {
+  for (size_t i = 0; i < buckets_.size(); i++) {
+    const space::Bucket& b = buckets_[i];
+    const space::Source own[] = {{gradients(), flags() + b.first}};
+    update_present(*updater_, i, layout_, b.first, b.last, b.range, b.dtype, parameters(), own);
+  }
+}
+
 std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
                                         const Options& options) {
   if (layout.size() == 0) fail<InvalidArgument>("the model has no parameters");

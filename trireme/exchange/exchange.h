@@ -70,6 +70,8 @@ class Exchange {
   Exchange(space::Layout layout, const Options& options);
   /// One byte per slot: this rank has a gradient for it.
   virtual uint8_t* flags() const = 0;
+  /// Updates the parameters of all slots that flags() has, with the gradients as they stand here.
+  void update_all();
 
   space::Layout layout_;
   Options options_;

@@ -110,15 +110,9 @@ bool Shared::sources_of(size_t slot, std::vector<const std::byte*>& sources) con
 
 void Shared::update_from_local(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
-  const space::Range slice = slices_[bucket];
-  std::vector<const std::byte*> sources;
-  bool everybody = true;
-  for (size_t slot = b.first; slot < b.last; slot++) everybody = sources_of(slot, sources) && everybody;
-  if (everybody) return updater_->update(bucket, slice, b.dtype, parameters(), sources);
-  for (size_t slot = b.first; slot < b.last; slot++) {  // somebody has no gradient for some slot
-    sources_of(slot, sources);
-    updater_->update(bucket, intersect(slice, layout_[slot].range), b.dtype, parameters(), sources);
-  }
+  std::vector<space::Source> sources;
+  for (int rank = 0; rank < local_.size(); rank++) sources.push_back({gradients_.parts[static_cast<size_t>(rank)], flags_of(rank) + b.first});
+  update_present(*updater_, bucket, layout_, b.first, b.last, slices_[bucket], b.dtype, parameters(), sources);
 }
 
 /// The slice's sum over this machine, into this rank's own gradients: nobody else reads them there.
@@ -148,12 +142,8 @@ void Shared::reduce_local(size_t bucket) {
 
 void Shared::update_from_lane(size_t bucket, space::Range piece) {
   const space::Bucket& b = buckets_[bucket];
-  const std::vector<const std::byte*> sources = {gradients()};
-  if (std::all_of(lane_flags_.begin() + static_cast<ptrdiff_t>(b.first), lane_flags_.begin() + static_cast<ptrdiff_t>(b.last),
-                  [](uint8_t f) { return f != 0; }))
-    return updater_->update(bucket, piece, b.dtype, parameters(), sources);
-  for (size_t slot = b.first; slot < b.last; slot++)
-    if (lane_flags_[slot] != 0) updater_->update(bucket, intersect(piece, layout_[slot].range), b.dtype, parameters(), sources);
+  const space::Source sum[] = {{gradients(), lane_flags_.data() + b.first}};
+  update_present(*updater_, bucket, layout_, b.first, b.last, piece, b.dtype, parameters(), sum);
 }
 
 }  // namespace trireme::exchange

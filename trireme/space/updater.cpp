@@ -2,6 +2,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <algorithm>
 #include <array>
 #include <cmath>
 
@@ -95,6 +96,23 @@ void Updater::update(size_t index, Range range, DType dtype, std::byte* paramete
                     .nesterov = options_.nesterov,
                     .correction1 = 1 - std::pow(options_.beta1, static_cast<double>(steps_)),
                     .correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps_))});
+}
+
+void update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* parameters,
+                    std::span<const Source> sources) {
+  std::array<const std::byte*, 256> gradients{};
+  if (sources.size() > gradients.size()) fail<InvalidArgument>("at most {} sources of gradients", gradients.size());
+  const auto collect = [&](const auto& has) {
+    size_t count = 0;
+    for (const Source& source : sources)
+      if (source.present == nullptr || has(source)) gradients[count++] = source.gradients;
+    return std::span<const std::byte* const>(gradients.data(), count);
+  };
+  const auto complete = [&](const Source& source) { return std::find(source.present, source.present + (last - first), uint8_t{0}) == source.present + (last - first); };
+  if (collect(complete).size() == sources.size()) return updater.update(index, range, dtype, parameters, collect(complete));
+  for (size_t slot = first; slot < last; slot++)
+    if (const auto some = collect([&](const Source& source) { return source.present[slot - first] != 0; }); !some.empty())
+      updater.update(index, intersect(range, layout[slot].range), dtype, parameters, some);
 }
 
 }  // namespace trireme::space

@@ -3,9 +3,9 @@
 #include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/unix_socket.h>
 #include <trireme/space/layout.h>
 #include <cerrno>
 #include <cstring>
@@ -28,55 +28,13 @@ struct Answer {
   char text[180];
 };
 
-struct Address {
-  sockaddr_un name{};
-  socklen_t length = 0;
-
-  explicit Address(const std::string& job) {
-    const std::string text = fmt::format("trireme/{}/{:016x}", getuid(), space::hash_text(job));
-    name.sun_family = AF_UNIX;
-    std::memcpy(name.sun_path + 1, text.data(), text.size());  // a leading zero: abstract, no file
-    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
-  }
-  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&name); }
-};
-
-Descriptor open_socket() {
-  Descriptor socket_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  if (!socket_) fail<IoError>("cannot open a unix socket: {}", errno_text());
-  return socket_;
-}
-
-void limit_wait(int socket, Seconds limit) {
-  timeval time{static_cast<time_t>(limit.count()), 1000};
-  setsockopt(socket, SOL_SOCKET, SO_RCVTIMEO, &time, sizeof time);
-  setsockopt(socket, SOL_SOCKET, SO_SNDTIMEO, &time, sizeof time);
-}
-
-bool same_user(int connection) {
-  ucred peer{};
-  socklen_t size = sizeof peer;
-  return getsockopt(connection, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == getuid();
-}
+std::string meeting_point(const std::string& job) { return own_name(fmt::format("{:016x}", space::hash_text(job))); }
 
 void answer(int connection, const std::string& refusal, int descriptor) {
   Answer message{kMagic, refusal.empty(), {}};
   std::strncpy(message.text, refusal.c_str(), sizeof message.text - 1);
-  iovec part{&message, sizeof message};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  if (refusal.empty()) {
-    header.msg_control = control;
-    header.msg_controllen = sizeof control;
-    cmsghdr* item = CMSG_FIRSTHDR(&header);
-    item->cmsg_level = SOL_SOCKET;
-    item->cmsg_type = SCM_RIGHTS;
-    item->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(item), &descriptor, sizeof descriptor);
-  }
-  sendmsg(connection, &header, MSG_NOSIGNAL);  // a peer that is gone shows up as missing
+  // A peer that is gone shows up as missing.
+  refusal.empty() ? send_message(connection, &message, sizeof message, {descriptor}) : send_message(connection, &message, sizeof message);
 }
 
 std::string objection(const Hello& hello, int ranks, const std::vector<bool>& seen) {
@@ -87,11 +45,9 @@ std::string objection(const Hello& hello, int ranks, const std::vector<bool>& se
 }
 
 std::shared_ptr<Segment> host(const std::string& job, int ranks, const Deadline& deadline) {
-  const Address address(job);
-  const Descriptor listener = open_socket();
-  if (bind(listener.get(), address.get(), address.length) != 0)
+  const Descriptor listener = open_unix_socket();
+  if (!listen_at(listener.get(), meeting_point(job), ranks))
     fail<IoError>("cannot open the meeting point of job '{}': {}. Is another job with the same name (or MASTER_PORT) running?", job, errno_text());
-  if (listen(listener.get(), ranks) != 0) fail<IoError>("cannot listen for ranks: {}", errno_text());
   auto segment = Segment::create();
   std::vector<bool> seen(static_cast<size_t>(ranks), false);
   for (int missing = ranks - 1; missing > 0;) {
@@ -120,10 +76,9 @@ std::shared_ptr<Segment> host(const std::string& job, int ranks, const Deadline&
 }
 
 Descriptor connect_to_host(const std::string& job, int rank, const Deadline& deadline) {
-  const Address address(job);
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
-    Descriptor socket = open_socket();
-    if (connect(socket.get(), address.get(), address.length) == 0) return socket;
+    Descriptor socket = open_unix_socket();
+    if (connect_to(socket.get(), meeting_point(job))) return socket;
     if (deadline.passed()) fail<Timeout>("rank {} found no rank 0 of job '{}' on this machine within {:.3g} s", rank, job, deadline.limit().count());
     std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
   }
@@ -137,21 +92,12 @@ std::shared_ptr<Segment> visit(const std::string& job, int rank, int ranks, cons
   if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) fail<PeerLost>("rank 0 went away while rank {} joined", rank);
 
   Answer message{};
-  iovec part{&message, sizeof message};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  header.msg_control = control;
-  header.msg_controllen = sizeof control;
-  if (recvmsg(socket.get(), &header, MSG_CMSG_CLOEXEC) != sizeof message || message.magic != kMagic)
+  std::vector<Descriptor> descriptors;
+  if (receive_message(socket.get(), &message, sizeof message, descriptors) != sizeof message || message.magic != kMagic)
     fail<PeerLost>("rank 0 went away or speaks another version of the protocol while rank {} joined", rank);
   if (message.welcome == 0) fail<Mismatch>("{}", message.text);
-  const cmsghdr* item = CMSG_FIRSTHDR(&header);
-  if (item == nullptr || item->cmsg_type != SCM_RIGHTS) fail<IoError>("rank 0 sent no shared memory");
-  int descriptor = -1;
-  std::memcpy(&descriptor, CMSG_DATA(item), sizeof descriptor);
-  return std::make_shared<Segment>(Descriptor(descriptor));
+  if (descriptors.empty()) fail<IoError>("rank 0 sent no shared memory");
+  return std::make_shared<Segment>(std::move(descriptors[0]));
 }
 
 }  // namespace
@@ -162,18 +108,15 @@ std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Secon
   return rank == 0 ? host(job, ranks, deadline) : visit(job, rank, ranks, deadline);
 }
 
-Beacon::Beacon(const std::string& job, int rank) : socket_(open_socket()) {
-  const Address address(fmt::format("{}/rank {}", job, rank));
-  if (bind(socket_.get(), address.get(), address.length) != 0)
+Beacon::Beacon(const std::string& job, int rank) : socket_(open_unix_socket()) {
+  if (!listen_at(socket_.get(), meeting_point(fmt::format("{}/rank {}", job, rank)), 4096))
     fail<Mismatch>("cannot claim rank {} of job '{}' on this machine: {}. Does another process have the same rank?", rank, job, errno_text());
-  if (listen(socket_.get(), 4096) != 0) fail<IoError>("cannot listen for ranks: {}", errno_text());
 }
 
 bool Beacon::seen(const std::string& job, int rank) {
-  const Address address(fmt::format("{}/rank {}", job, rank));
-  const Descriptor socket = open_socket();
+  const Descriptor socket = open_unix_socket();
   limit_wait(socket.get(), Seconds(1));
-  return connect(socket.get(), address.get(), address.length) == 0 && same_user(socket.get());
+  return connect_to(socket.get(), meeting_point(fmt::format("{}/rank {}", job, rank))) && same_user(socket.get());
 }
 
 }  // namespace trireme::comm::shm

@@ -1,0 +1,55 @@
+#pragma once
+// Waiting for news that other threads or processes bring.
+#include <atomic>
+#include <cstdint>
+#include <thread>
+
+#include <trireme/base/clock.h>
+#include <trireme/base/futex.h>
+
+namespace trireme {
+
+/// Somebody who waits, and may sleep. Lives in this process or in memory that processes share; zero bytes are a bell.
+struct alignas(64) Bell {
+  std::atomic<uint32_t> rings{0};
+  std::atomic<uint32_t> sleepers{0};
+};
+
+/// Call after a sequentially consistent change that the waiter looks for. Costs a load while nobody sleeps.
+inline void ring(Bell& bell) {
+  if (bell.sleepers.load() == 0) return;
+  bell.rings.fetch_add(1);
+  futex_wake_all(bell.rings);
+}
+
+/// How long to look before sleeping.
+struct Patience {
+  int spins = 0, yields = 0;
+};
+
+/// Waking a sleeper costs tens of microseconds: whoever has a core to itself looks for a while. Where processes outnumber the cores, looking keeps others from
+/// what is waited for.
+constexpr Patience patience_for(int processes, int cores) { return processes > cores ? Patience{0, 30} : Patience{4000, 5000}; }
+
+/// Waits until `ready()`; false when the deadline passes first. Who makes it ready rings `bell` afterwards.
+template <class Ready>
+bool await(Bell& bell, const Patience& patience, const Deadline& deadline, const Ready& ready) {
+  for (int i = 0; i < patience.spins; i++) {
+    if (ready()) return true;
+    __builtin_ia32_pause();
+  }
+  for (int i = 0; i < patience.yields; i++) {
+    if (ready()) return true;
+    std::this_thread::yield();
+  }
+  while (!ready()) {
+    if (deadline.passed()) return false;
+    const uint32_t rings = bell.rings.load();
+    bell.sleepers.fetch_add(1);
+    if (!ready()) futex_wait(bell.rings, rings, deadline.left());
+    bell.sleepers.fetch_sub(1);
+  }
+  return true;
+}
+
+}  // namespace trireme

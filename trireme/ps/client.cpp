@@ -1,0 +1,402 @@
+#include <trireme/ps/client.h>
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/ps/network/lane.h>
+#include <trireme/ps/shm/lane.h>
+
+namespace trireme::ps {
+namespace {
+
+constexpr size_t kMostOpen = 200;  // requests under way to one server: fewer than a ring holds
+constexpr Seconds kGoodbye{2};
+
+}  // namespace
+
+/// What a caller waits for: one or several requests.
+struct Operation {
+  const char* what = "";
+  size_t left = 0;
+  uint64_t version = ~uint64_t{0};
+  bool changed = false;
+  Status failed = Status::ok;
+  std::string error, text;
+  Reply last;
+};
+
+/// The way to one server.
+struct Client::Line {
+  std::unique_ptr<Lane> lane;
+  uint64_t next_id = 1;
+  std::unordered_map<uint64_t, std::pair<std::shared_ptr<Operation>, Done>> open;  // by id
+};
+
+/// Something is wrong: every wait looks. Raised from any thread.
+struct Client::Alarm {
+  explicit Alarm(std::shared_ptr<shm::Memory> memory) : memory(std::move(memory)) {}
+
+  void raise(const std::string& why) {
+    {
+      const std::lock_guard lock(mutex);
+      if (reason.empty()) reason = why;
+    }
+    raised.store(true);
+    ring(memory->bell());
+  }
+  std::string text() {
+    const std::lock_guard lock(mutex);
+    return reason;
+  }
+
+  std::shared_ptr<shm::Memory> memory;
+  std::atomic<bool> raised{false};
+  std::mutex mutex;
+  std::string reason;  // guarded by mutex; "": the lanes know
+};
+
+/// Sleeps until a server of this machine is gone, then raises the alarm. Lanes to other machines raise it themselves.
+class Client::Watcher {
+ public:
+  Watcher(std::vector<int> sockets, Alarm& alarm)
+      : stop_(eventfd(0, EFD_CLOEXEC)), thread_([this, sockets = std::move(sockets), &alarm] { run(sockets, alarm); }) {}
+  ~Watcher() {
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
+    thread_.join();
+  }
+  Watcher(const Watcher&) = delete;
+  Watcher& operator=(const Watcher&) = delete;
+
+ private:
+  void run(const std::vector<int>& sockets, Alarm& alarm) {
+    name_thread("trireme-ps");
+    std::vector<pollfd> polls = {{stop_.get(), POLLIN, 0}};
+    for (int socket : sockets) polls.push_back({socket, POLLIN, 0});
+    while (poll(polls.data(), polls.size(), -1) >= 0 || errno == EINTR) {
+      if (polls[0].revents != 0) return;
+      for (size_t i = 1; i < polls.size(); i++)
+        if (polls[i].revents != 0) {
+          polls[i].fd = -1;
+          alarm.raise("");
+        }
+    }
+  }
+
+  Descriptor stop_;
+  std::thread thread_;  // last: it uses what stands above
+};
+
+// ---- coming and going ----
+
+Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions options)
+    : job_(std::move(job)),
+      worker_(worker),
+      options_(options),
+      buckets_(plan_buckets(job_.layout, job_.bucket_bytes)),
+      chunks_(plan_chunks(job_.layout, buckets_, job_.servers, job_.chunk_bytes)),
+      patience_(patience_for(job_.workers + job_.servers, usable_cores())) {
+  job_.rules.workers = job_.workers;
+  const std::string text = job_.encode();
+  const auto servers = static_cast<size_t>(job_.servers);
+  const auto plot = shm::Plot::plan(servers, text.size(), job_.layout.bytes(), job_.layout.size(), job_.tables.empty() ? 0 : options_.staging_bytes);
+  memory_ = std::make_shared<shm::Memory>(Segment::create(), plot);
+  std::memcpy(memory_->job(), text.data(), text.size());
+  std::fill_n(memory_->present(), job_.layout.size(), uint8_t{1});
+  parameters_ = memory_->parameters();
+  alarm_ = std::make_shared<Alarm>(memory_);
+  for (const Chunk& chunk : chunks_) by_place_.push_back(chunk.index);
+  std::sort(by_place_.begin(), by_place_.end(), [&](uint32_t a, uint32_t b) { return chunks_[a].range.begin < chunks_[b].range.begin; });
+  connect(meeting, Deadline(options_.timeout));
+  if (options_.in_place) look_in_place();
+}
+
+void Client::connect(const Meeting& meeting, const Deadline& deadline) {
+  std::vector<int> sockets;
+  for (int server = 0; server < job_.servers; server++) {
+    Line& line = lines_.emplace_back();
+    line.lane = connect_to(meeting, server, deadline);
+    if (const auto* local = dynamic_cast<const shm::Lane*>(line.lane.get())) sockets.push_back(local->socket());
+  }
+  if (!sockets.empty()) watcher_ = std::make_unique<Watcher>(std::move(sockets), *alarm_);
+}
+
+std::unique_ptr<Lane> Client::connect_to(const Meeting& meeting, int server, const Deadline& deadline) {
+  // Whoever has put its address has opened its door.
+  const std::string address = meeting.store != nullptr ? meeting.store->get(network::address_key(server), deadline) : "";
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
+    if (Descriptor socket; !meeting.remote_only && (socket = shm::Lane::knock(meeting.job, server)))
+      return std::make_unique<shm::Lane>(std::move(socket), memory_, worker_, server, deadline);
+    if (!address.empty())
+      return network::connect({.address = address, .token = meeting.token, .tls = meeting.tls, .worker = worker_, .server = server, .channels = meeting.channels},
+                              memory_, [alarm = alarm_] { alarm->raise(""); }, deadline);
+    if (deadline.passed())
+      fail<Timeout>("worker {} found no server {} on this machine within {:g} s. Was it started (`trireme serve`, or --servers), for the same job?", worker_, server,
+                    deadline.limit().count());
+    std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
+  }
+}
+
+/// The servers' memory in the place of a copy, if there is one memory for all servers.
+void Client::look_in_place() {
+  for (const Line& line : lines_) {
+    const auto* local = dynamic_cast<const shm::Lane*>(line.lane.get());
+    if (local == nullptr || !local->shared()) return;
+  }
+  shared_parameters_ = dynamic_cast<const shm::Lane&>(*lines_[0].lane).parameters();
+  parameters_ = shared_parameters_->map(0, round_up(std::max<size_t>(1, job_.layout.bytes()), kPage), "the servers' parameters");
+  in_place_ = true;
+}
+
+Client::~Client() {
+  if (std::uncaught_exceptions() > 0) return;
+  try {
+    options_.timeout = std::min(options_.timeout, kGoodbye);
+    for (size_t server = 0; server < lines_.size(); server++) ask(server, {.verb = Verb::leave}, "goodbye");
+  } catch (const Error&) {  // it is gone already, or does not care
+  }
+}
+
+std::string Client::lanes() const {
+  const auto local = std::count_if(lines_.begin(), lines_.end(), [](const Line& line) { return line.lane->local(); });
+  if (local == static_cast<ptrdiff_t>(lines_.size())) return "shared memory";
+  return local == 0 ? "gRPC" : "shared memory and gRPC";
+}
+
+void Client::interrupt(const std::string& reason) noexcept { alarm_->raise(reason); }
+
+// ---- sending and waiting ----
+
+void Client::send(size_t server, Request request, const std::shared_ptr<Operation>& operation, Load load) {
+  Line& line = lines_[server];
+  if (line.open.size() >= kMostOpen) {
+    const bool came = await(memory_->bell(), patience_, Deadline(options_.timeout),
+                            [&] { return progress(), line.open.size() < kMostOpen || alarm_->raised.load(); });
+    if (line.open.size() >= kMostOpen) give_up(came, "room for another request");
+  }
+  request.id = line.next_id++;
+  operation->left++;
+  line.open.emplace(request.id, std::pair(operation, std::move(load.done)));
+  line.lane->send(request, load.data, load.present, load.urgency);
+}
+
+/// All answers that are there.
+void Client::progress() {
+  Reply reply;
+  std::string text;
+  for (Line& line : lines_)
+    while (line.lane->receive(reply, text)) take_answer(line, reply, text);
+}
+
+void Client::take_answer(Line& line, const Reply& reply, const std::string& text) {
+  const auto found = line.open.find(reply.id);
+  if (found == line.open.end()) return;  // answered twice: it was sent twice
+  const auto [operation, done] = std::move(found->second);
+  line.open.erase(found);
+  operation->left--;
+  operation->version = std::min(operation->version, reply.version);
+  operation->changed |= reply.status == Status::ok;
+  operation->last = reply;
+  if (reply.status >= Status::invalid && operation->failed == Status::ok) {
+    operation->failed = reply.status;
+    operation->error = text;
+  } else if (!text.empty()) {
+    operation->text = text;
+  }
+  if (done) done(reply);
+}
+
+std::string Client::fault() {
+  if (std::string reason = alarm_->text(); !reason.empty()) return reason;
+  for (Line& line : lines_)
+    if (std::string fault = line.lane->fault(); !fault.empty()) return fault;
+  return "";
+}
+
+/// Somebody is gone, or time is up.
+void Client::give_up(bool in_time, const char* what) {
+  if (const std::string why = fault(); !why.empty()) fail<PeerLost>("{}; worker {} waited for {}", why, worker_, what);
+  if (in_time) return;
+  const auto silent = std::find_if(lines_.begin(), lines_.end(), [](const Line& line) { return !line.open.empty(); });
+  fail<Timeout>("{} has not answered worker {} within {:g} s, which waits for {}: another worker is slow, or the server is stopped. A longer --timeout helps if somebody is only slow",
+                silent->lane->name(), worker_, options_.timeout.count(), what);
+}
+
+void Client::wait_for(const Operation& operation) {
+  const Deadline deadline(options_.timeout);
+  while (operation.left > 0) {
+    const bool came = await(memory_->bell(), patience_, deadline, [&] { return progress(), operation.left == 0 || alarm_->raised.load(); });
+    if (operation.left > 0) give_up(came, operation.what);
+  }
+  if (operation.failed == Status::peer_lost) fail<PeerLost>("{}; worker {} waited for {}", operation.error, worker_, operation.what);
+  if (operation.failed == Status::mismatch) throw Mismatch(operation.error);
+  if (operation.failed != Status::ok) throw InvalidArgument(operation.error);
+}
+
+Reply Client::ask(size_t server, Request request, const char* what) {
+  const auto operation = std::make_shared<Operation>();
+  operation->what = what;
+  send(server, request, operation, {});
+  wait_for(*operation);
+  return operation->last;
+}
+
+bool Pending::ready() const {
+  if (!operation_ || operation_->left == 0) return true;
+  client_->progress();
+  return operation_->left == 0;
+}
+
+void Pending::wait() const {
+  if (operation_) client_->wait_for(*operation_);
+}
+
+uint64_t Pending::version() const { return operation_ ? operation_->version : 0; }
+bool Pending::changed() const { return operation_ && operation_->changed; }
+
+// ---- dense ----
+
+Pending Client::send_range(space::Range range, Request request, const char* what) {
+  const auto operation = std::make_shared<Operation>();
+  operation->what = what;
+  const auto first = std::partition_point(by_place_.begin(), by_place_.end(), [&](uint32_t index) { return chunks_[index].range.end <= range.begin; });
+  for (auto at = first; at != by_place_.end() && chunks_[*at].range.begin < range.end; ++at) {
+    const Chunk& chunk = chunks_[*at];
+    const space::Range part = intersect(range, chunk.range);
+    request.chunk = chunk.index;
+    request.begin = part.begin;
+    request.bytes = part.size();
+    const std::byte* source = request.verb == Verb::push ? gradients() : request.verb == Verb::set ? parameters() : nullptr;
+    const std::span<const std::byte> data = source == nullptr ? std::span<const std::byte>() : std::span(source + part.begin, part.size());
+    const std::span<const uint8_t> flags = request.verb == Verb::push ? std::span<const uint8_t>(present() + chunk.first, chunk.last - chunk.first) : std::span<const uint8_t>();
+    send(static_cast<size_t>(chunk.server), request, operation, {data, flags, static_cast<uint32_t>(chunk.first)});
+  }
+  return {this, operation};
+}
+
+Pending Client::push(space::Range range, const PushOptions& options) {
+  const bool bring = options.pull && !in_place_;
+  return send_range(range, {.verb = Verb::push, .flags = bring ? kAnswerWithParameters : uint8_t{0}, .step = options.step, .lr = options.lr},
+                    "its gradients to be applied");
+}
+
+Pending Client::pull(space::Range range, const PullOptions& options) {
+  return send_range(range, {.verb = Verb::pull, .flags = in_place_ ? kInPlace : uint8_t{0}, .step = options.since, .version = options.at_least}, "parameters");
+}
+
+Pending Client::set(space::Range range) { return send_range(range, {.verb = Verb::set, .flags = in_place_ ? kInPlace : uint8_t{0}}, "its parameters to be taken"); }
+
+// ---- clocks, work, locks: server 0 keeps them ----
+
+void Client::barrier() { ask(0, {.verb = Verb::barrier}, "all workers to come to a barrier"); }
+void Client::begin(int64_t step) { ask(0, {.verb = Verb::begin, .step = step}, "leave to begin a step"); }
+
+Work Client::take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop) {
+  const Reply reply = ask(0,
+                          {.verb = Verb::take,
+                           .flags = stop ? kStop : uint8_t{0},
+                           .step = first_step,
+                           .version = static_cast<uint64_t>(epoch),
+                           .bytes = static_cast<uint64_t>(pieces),
+                           .extra = static_cast<uint64_t>(pieces_per_step)},
+                          "a piece of work");
+  if (reply.status != Status::ok) return {reply.status == Status::stopped ? Work::stopped : Work::end};
+  return {Work::piece, first_step + reply.value / pieces_per_step, reply.value};
+}
+
+bool Client::lock(bool tries) {
+  return ask(0, {.verb = Verb::lock, .flags = tries ? uint8_t{0} : kSkip}, "the update lock").status == Status::ok;
+}
+
+void Client::unlock() { ask(0, {.verb = Verb::unlock}, "the update lock to be released"); }
+
+std::vector<std::string> Client::status() {
+  std::vector<std::string> all;
+  for (size_t server = 0; server < lines_.size(); server++) {
+    const auto operation = std::make_shared<Operation>();
+    operation->what = "a server's counters";
+    send(server, {.verb = Verb::status}, operation, {});
+    wait_for(*operation);
+    all.push_back(operation->text);
+  }
+  return all;
+}
+
+// ---- sparse ----
+
+namespace {
+
+/// A table's own hash must not see keys that another one has sorted: this one takes other bits.
+size_t spread(uint64_t key, size_t servers) { return servers == 1 ? 0 : (key * 0xd6e8feb86659fd93 >> 40) % servers; }
+
+}  // namespace
+
+/// A place in the staging area; waits for earlier sparse requests when it is full.
+size_t Client::stage(size_t bytes) {
+  bytes = round_up(bytes, 64);
+  const size_t room = memory_->plot().staging_bytes;
+  if (bytes > room) fail<InvalidArgument>("{} bytes of keys and rows in one request; there is room for {}: use smaller batches or a larger staging area", bytes, room);
+  if (staged_ + bytes > room) {
+    const bool came = await(memory_->bell(), patience_, Deadline(options_.timeout), [&] { return progress(), sparse_open_ == 0 || alarm_->raised.load(); });
+    if (sparse_open_ > 0) give_up(came, "room for keys");
+  }
+  if (sparse_open_ == 0) staged_ = 0;
+  return std::exchange(staged_, staged_ + bytes);
+}
+
+Pending Client::send_rows(Verb verb, size_t table, std::span<const uint64_t> keys, const float* gradients, float* rows, double lr) {
+  if (table >= job_.tables.size()) fail<InvalidArgument>("there is no table {}; the job has {}", table, job_.tables.size());
+  const auto operation = std::make_shared<Operation>();
+  operation->what = verb == Verb::sparse_push ? "rows to be updated" : "rows";
+  const size_t width = job_.tables[table].width, servers = lines_.size();
+  for (size_t server = 0; server < servers; server++) {
+    auto places = std::make_shared<std::vector<uint32_t>>();  // of this server's keys among all; empty: all of them are
+    size_t count = keys.size();
+    if (servers > 1) {
+      for (size_t i = 0; i < keys.size(); i++)
+        if (spread(keys[i], servers) == server) places->push_back(static_cast<uint32_t>(i));
+      count = places->size();
+    }
+    if (count == 0) continue;
+    const size_t key_bytes = count * sizeof(uint64_t), row_bytes = count * width * sizeof(float);
+    const size_t begin = stage(key_bytes + row_bytes);
+    std::byte* at = memory_->staging() + begin;
+    float* staged = reinterpret_cast<float*>(at + key_bytes);
+    if (servers == 1) {
+      std::memcpy(at, keys.data(), key_bytes);
+      if (gradients != nullptr) std::memcpy(staged, gradients, row_bytes);
+    }
+    for (size_t i = 0; i < places->size(); i++) {
+      std::memcpy(at + i * sizeof(uint64_t), &keys[(*places)[i]], sizeof(uint64_t));
+      if (gradients != nullptr) std::memcpy(staged + i * width, gradients + (*places)[i] * width, width * sizeof(float));
+    }
+    Request request{.verb = verb, .table = static_cast<uint16_t>(table), .lr = lr, .version = count, .begin = begin, .bytes = key_bytes};
+    if (verb == Verb::sparse_push) request.bytes += row_bytes;
+    if (verb == Verb::sparse_pull) request.extra = begin + key_bytes;
+    sparse_open_++;
+    send(server, request, operation, {.data = {at, request.bytes}, .done = [this, places, staged, rows, width, row_bytes](const Reply& reply) {
+           sparse_open_--;
+           if (rows == nullptr || reply.status != Status::ok) return;
+           if (places->empty()) return void(std::memcpy(rows, staged, row_bytes));
+           for (size_t i = 0; i < places->size(); i++) std::memcpy(rows + (*places)[i] * width, staged + i * width, width * sizeof(float));
+         }});
+  }
+  return {this, operation};
+}
+
+Pending Client::pull_rows(size_t table, std::span<const uint64_t> keys, float* rows) { return send_rows(Verb::sparse_pull, table, keys, nullptr, rows, 0); }
+
+Pending Client::push_rows(size_t table, std::span<const uint64_t> keys, const float* gradients, double lr) {
+  return send_rows(Verb::sparse_push, table, keys, gradients, nullptr, lr);
+}
+
+}  // namespace trireme::ps

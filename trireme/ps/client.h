@@ -1,0 +1,176 @@
+#pragma once
+// A worker's access to the parameter servers: push, pull, wait.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include <trireme/base/clock.h>
+#include <trireme/comm/network/engine.h>
+#include <trireme/ps/job.h>
+#include <trireme/ps/lane.h>
+#include <trireme/ps/plan.h>
+#include <trireme/ps/shm/memory.h>
+
+namespace trireme::ps {
+
+/// Where workers and servers of a job find each other.
+struct Meeting {
+  std::string job;                           // key of the doors on one machine
+  comm::network::KeyValue* store = nullptr;  // several machines: servers put their addresses here. Null: all are on this machine
+  std::string token, tls;                    // of the network; see cluster::Place
+  bool remote_only = false;                  // do not look for doors: for measurements and tests
+  int channels = 2;                          // connections to each server on another machine
+};
+
+struct ClientOptions {
+  Seconds timeout{60};              // of every wait for a server
+  bool in_place = false;            // see the servers' parameters instead of a copy, where all servers are on this machine. For rules under which no parameter
+                                    // changes while a worker computes
+  size_t staging_bytes = 16 << 20;  // room for keys and rows on their way; 0 without tables
+};
+
+struct PushOptions {
+  int64_t step = 0;  // the worker's clock
+  double lr = 0.01;
+  bool pull = false;  // bring the new parameters back, in the same trip
+};
+
+struct PullOptions {
+  uint64_t at_least = 1;  // wait until the range has this version; 1: the first parameters are there
+  int64_t since = -1;     // answer without data if this is still the version; -1: always bring them
+};
+
+struct Operation;
+class Client;
+
+/// What push() and pull() return: wait() for it, or forget it (barrier() and leave do not wait for what was forgotten). Use from the client's thread, while
+/// the client lives.
+class Pending {
+ public:
+  Pending() = default;
+  Pending(Client* client, std::shared_ptr<Operation> operation) : client_(client), operation_(std::move(operation)) {}
+  /// Does not block. Throws if it failed.
+  bool ready() const;
+  /// Blocks. Throws InvalidArgument (refused), PeerLost (a server, or a worker that others wait for, is gone), Timeout.
+  void wait() const;
+  /// After wait(): the lowest version of the chunks that it was about.
+  uint64_t version() const;
+  /// After wait(): whether a pull with `since` brought anything.
+  bool changed() const;
+
+ private:
+  Client* client_ = nullptr;
+  std::shared_ptr<Operation> operation_;
+};
+
+/// A piece of an epoch's work.
+struct Work {
+  enum What : uint8_t { piece, end, stopped } what = end;
+  int64_t step = 0;   // the clock: epoch's first step + piece / pieces per step
+  int64_t index = 0;  // of the piece in the epoch
+};
+
+/// One worker's lines to all servers. One thread at a time, but interrupt(). Has one thread of its own, which watches for servers that die.
+class Client {
+ public:
+  /// Connects to all servers of the job, by shared memory where they are on this machine. Throws Timeout when one does not come, InvalidArgument when one
+  /// does not admit this worker: its job is another than the others'.
+  Client(const Meeting& meeting, int worker, Job job, ClientOptions options = {});
+  /// Says goodbye, unless an exception is on its way.
+  ~Client();
+  Client(const Client&) = delete;
+  Client& operator=(const Client&) = delete;
+
+  const Job& job() const { return job_; }
+  int worker() const { return worker_; }
+  const std::vector<space::Bucket>& buckets() const { return buckets_; }
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+  /// "shared memory", "gRPC", "shared memory and gRPC"
+  std::string lanes() const;
+
+  /// The flat vectors: what push() reads and pull() writes. With in_place(), the parameters are the servers' own.
+  std::byte* gradients() const { return memory_->gradients(); }
+  std::byte* parameters() const { return parameters_; }
+  /// A byte per slot: 0 where this worker has no gradient. All 1 at first.
+  uint8_t* present() const { return memory_->present(); }
+  bool in_place() const { return in_place_; }
+
+  /// The gradients of a range go to its servers, which apply them under the job's rules. The range must not be written to before it is done.
+  Pending push(space::Range range, const PushOptions& options);
+  /// The parameters of a range.
+  Pending pull(space::Range range, const PullOptions& options = {});
+  /// parameters() of a range become the servers'.
+  Pending set(space::Range range);
+  void wait(const Pending& pending) { pending.wait(); }
+
+  /// All that follows blocks.
+  /// Until all workers have come.
+  void barrier();
+  /// Until this worker may begin the step.
+  void begin(int64_t step);
+  /// The next of an epoch's `pieces` that nobody has taken, once its step may begin. `stop` ends the work for all workers.
+  Work take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop);
+  /// The update lock, if this worker tries and nobody else has it; otherwise a gradient is counted as dropped.
+  bool lock(bool tries);
+  void unlock();
+  /// Every server's counters, as JSON.
+  std::vector<std::string> status();
+
+  /// Rows by key; `table` is the number of the table in the job. Keys may repeat. `rows` is written when the pull is done; what push() is given was copied.
+  Pending pull_rows(size_t table, std::span<const uint64_t> keys, float* rows);
+  Pending push_rows(size_t table, std::span<const uint64_t> keys, const float* gradients, double lr);
+
+  /// From any thread, once: every wait, now and later, ends with PeerLost for this reason.
+  void interrupt(const std::string& reason) noexcept;
+
+ private:
+  friend class Pending;
+  struct Line;
+  struct Alarm;
+  class Watcher;
+  using Done = std::function<void(const Reply&)>;
+
+  void connect(const Meeting& meeting, const Deadline& deadline);
+  std::unique_ptr<Lane> connect_to(const Meeting& meeting, int server, const Deadline& deadline);
+  void look_in_place();
+  struct Load {
+    std::span<const std::byte> data{};
+    std::span<const uint8_t> present{};
+    uint32_t urgency = 0;
+    Done done{};  // called with the answer
+  };
+  void send(size_t server, Request request, const std::shared_ptr<Operation>& operation, Load load);
+  Pending send_range(space::Range range, Request request, const char* what);
+  Reply ask(size_t server, Request request, const char* what);
+  void progress();
+  void take_answer(Line& line, const Reply& reply, const std::string& text);
+  void wait_for(const Operation& operation);
+  void give_up(bool in_time, const char* what);
+  Pending send_rows(Verb verb, size_t table, std::span<const uint64_t> keys, const float* gradients, float* rows, double lr);
+  size_t stage(size_t bytes);
+  std::string fault();
+
+  Job job_;
+  int worker_;
+  ClientOptions options_;
+  std::vector<space::Bucket> buckets_;
+  std::vector<Chunk> chunks_;
+  std::vector<uint32_t> by_place_;  // chunks in the order of the flat space
+  std::shared_ptr<shm::Memory> memory_;
+  std::shared_ptr<Segment> shared_parameters_;
+  std::byte* parameters_ = nullptr;
+  bool in_place_ = false;
+  Patience patience_;
+  std::vector<Line> lines_;
+  size_t staged_ = 0;        // bytes of the staging area in use
+  size_t sparse_open_ = 0;   // sparse requests under way
+  std::shared_ptr<Alarm> alarm_;
+  std::unique_ptr<Watcher> watcher_;
+};
+
+}  // namespace trireme::ps

@@ -1,0 +1,157 @@
+#include <trireme/ps/server.h>
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/base/unix_socket.h>
+#include <trireme/cluster/coordinator.h>
+#include <trireme/cluster/session.h>
+#include <trireme/ps/network/door.h>
+#include <trireme/ps/network/lane.h>
+#include <trireme/ps/shm/door.h>
+#include <trireme/ps/shm/lane.h>
+
+namespace trireme::ps {
+namespace {
+
+constexpr Seconds kLongestSleep{1};
+
+/// Server 0's parameters, if it is on this machine. Waits for it.
+std::shared_ptr<Segment> parameters_of_sibling(const ServerOptions& options) {
+  const Deadline deadline(options.timeout);
+  if (options.meeting.store != nullptr) options.meeting.store->get(network::address_key(0), deadline);  // it is up
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
+    if (const Descriptor socket = shm::Lane::knock(options.meeting.job, 0)) {
+      limit_wait(socket.get(), deadline.left() + Seconds(1));
+      const shm::Hello hello{.kind = shm::Visitor::sibling};
+      shm::Welcome answer;
+      std::vector<Descriptor> descriptors;
+      if (send_message(socket.get(), &hello, sizeof hello) && receive_message(socket.get(), &answer, sizeof answer, descriptors) == sizeof answer &&
+          descriptors.size() == 1)
+        return std::make_shared<Segment>(std::move(descriptors[0]));
+    }
+    if (options.meeting.store != nullptr) return nullptr;  // on another machine
+    if (deadline.passed())
+      fail<Timeout>("server {} found no server 0 of its job on this machine within {:g} s", options.server, options.timeout.count());
+    std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
+  }
+}
+
+}  // namespace
+
+struct Server::State {
+  explicit State(const ServerOptions& given)
+      : options(given),
+        bell_memory(Segment::create()),
+        bell(*reinterpret_cast<Bell*>(bell_memory->map(0, kPage, "a server's bell"))),
+        inbox(bell),
+        parameters(options.server == 0 || options.meeting.remote_only ? nullptr : parameters_of_sibling(options)),
+        shared(options.server == 0 || parameters != nullptr),
+        service(options.server, [this](size_t bytes) { return parameters->map(0, round_up(std::max<size_t>(1, bytes), kPage), "the model's parameters"); }) {
+    if (!parameters) parameters = Segment::create();
+    if (!options.meeting.remote_only)
+      door.emplace(shm::DoorOptions{.job = options.meeting.job,
+                                    .server = options.server,
+                                    .bell = bell_memory.get(),
+                                    .parameters = parameters.get(),
+                                    .shared = shared,
+                                    .admitted = [this](std::shared_ptr<shm::Port> port) { ports.push_back(std::move(port)); }},
+                   inbox);
+    if (options.meeting.store != nullptr) {
+      network = network::open_door({.server = options.server, .token = options.meeting.token, .tls = options.meeting.tls}, inbox);
+      options.meeting.store->put(network::address_key(options.server), fmt::format("{}:{}", options.host, network->port()));
+    }
+  }
+
+  void run() {
+    const Patience patience = patience_for(options.workers + options.servers, usable_cores());
+    const auto start = Clock::now();
+    while (!stopped.load() && !service.finished()) {
+      const auto now = Clock::now();
+      bool busy = inbox.drain(service);
+      for (const auto& port : ports) busy |= port->poll(service, port, now);
+      const auto due = service.due();
+      if (due && *due <= now) service.tick(now);
+      if (busy) continue;
+      if (service.job() == nullptr && Seconds(now - start) > options.timeout)
+        fail<Timeout>("no worker has come to server {} within {:g} s", options.server, options.timeout.count());
+      const Seconds longest = due ? std::min(kLongestSleep, std::max(Seconds(0), Seconds(*due - now))) : kLongestSleep;
+      await(bell, patience, Deadline(longest), [&] { return anything(); });
+    }
+    const std::lock_guard lock(mutex);
+    if (!reason.empty()) throw PeerLost(reason);
+    if (!service.failure().empty()) throw PeerLost(service.failure());
+  }
+
+  bool anything() const {
+    return stopped.load() || !inbox.empty() || std::any_of(ports.begin(), ports.end(), [](const auto& port) { return port->waiting(); });
+  }
+
+  ServerOptions options;
+  std::shared_ptr<Segment> bell_memory;
+  Bell& bell;
+  Inbox inbox;
+  std::shared_ptr<Segment> parameters;
+  bool shared;
+  Service service;
+  std::vector<std::shared_ptr<shm::Port>> ports;
+  std::atomic<bool> stopped{false};
+  std::mutex mutex;
+  std::string reason;  // guarded by mutex
+  // Last, so that they go first: they post to the inbox.
+  std::optional<shm::Door> door;
+  std::unique_ptr<network::Door> network;
+};
+
+Server::Server(const ServerOptions& options) : state_(std::make_unique<State>(options)) {}
+Server::~Server() = default;
+void Server::run() { state_->run(); }
+
+void Server::stop() noexcept {
+  state_->stopped.store(true);
+  ring(state_->bell);
+}
+
+void Server::interrupt(const std::string& reason) noexcept {
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->reason.empty()) state_->reason = reason;
+  }
+  stop();
+}
+
+void serve() { serve(cluster::place_here()); }
+
+void serve(const cluster::Place& place, Seconds timeout, Seconds heartbeat_limit) {
+  if (place.role != "server") fail<InvalidArgument>("this process was started as a {}, not as a server ({})", place.role, place.launcher);
+  ServerOptions options{.server = place.server, .workers = place.size, .servers = place.servers, .meeting = {.job = place.job}, .timeout = timeout};
+  if (place.coordinator.empty()) return Server(options).run();
+  cluster::Session session({.coordinator = place.coordinator,
+                            .job = place.job,
+                            .token = place.token,
+                            .tls = place.tls,
+                            .timeout = timeout,
+                            .heartbeat_limit = heartbeat_limit},
+                           {.kind = cluster::Member::server, .rank = place.server, .host = cluster::own_host_name(), .pid = getpid()});
+  try {
+    options.server = session.rank();
+    options.host = session.address();
+    options.meeting = {.job = session.job() + "/" + place.token, .store = &session, .token = place.token, .tls = place.tls};
+    Server server(options);
+    session.on_failure([&](const cluster::Failure& failure) { server.interrupt(failure.reason); });
+    server.run();
+    session.leave(0);
+  } catch (const std::exception& error) {
+    session.leave(session.failure() ? 75 : 1, error.what());
+    throw;
+  }
+}
+
+}  // namespace trireme::ps

@@ -1,0 +1,43 @@
+#pragma once
+// A parameter server: the service, its doors, and the thread that goes between them.
+#include <memory>
+#include <string>
+
+#include <trireme/base/clock.h>
+#include <trireme/cluster/environment.h>
+#include <trireme/ps/client.h>
+
+namespace trireme::ps {
+
+struct ServerOptions {
+  int server = 0;
+  int workers = 1, servers = 1;  // of the job
+  Meeting meeting;
+  std::string host = "127.0.0.1";  // several machines: this one, as workers reach it
+  Seconds timeout{60};             // for the first worker to come
+};
+
+/// Serves until all workers have left. `run()` in one thread; stop() from any.
+class Server {
+ public:
+  /// Opens its doors. Throws IoError when its place is taken.
+  explicit Server(const ServerOptions& options);
+  ~Server();
+
+  /// Blocks. Throws PeerLost when a worker died (after the others have left), Timeout when none came.
+  void run();
+  /// run() returns soon.
+  void stop() noexcept;
+  /// run() throws PeerLost for this reason.
+  void interrupt(const std::string& reason) noexcept;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// What `trireme serve` does, and a program whose role is server: joins the job that a launcher started this process for, and serves it. Blocks.
+void serve(const cluster::Place& place, Seconds timeout = Seconds(60), Seconds heartbeat_limit = Seconds(3));
+void serve();
+
+}  // namespace trireme::ps

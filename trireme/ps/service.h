@@ -1,0 +1,129 @@
+#pragma once
+// What a server does with requests: the state of its chunks, tables, clocks and locks, without threads, sockets or waits.
+#include <array>
+#include <bitset>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <trireme/base/clock.h>
+#include <trireme/metrics/metrics.h>
+#include <trireme/ps/job.h>
+#include <trireme/ps/lane.h>
+#include <trireme/ps/plan.h>
+
+namespace trireme::ps {
+
+class SparseTable;
+
+/// Which request numbers of a worker have been seen. Numbers may come out of order, within a window.
+class SeenIds {
+ public:
+  static constexpr uint64_t kWindow = 4096;
+  /// False when the number was added before, or is too old to tell.
+  bool add(uint64_t id);
+
+ private:
+  std::bitset<kWindow> recent_;
+  uint64_t highest_ = 0;
+};
+
+/// One thread at a time. Everything that arrives is checked before it is used: a wrong request gets an answer that says so and changes nothing.
+class Service {
+ public:
+  /// `memory` gives the room for a flat vector of so many bytes, once, zeroed.
+  Service(int server, std::function<std::byte*(size_t bytes)> memory);
+  ~Service();
+
+  /// A worker has come with a description of the job. Returns why it cannot be admitted, or "".
+  std::string open(int worker, const std::string& job);
+  /// Answers now, or later when the consistency rules allow it.
+  void handle(Incoming incoming, Clock::time_point now);
+  /// A worker has left (`how` is "") or was lost. Who waits for it is told.
+  void gone(int worker, const std::string& how);
+  /// Carries out what time alone decides.
+  void tick(Clock::time_point now);
+  /// When tick() has something to do next.
+  std::optional<Clock::time_point> due() const;
+
+  /// All workers have come, and none is left.
+  bool finished() const;
+  /// Why the job failed, or "".
+  const std::string& failure() const { return failure_; }
+  /// "status", "delay WORKER MS": what `trireme ctl` says. Throws InvalidArgument.
+  std::string control(const std::string& words);
+  /// Counters and clocks as JSON.
+  std::string status() const;
+
+  const Job* job() const { return job_ ? &*job_ : nullptr; }
+  const std::vector<Chunk>& chunks() const { return chunks_; }
+
+ private:
+  struct ChunkState;
+  struct Worker {
+    enum Standing : uint8_t { absent, present, left, lost } standing = absent;
+    SeenIds seen;
+    int64_t clock = 0;  // the step that it is at
+    Seconds delay{0};   // of its pushes
+    Reply answer;       // the last one to take or lock, for a repeated request
+  };
+  struct Waiting {
+    Incoming incoming;
+    int64_t step = 0, piece = 0;
+  };
+
+  bool check(const Incoming& in, std::string& why) const;
+  bool check_range(const Incoming& in, std::string& why) const;
+  void push(Incoming in, Clock::time_point now);
+  void arrive(Incoming in);
+  void repeat_push(Incoming& in);
+  void apply_together(ChunkState& state);
+  void apply_in_turn(ChunkState& state);
+  void apply_one(ChunkState& state, Incoming in);
+  void compensate(ChunkState& state, Incoming& in);
+  void updated(ChunkState& state);
+  void answer_push(ChunkState& state, const Incoming& in);
+  void pull(Incoming in);
+  void answer_pull(ChunkState& state, const Incoming& in);
+  void set(const Incoming& in);
+  void begin(Incoming in, int64_t step, int64_t piece);
+  void take(Incoming in);
+  void release_waiting();
+  void lock(const Incoming& in);
+  void barrier(Incoming in);
+  void sparse(const Incoming& in);
+  void answer(const Incoming& in, Reply reply, std::span<const std::byte> data = {});
+  void refuse(const Incoming& in, Status status, const std::string& why);
+  void fail_waiting(const std::string& why);
+  int first_gone() const;
+  Worker& worker_of(const Incoming& in) { return workers_[static_cast<size_t>(in.from->worker)]; }
+
+  const int server_;
+  std::function<std::byte*(size_t)> memory_;
+  std::optional<Job> job_;
+  std::string job_text_, failure_;
+  int job_from_ = -1;
+  std::vector<Chunk> chunks_;
+  std::vector<std::unique_ptr<ChunkState>> states_;  // by chunk; null: another server's
+  std::byte* parameters_ = nullptr;
+  std::vector<std::unique_ptr<SparseTable>> tables_;
+  std::vector<float> rows_;  // of a sparse pull
+
+  std::vector<Worker> workers_;
+  std::vector<int64_t> clocks_;  // of judge_begin
+  std::vector<Waiting> beginning_;
+  std::vector<Incoming> at_barrier_;
+  std::vector<std::pair<Clock::time_point, Incoming>> delayed_;
+  int lock_holder_ = -1;
+  int64_t epoch_ = -1, next_piece_ = 0;
+  bool stopped_ = false;
+
+  metrics::Registry metrics_;
+  uint64_t &pushes_, &pulls_, &updates_, &held_, &dropped_, &repeated_, &refused_, &begins_held_, &keys_;
+  metrics::Tally& staleness_;  // of applied gradients, in updates of their chunk
+  metrics::Tally& age_;        // of applied gradients, in steps behind the furthest worker (server 0, which keeps the clocks)
+};
+
+}  // namespace trireme::ps

@@ -1,0 +1,203 @@
+#include <trireme/ps/shm/door.h>
+
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/base/unix_socket.h>
+
+namespace trireme::ps::shm {
+namespace {
+
+constexpr int kWaiting = 256;       // visitors before the door
+constexpr size_t kMostVisits = 4096;
+constexpr int kAtOnce = 64;         // requests of one worker before the others' turn
+constexpr size_t kWords = 256;      // of a command
+
+Welcome welcome_of(const std::string& refusal, bool shared) {
+  Welcome answer{.welcome = refusal.empty(), .shared = shared};
+  std::strncpy(answer.text.data(), refusal.c_str(), answer.text.size() - 1);
+  return answer;
+}
+
+}  // namespace
+
+// ---- a worker ----
+
+Port::Port(Memory memory, int server, Descriptor socket, std::string name)
+    : memory_(std::move(memory)), line_(memory_.line(static_cast<size_t>(server))), socket_(std::move(socket)), name_(std::move(name)) {}
+
+void Port::welcome(const std::string& refusal, const Segment& bell, const Segment& parameters, bool shared) {
+  const Welcome answer = welcome_of(refusal, shared);
+  refusal.empty() ? send_message(socket_.get(), &answer, sizeof answer, {bell.descriptor(), parameters.descriptor()})
+                  : send_message(socket_.get(), &answer, sizeof answer);
+  if (!refusal.empty()) shutdown(socket_.get(), SHUT_RDWR);
+}
+
+void Port::reply(const Reply& given, std::span<const std::byte> data) {
+  Reply reply = given;
+  const Plot& plot = memory_.plot();
+  const bool text = reply.status >= Status::invalid || reply.verb == Verb::status;
+  const bool sparse = reply.verb == Verb::sparse_pull;
+  const uint64_t room = sparse ? plot.staging_bytes : plot.flat_bytes;
+  if (text) {
+    reply.text = texts_++ % Line::kTexts;
+    reply.bytes = std::min(data.size(), line_.texts[reply.text].size());
+    std::memcpy(line_.texts[reply.text].data(), data.data(), reply.bytes);
+  } else if (!data.empty() && reply.begin <= room && data.size() <= room - reply.begin) {
+    std::memcpy((sparse ? memory_.staging() : memory_.parameters()) + reply.begin, data.data(), data.size());
+  } else if (!data.empty()) {
+    reply.status = Status::invalid;  // the worker gave no room for the answer
+    reply.bytes = 0;
+  }
+  if (!line_.replies.push(reply)) shutdown(socket_.get(), SHUT_RDWR);  // it does not read
+  ring(memory_.bell());
+}
+
+bool Port::poll(Service& service, const std::shared_ptr<Port>& self, Clock::time_point now) {
+  if (worker < 0) return false;
+  Request request;
+  for (int i = 0; i < kAtOnce; i++) {
+    if (!line_.requests.pop(request)) return i > 0;
+    service.handle(incoming(request, service, self), now);
+  }
+  return true;
+}
+
+/// A view of the worker's memory, where what it says makes sense; the service refuses the rest.
+Incoming Port::incoming(const Request& r, const Service& service, const std::shared_ptr<Port>& self) const {
+  Incoming in{.from = self, .request = r, .keep = self};
+  const Plot& plot = memory_.plot();
+  const auto view = [&](const std::byte* base, uint64_t room) -> std::span<const std::byte> {
+    if (r.begin > room || r.bytes > room - r.begin) return {};
+    return {base + r.begin, r.bytes};
+  };
+  if (r.verb == Verb::push) in.data = view(memory_.gradients(), plot.flat_bytes);
+  if (r.verb == Verb::set) in.data = view(memory_.parameters(), plot.flat_bytes);
+  if (r.verb == Verb::sparse_push || r.verb == Verb::sparse_pull) in.data = view(memory_.staging(), plot.staging_bytes);
+  if (r.verb == Verb::push && r.chunk < service.chunks().size() && service.chunks()[r.chunk].last <= plot.slots)
+    in.present = memory_.present() + service.chunks()[r.chunk].first;
+  return in;
+}
+
+// ---- the door ----
+
+struct Door::Visit {
+  Descriptor socket;  // until it becomes a port's
+  std::shared_ptr<Port> port;
+  int worker = -1;
+  bool greeted = false, ended = false;
+  pid_t process = 0;
+
+  int descriptor() const { return port ? port->socket() : socket.get(); }
+};
+
+Door::Door(DoorOptions options, Inbox& inbox)
+    : options_(std::move(options)), inbox_(inbox), listener_(open_unix_socket()), stop_(eventfd(0, EFD_CLOEXEC)) {
+  if (!listen_at(listener_.get(), door_name(options_.job, options_.server), kWaiting))
+    fail<IoError>("cannot open the door of server {}: {}. Does another process serve the same job on this machine?", options_.server, errno_text());
+  thread_ = std::thread([this] { run(); });
+}
+
+Door::~Door() {
+  const uint64_t one = 1;
+  [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
+  thread_.join();
+}
+
+void Door::run() {
+  name_thread("trireme-door");
+  while (true) {
+    std::vector<pollfd> polls = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
+    for (const auto& visit : visits_) polls.push_back({visit->descriptor(), POLLIN, 0});
+    if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
+    if (polls[0].revents != 0) return;
+    for (size_t i = 0; i < visits_.size(); i++)
+      if (polls[i + 2].revents != 0) receive(*visits_[i]);
+    std::erase_if(visits_, [](const auto& visit) { return visit->ended; });
+    if (polls[1].revents == 0) continue;
+    Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!socket || !same_user(socket.get()) || visits_.size() >= kMostVisits) continue;
+    limit_wait(socket.get(), Seconds(1));
+    auto visit = std::make_unique<Visit>();
+    visit->process = process_of(socket.get());
+    visit->socket = std::move(socket);
+    visits_.push_back(std::move(visit));
+  }
+}
+
+void Door::receive(Visit& visit) {
+  alignas(Hello) std::array<char, std::max(sizeof(Hello), kWords)> message{};
+  std::vector<Descriptor> descriptors;
+  const ssize_t got = receive_message(visit.descriptor(), message.data(), message.size(), descriptors);
+  if (got <= 0 || visit.port) return leave(visit);  // a worker says nothing here after its greeting
+  if (visit.greeted) {                              // a command of `trireme ctl`
+    const auto socket = std::make_shared<Descriptor>(dup(visit.descriptor()));
+    inbox_.post([socket, words = std::string(message.data(), static_cast<size_t>(got))](Service& service) {
+      std::string text;
+      try {
+        text = "+" + service.control(words);
+      } catch (const Error& error) {
+        text = std::string("-") + error.what();
+      }
+      send_message(socket->get(), text.data(), text.size());
+    });
+    return;
+  }
+  Hello hello;
+  if (got != sizeof hello) return leave(visit);
+  std::memcpy(&hello, message.data(), sizeof hello);
+  if (hello.magic != kMagic) return leave(visit);
+  visit.greeted = true;
+  const Welcome answer = welcome_of("", options_.shared);
+  if (hello.kind == Visitor::sibling) send_message(visit.descriptor(), &answer, sizeof answer, {options_.parameters->descriptor()});
+  if (hello.kind == Visitor::control) send_message(visit.descriptor(), &answer, sizeof answer);
+  if (hello.kind == Visitor::worker) meet_worker(visit, hello, std::move(descriptors));
+}
+
+void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor> descriptors) {
+  struct stat file {};
+  const auto refuse = [&](const std::string& why) {
+    const Welcome answer = welcome_of(why, false);
+    send_message(visit.descriptor(), &answer, sizeof answer);
+    leave(visit);
+  };
+  if (descriptors.size() != 1 || fstat(descriptors[0].get(), &file) != 0 || !hello.plot.fits(static_cast<uint64_t>(file.st_size)) ||
+      hello.plot.lines <= static_cast<uint64_t>(options_.server))
+    return refuse("the worker's memory is not as it says");
+  try {
+    const Memory memory(std::make_shared<Segment>(std::move(descriptors[0])), hello.plot);
+    visit.worker = hello.worker;
+    visit.port = std::make_shared<Port>(memory, options_.server, std::move(visit.socket), fmt::format("worker {} (process {})", hello.worker, visit.process));
+    inbox_.post([this, port = visit.port, worker = hello.worker](Service& service) {
+      const Plot& plot = port->memory().plot();
+      std::string refusal = service.open(worker, std::string(port->memory().job(), plot.job_bytes));
+      if (refusal.empty() && (plot.flat_bytes < service.job()->layout.bytes() || plot.slots < service.job()->layout.size()))
+        refusal = "the worker's memory is smaller than its model";
+      if (refusal.empty()) port->worker = worker;
+      port->welcome(refusal, *options_.bell, *options_.parameters, options_.shared);
+      if (refusal.empty()) options_.admitted(port);
+    });
+  } catch (const Error& error) {
+    refuse(error.what());
+  }
+}
+
+void Door::leave(Visit& visit) {
+  visit.ended = true;
+  if (!visit.port) return;
+  inbox_.post([port = visit.port](Service& service) {
+    if (port->worker < 0) return;
+    while (port->poll(service, port, Clock::now())) continue;  // its last words, a goodbye among them
+    service.gone(port->worker, fmt::format("{} died", port->name()));
+  });
+}
+
+}  // namespace trireme::ps::shm

@@ -1,0 +1,75 @@
+#pragma once
+// The server's end of lanes in shared memory.
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <trireme/base/descriptor.h>
+#include <trireme/base/segment.h>
+#include <trireme/ps/inbox.h>
+#include <trireme/ps/service.h>
+#include <trireme/ps/shm/memory.h>
+
+namespace trireme::ps::shm {
+
+/// A worker that shares memory with this server.
+class Port final : public Connection {
+ public:
+  Port(Memory memory, int server, Descriptor socket, std::string name);
+  /// From the service's thread.
+  void reply(const Reply& reply, std::span<const std::byte> data) override;
+  std::string name() const override { return name_; }
+  /// Whether poll() would find something.
+  bool waiting() const { return line_.requests.written.load() != line_.requests.read.load(std::memory_order_relaxed); }
+  /// Hands the requests that wait to the service; false when there was none. From the service's thread.
+  bool poll(Service& service, const std::shared_ptr<Port>& self, Clock::time_point now);
+
+  int socket() const { return socket_.get(); }
+  const Memory& memory() const { return memory_; }
+  /// Tells the worker that it is admitted, or why not.
+  void welcome(const std::string& refusal, const Segment& bell, const Segment& parameters, bool shared);
+
+ private:
+  Incoming incoming(const Request& request, const Service& service, const std::shared_ptr<Port>& self) const;
+
+  Memory memory_;
+  Line& line_;
+  Descriptor socket_;  // its end is the worker's
+  std::string name_;
+  size_t texts_ = 0;
+};
+
+struct DoorOptions {
+  std::string job;  // the meeting key
+  int server = 0;
+  const Segment* bell = nullptr;        // passed to workers; their requests ring it
+  const Segment* parameters = nullptr;  // passed to workers and siblings
+  bool shared = false;                  // the parameters are server 0's memory
+  std::function<void(std::shared_ptr<Port>)> admitted;  // in the service's thread: poll this one from now on
+};
+
+/// Lets workers, siblings and `trireme ctl` in, and notices when one is gone. One thread of its own. Processes of other users are not heard.
+class Door {
+ public:
+  /// Throws IoError when another process has the same place in the same job.
+  Door(DoorOptions options, Inbox& inbox);
+  ~Door();
+  Door(const Door&) = delete;
+  Door& operator=(const Door&) = delete;
+
+ private:
+  struct Visit;
+  void run();
+  void receive(Visit& visit);
+  void meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor> descriptors);
+  void leave(Visit& visit);
+
+  DoorOptions options_;
+  Inbox& inbox_;
+  Descriptor listener_, stop_;
+  std::vector<std::unique_ptr<Visit>> visits_;
+  std::thread thread_;
+};
+
+}  // namespace trireme::ps::shm

@@ -1,0 +1,63 @@
+#include <trireme/ps/shm/lane.h>
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <trireme/base/error.h>
+#include <trireme/base/unix_socket.h>
+
+namespace trireme::ps::shm {
+
+Descriptor Lane::knock(const std::string& job, int server) {
+  Descriptor socket = open_unix_socket();
+  if (!connect_to(socket.get(), door_name(job, server)) || !same_user(socket.get())) return {};
+  return socket;
+}
+
+Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int worker, int server, const Deadline& deadline)
+    : socket_(std::move(socket)),
+      memory_(std::move(memory)),
+      server_(server),
+      process_(process_of(socket_.get())),
+      line_(memory_->line(static_cast<size_t>(server))) {
+  limit_wait(socket_.get(), deadline.left() + Seconds(1));
+  const Hello hello{.worker = worker, .plot = memory_->plot()};
+  Welcome answer;
+  std::vector<Descriptor> descriptors;
+  const bool sent = send_message(socket_.get(), &hello, sizeof hello, {memory_->segment().descriptor()});
+  const ssize_t got = sent ? receive_message(socket_.get(), &answer, sizeof answer, descriptors) : 0;
+  if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+    fail<Timeout>("{} has not welcomed worker {} within {:g} s: is it stopped?", name(), worker, deadline.limit().count());
+  if (got != sizeof answer || answer.magic != kMagic) fail<PeerLost>("{} went away, or is of another version, while worker {} joined", name(), worker);
+  answer.text.back() = 0;
+  if (answer.welcome == 0) fail<InvalidArgument>("{} does not admit worker {}: {}", name(), worker, answer.text.data());
+  if (descriptors.size() != 2) fail<PeerLost>("{} sent no memory to worker {}", name(), worker);
+  bell_memory_ = std::make_shared<Segment>(std::move(descriptors[0]));
+  bell_ = reinterpret_cast<Bell*>(bell_memory_->map(0, kPage, "a server's bell"));
+  parameters_ = std::make_shared<Segment>(std::move(descriptors[1]));
+  shared_ = answer.shared != 0;
+}
+
+void Lane::send(const Request& request, std::span<const std::byte> /*data*/, std::span<const uint8_t> /*present*/, uint32_t /*urgency*/) {
+  if (!line_.requests.push(request)) fail<Error>("more requests to {} than it can hold", name());
+  ring(*bell_);
+}
+
+bool Lane::receive(Reply& reply, std::string& text) {
+  if (!line_.replies.pop(reply)) return false;
+  text.clear();
+  if (reply.status >= Status::invalid || reply.verb == Verb::status) {
+    const auto& words = line_.texts[reply.text % Line::kTexts];
+    text.assign(words.data(), std::min<size_t>(reply.bytes, words.size()));
+  }
+  return true;
+}
+
+std::string Lane::fault() {
+  pollfd look{socket_.get(), POLLIN, 0};
+  return poll(&look, 1, 0) > 0 ? fmt::format("{} is gone: it was killed, has crashed, or dropped this worker", name()) : "";
+}
+
+std::string Lane::name() const { return fmt::format("server {} (process {})", server_, process_); }
+
+}  // namespace trireme::ps::shm
