@@ -242,6 +242,8 @@ void check(const CoordinatorOptions& options) {
   for (const auto& [name, value] : options.spec.environment) bytes += name.size() + value.size() + 16;
   if (bytes > options.limits.message_bytes)
     fail<InvalidArgument>("hosts, command and environment of the job have {} bytes, the limit is {}", bytes, options.limits.message_bytes);
+  if (!options.spec.server_command.empty() && options.spec.hosts.empty())
+    fail<InvalidArgument>("a job whose agents start servers needs a host list: it says which of them are whose");
   if (options.spec.hosts.empty()) return;
   const long slots = std::accumulate(options.spec.hosts.begin(), options.spec.hosts.end(), 0L, [](long sum, const auto& host) { return sum + host.second; });
   const bool positive = std::all_of(options.spec.hosts.begin(), options.spec.hosts.end(), [](const auto& host) { return host.second > 0; });
