@@ -78,6 +78,7 @@ Run add_coordinator(CLI::App& app, const Invocation&) {
   CLI::App* command =
       app.add_subcommand("coordinator", "Run the coordinator of a job that spans machines, where no launcher brings one (Kubernetes, Slurm, by hand)");
   command->add_option("-n,--ranks", coordinator.ranks, "Ranks of the job, over all hosts")->required();
+  command->add_option("--servers", coordinator.servers, "Parameter servers of the job, beside its ranks")->capture_default_str();
   command->add_option("--port", coordinator.port, "To listen on; 0: any that is free")->capture_default_str();
   command->add_option("--address", coordinator.address, "To listen on")->capture_default_str();
   command->add_option("--job", coordinator.job, "Name of the job; members of another are refused")->capture_default_str();
@@ -85,7 +86,7 @@ Run add_coordinator(CLI::App& app, const Invocation&) {
   command->add_option("--tls", coordinator.tls, "Folder of `trireme tls init`: encrypt, and hear nobody without a certificate of it");
   command->add_option("--heartbeat-limit", options->heartbeat_limit, "Seconds of silence after which a member counts as dead")->capture_default_str();
   command->footer(
-      "Ends when all ranks have registered and left: exit code 0, or 1 when one of them failed. Ctrl-C fails the job for all.\n"
+      "Ends when all ranks and servers have registered and left: exit code 0, or 1 when one of them failed. Ctrl-C fails the job for all.\n"
       "Kubernetes probes: `grpc: {port: PORT}`, gRPC's standard health service on the same port; with --tls, `tcpSocket`.\n"
       "Example:  trireme coordinator --ranks 8 --port 29400");
   return [options] {
@@ -93,7 +94,8 @@ Run add_coordinator(CLI::App& app, const Invocation&) {
     options->coordinator.token = token_for(*options);
     const Descriptor signals = caught_signals();  // before there are threads
     cluster::Coordinator running(options->coordinator);
-    fmt::print("coordinator of job '{}' for {} ranks: {}:{}{}\n", options->coordinator.job, options->coordinator.ranks, cluster::own_host_name(),
+    const std::string servers = options->coordinator.servers == 0 ? "" : fmt::format(" and {} servers", options->coordinator.servers);
+    fmt::print("coordinator of job '{}' for {} ranks{}: {}:{}{}\n", options->coordinator.job, options->coordinator.ranks, servers, cluster::own_host_name(),
                running.port(), options->coordinator.tls.empty() ? "" : " (TLS)");
     return stay(running, signals);
   };

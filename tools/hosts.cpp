@@ -51,10 +51,11 @@ cluster::HostsOptions HostsFlags::options(const std::string& program) const {
 }
 
 void explain_end(const cluster::LaunchResult& result, bool first_spoke) {
-  if (result.first_failed < 0 || result.interrupted || first_spoke) return;
+  if (result.culprit.empty() || result.interrupted || first_spoke) return;
+  const std::string label = result.first_failed >= 0 ? std::to_string(result.first_failed) : result.culprit;
   print_error(result.reason);
   if (!result.last_lines.empty()) fmt::print(stderr, "its last lines:\n");
-  for (const std::string& line : result.last_lines) fmt::print(stderr, "  [{}] {}\n", result.first_failed, line);
+  for (const std::string& line : result.last_lines) fmt::print(stderr, "  [{}] {}\n", label, line);
 }
 
 }  // namespace trireme::tools

@@ -57,7 +57,6 @@ int launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, 
 [[noreturn]] void become_part(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
   if (settings.hosts.given())
     fail<InvalidArgument>("--hosts or --hostfile, but {} says where the ranks are: leave the flag out, or start this by hand", place.launcher);
-  cluster::check_role(place);
   if (!settings.hosts.tls.empty()) setenv("TRIREME_TLS", settings.hosts.tls.c_str(), 1);
   if (place.role == "scheduler") {
     setenv("TRIREME_TOKEN", place.token.c_str(), 1);
@@ -66,6 +65,8 @@ int launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, 
                                         "coordinator",
                                         "--ranks",
                                         std::to_string(place.size),
+                                        "--servers",
+                                        std::to_string(place.servers),
                                         "--port",
                                         port,
                                         "--job",

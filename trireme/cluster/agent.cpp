@@ -55,6 +55,17 @@ void wait_for_hosts(Session& session, const AgentOptions& options) {
   }
 }
 
+/// The servers of this host: those whose number leaves its place in the host list, divided by the number of hosts.
+std::vector<int> servers_here(const Session& session) {
+  const auto& hosts = session.spec().hosts;
+  std::vector<int> servers;
+  if (session.spec().server_command.empty()) return servers;
+  int first = 0, place = 0;
+  for (; place < static_cast<int>(hosts.size()) && first != session.rank(); place++) first += hosts[static_cast<size_t>(place)].second;
+  for (int server = place; server < session.servers(); server += static_cast<int>(hosts.size())) servers.push_back(server);
+  return servers;
+}
+
 /// What has to be right before ranks are started; the others hear what is not.
 std::string prepare(Session& session, const AgentOptions& options) try {
   if (session.spec().command.empty())
@@ -96,14 +107,17 @@ LaunchResult run_agent(const AgentOptions& options) {
                          .master = meeting.substr(0, colon),
                          .master_port = std::stoi(meeting.substr(colon + 1)),
                          .failed = failed.get(),
-                         .hangup = options.watch_input ? 0 : -1};
+                         .hangup = options.watch_input ? 0 : -1,
+                         .server_command = session.spec().server_command,
+                         .servers = servers_here(session),
+                         .total_servers = session.servers()};
   launched.environment.emplace_back("TRIREME_COORDINATOR", options.coordinator);
   launched.environment.emplace_back("TRIREME_TOKEN", options.token);
   if (!options.tls.empty()) launched.environment.emplace_back("TRIREME_TLS", options.tls);
   LaunchResult result = launch(launched);
   std::string reason = result.reason;
   for (const std::string& line : result.last_lines) reason += "\n  " + line;
-  session.leave(result.exit_code, reason, result.first_failed);
+  session.leave(result.exit_code, reason, result.first_failed, result.failed_server);
   if (const auto failure = session.failure(); failure && result.exit_code == kPeerLostExit) {
     result.reason = failure->reason;
     result.last_lines.clear();

@@ -231,15 +231,19 @@ class Ticker {
 void check(const CoordinatorOptions& options) {
   if (options.token.empty()) fail<InvalidArgument>("a coordinator needs a token: without one, anybody on the network could join the job");
   if (options.ranks < 1 || options.ranks > 1 << 16) fail<InvalidArgument>("the number of ranks must be 1 to {}, not {}", 1 << 16, options.ranks);
+  if (options.servers < 0 || options.servers > 1 << 16) fail<InvalidArgument>("the number of servers must be 0 to {}, not {}", 1 << 16, options.servers);
   if (options.port < 0 || options.port > 65535) fail<InvalidArgument>("a port is a number from 0 (any) to 65535, not {}", options.port);
   if (!(options.heartbeat_limit >= Seconds(0.1) && options.heartbeat_limit <= Seconds(3600)))
     fail<InvalidArgument>("the heartbeat limit must be 0.1 to 3600 seconds, not {:g}", options.heartbeat_limit.count());
   size_t bytes = 0;
   for (const auto& [name, slots] : options.spec.hosts) bytes += name.size() + 16;
   for (const std::string& word : options.spec.command) bytes += word.size() + 8;
+  for (const std::string& word : options.spec.server_command) bytes += word.size() + 8;
   for (const auto& [name, value] : options.spec.environment) bytes += name.size() + value.size() + 16;
   if (bytes > options.limits.message_bytes)
     fail<InvalidArgument>("hosts, command and environment of the job have {} bytes, the limit is {}", bytes, options.limits.message_bytes);
+  if (!options.spec.server_command.empty() && options.spec.hosts.empty())
+    fail<InvalidArgument>("a job whose agents start servers needs a host list: it says which of them are whose");
   if (options.spec.hosts.empty()) return;
   const long slots = std::accumulate(options.spec.hosts.begin(), options.spec.hosts.end(), 0L, [](long sum, const auto& host) { return sum + host.second; });
   const bool positive = std::all_of(options.spec.hosts.begin(), options.spec.hosts.end(), [](const auto& host) { return host.second > 0; });
@@ -280,7 +284,7 @@ DeskOptions desk_options(const CoordinatorOptions& options) {
   desk.token = options.token;
   desk.host = options.host.empty() ? own_host_name() : options.host;
   desk.version = library_version();
-  desk.membership = {options.ranks, options.heartbeat_limit, options.spec.hosts, options.limits.members};
+  desk.membership = {options.ranks, options.heartbeat_limit, options.spec.hosts, options.limits.members, options.servers};
   desk.limits = options.limits;
   desk.spec = options.spec;
   return desk;

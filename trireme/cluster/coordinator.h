@@ -19,6 +19,7 @@ struct CoordinatorOptions {
   std::string tls;                  // folder of `trireme tls init`; "": neither encrypted nor authenticated beyond the token
   std::string host;                 // this one, for messages; "": its host name
   int ranks = 1;                    // of the job
+  int servers = 0;                  // parameter servers of the job; ranks get their places without them
   Seconds heartbeat_limit{3};       // silence of a member that counts as its death
   CoordinatorLimits limits;
   JobSpec spec;  // what agents are told

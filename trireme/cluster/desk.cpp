@@ -244,7 +244,7 @@ uint64_t Desk::attend(const std::string& token, const Hello& hello, const std::s
     state.attendees.push_back({id, admission.member, hello.address, Standing::present, Clock::now()});
     state.lines[id] = line;
     const std::string warning = clock_warning(hello.member.host, hello.wall_clock, state.options.host, wall_clock());
-    line->welcome({id, state.options.job, membership.ranks, membership.heartbeat_limit, state.options.host,
+    line->welcome({id, state.options.job, membership.ranks, membership.servers, membership.heartbeat_limit, state.options.host,
                    warning.empty() ? std::vector<std::string>{} : std::vector{warning}, state.options.spec});
     state.tell(fmt::format("{} has registered{}{}", name_of(admission.member), warning.empty() ? "" : "; ", warning));
     if (admission.member.rank >= 0) line->placed(admission.member);
@@ -264,7 +264,7 @@ void Desk::heartbeat(const std::string& token, uint64_t member) {
   if (Line* line = state_->line_of(member)) line->heartbeat(attendee->member.rank < 0 ? state_->decision.reason : "");
 }
 
-void Desk::leave(const std::string& token, uint64_t member, int exit_code, const std::string& reason, int rank) {
+void Desk::leave(const std::string& token, uint64_t member, int exit_code, const std::string& reason, int rank, int server) {
   if (!knows(token)) return;
   Answers answers;
   {
@@ -274,6 +274,7 @@ void Desk::leave(const std::string& token, uint64_t member, int exit_code, const
     attendee->exit_code = exit_code;
     attendee->report = tame(reason, kReportBytes);
     attendee->reported_rank = rank >= 0 && rank < state_->options.membership.ranks ? rank : -1;
+    attendee->reported_server = server >= 0 && server < state_->options.membership.servers ? server : -1;
     attendee->heard = Clock::now();
     state_->review(answers);
     // One that gave up stays in the books until somebody else is known to be the cause, but need not wait for that itself.

@@ -46,6 +46,7 @@ struct Welcome {
   uint64_t member = 0;
   std::string job;
   int size = 0;
+  int servers = 0;
   Seconds heartbeat_limit{0};
   std::string host;  // the coordinator's
   std::vector<std::string> warnings;
@@ -105,7 +106,7 @@ class Desk {
   /// The new member's id; 0 when it was refused, and the line closed.
   uint64_t attend(const std::string& token, const Hello& hello, const std::shared_ptr<Line>& line);
   void heartbeat(const std::string& token, uint64_t member);
-  void leave(const std::string& token, uint64_t member, int exit_code, const std::string& reason, int rank);
+  void leave(const std::string& token, uint64_t member, int exit_code, const std::string& reason, int rank, int server = -1);
   /// Its stream ended, with or without a goodbye. Needs no token: it comes from the transport.
   void disconnected(uint64_t member);
 

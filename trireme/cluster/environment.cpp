@@ -120,6 +120,38 @@ Place ranked(const Variables& variables, const char* rank, const char* size, con
 
 // ---- our own ----
 
+/// TRIREME_ROLE, checked; "" when it is not set.
+std::string given_role(const Variables& variables) {
+  static const std::vector<std::string> roles = {"worker", "server"};
+  const std::string role = variables.text("TRIREME_ROLE");
+  if (variables.has("TRIREME_ROLE") && std::find(roles.begin(), roles.end(), role) == roles.end())
+    fail<InvalidArgument>("the environment variable TRIREME_ROLE='{}' must be worker or server{}; the coordinator is `trireme coordinator`", shown(role),
+                          did_you_mean(shown(role), roles));
+  return role;
+}
+
+/// A number from 0 to one less than the value of `count`.
+int index_of_server(const Variables& variables, const char* name, const char* because, const char* count, int servers) {
+  const auto index = static_cast<int>(variables.number(name, because, 0));
+  if (index >= servers) fail<InvalidArgument>("{}={} but {}={}: servers run from 0 to {}", name, index, count, servers, servers - 1);
+  return index;
+}
+
+Place of_server(const Variables& variables) {
+  if (variables.has("TRIREME_RANK"))
+    fail<InvalidArgument>("TRIREME_ROLE=server but TRIREME_RANK='{}': a server is no rank; unset one of them", shown(variables.text("TRIREME_RANK")));
+  Place place;
+  place.launcher = "trireme launch";
+  place.role = "server";
+  place.rank = -1;
+  place.size = static_cast<int>(variables.number("TRIREME_SIZE", "TRIREME_ROLE", 1));
+  place.servers = static_cast<int>(variables.number("TRIREME_SERVERS", "TRIREME_ROLE", 1));
+  place.coordinator = given_coordinator(variables);
+  const char* index = variables.has("TRIREME_SERVER") || !variables.has("JOB_COMPLETION_INDEX") ? "TRIREME_SERVER" : "JOB_COMPLETION_INDEX";
+  if (variables.has(index) || place.coordinator.empty()) place.server = index_of_server(variables, index, "TRIREME_ROLE", "TRIREME_SERVERS", place.servers);
+  return place;
+}
+
 Place of_trireme(const Variables& variables) {
   Place place = ranked(variables, "TRIREME_RANK", "TRIREME_SIZE", "trireme launch");
   place.coordinator = given_coordinator(variables);
@@ -178,6 +210,7 @@ Place of_ps_lite(const Variables& variables) {
   if (std::find(roles.begin(), roles.end(), place.role) == roles.end())
     fail<InvalidArgument>("the environment variable DMLC_ROLE='{}' must be worker, server or scheduler{}", shown(place.role),
                           did_you_mean(shown(place.role), roles));
+  if (given_role(variables) == "worker" && place.role != "worker") fail<InvalidArgument>("TRIREME_ROLE=worker but DMLC_ROLE={}: unset one of them", place.role);
   place.rank = -1;
   place.size = static_cast<int>(variables.number("DMLC_NUM_WORKER", "DMLC_ROLE", 1));
   place.servers = static_cast<int>(variables.number("DMLC_NUM_SERVER", "DMLC_ROLE", 0));
@@ -186,6 +219,10 @@ Place of_ps_lite(const Variables& variables) {
     if (place.rank >= place.size)
       fail<InvalidArgument>("DMLC_WORKER_ID={} but DMLC_NUM_WORKER={}: workers run from 0 to {}", place.rank, place.size, place.size - 1);
   }
+  if (place.role == "server" && place.servers == 0)
+    fail<InvalidArgument>("DMLC_ROLE=server but DMLC_NUM_SERVER=0: the job has no servers. Start none, or set DMLC_NUM_SERVER for all of its processes");
+  if (place.role == "server" && variables.has("DMLC_SERVER_ID"))
+    place.server = index_of_server(variables, "DMLC_SERVER_ID", "DMLC_ROLE", "DMLC_NUM_SERVER", place.servers);
   place.job = host_and_port(variables.host("DMLC_PS_ROOT_URI", "DMLC_ROLE"), variables.number("DMLC_PS_ROOT_PORT", "DMLC_ROLE", 1, kLargestPort));
   place.coordinator = place.job;
   place.hosts_coordinator = place.role == "scheduler";
@@ -288,6 +325,9 @@ Place of_slurm(const Variables& variables) {
 /// Parts of a place without its rank: somebody meant something, and we do not know what.
 void refuse_remains(const Variables& variables) {
   constexpr std::pair<const char*, const char*> parts[] = {{"TRIREME_SIZE", "TRIREME_RANK"},
+                                                           {"TRIREME_ROLE", "TRIREME_RANK"},
+                                                           {"TRIREME_SERVER", "TRIREME_ROLE"},
+                                                           {"TRIREME_SERVERS", "TRIREME_RANK"},
                                                            {"TRIREME_COORDINATOR", "TRIREME_RANK"},
                                                            {"WORLD_SIZE", "RANK"},
                                                            {"LOCAL_RANK", "RANK"},
@@ -297,6 +337,7 @@ void refuse_remains(const Variables& variables) {
                                                            {"DMLC_PS_ROOT_URI", "DMLC_ROLE"},
                                                            {"DMLC_PS_ROOT_PORT", "DMLC_ROLE"},
                                                            {"DMLC_WORKER_ID", "DMLC_ROLE"},
+                                                           {"DMLC_SERVER_ID", "DMLC_ROLE"},
                                                            {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"}};
   for (const auto& [part, key] : parts)
     if (!variables.text(part).empty())
@@ -305,6 +346,7 @@ void refuse_remains(const Variables& variables) {
 }
 
 Place of_launcher(const Variables& variables) {
+  if (given_role(variables) == "server") return of_server(variables);
   if (variables.has("TRIREME_RANK")) return of_trireme(variables);
   if (variables.has("JOB_COMPLETION_INDEX") && (variables.has("TRIREME_SIZE") || variables.has("TRIREME_COORDINATOR"))) return of_kubernetes(variables);
   if (variables.has("TRIREME_SIZE")) refuse_remains(variables);
@@ -316,6 +358,24 @@ Place of_launcher(const Variables& variables) {
     if (Place place = of_slurm(variables); place.size > 1) return place;
   refuse_remains(variables);
   return {0, 1, "", "alone"};
+}
+
+/// How many servers there are: TRIREME_SERVERS, heard whoever launched, must not say something else than the launcher does.
+void add_servers(const Variables& variables, Place& place) {
+  if (place.role == "worker" && variables.has("TRIREME_SERVER"))
+    fail<InvalidArgument>("the environment has TRIREME_SERVER='{}' but no TRIREME_ROLE=server; set both for a server, and neither for a rank",
+                          shown(variables.text("TRIREME_SERVER")));
+  if (!variables.has("TRIREME_SERVERS")) return;
+  const auto servers = static_cast<int>(variables.number("TRIREME_SERVERS", "TRIREME_SERVERS", 0));
+  if (place.launcher == "ps-lite variables" && servers != place.servers)
+    fail<InvalidArgument>("TRIREME_SERVERS={} but DMLC_NUM_SERVER={}: unset one of them", servers, place.servers);
+  place.servers = servers;
+  if (place.mpi && servers > 0)
+    fail<InvalidArgument>(
+        "TRIREME_SERVERS={}, but mpirun has started ranks on several machines, and servers cannot ask MPI where to meet them; run `trireme coordinator "
+        "--servers "
+        "{}` and set TRIREME_COORDINATOR to its HOST:PORT",
+        servers, servers);
 }
 
 /// The settings that are heard whoever launched.
@@ -338,20 +398,10 @@ void add_settings(const Variables& variables, Place& place) {
 
 }  // namespace
 
-void check_role(const Place& place) {
-  if (place.servers > 0)
-    fail<InvalidArgument>(
-        "this job asks for {} parameter server{} (DMLC_NUM_SERVER), and there is no such program: ranks exchange gradients among themselves. "
-        "Start it with DMLC_NUM_SERVER=0, and no process with DMLC_ROLE=server",
-        place.servers, place.servers == 1 ? "" : "s");
-  if (place.role == "server")
-    fail<InvalidArgument>(
-        "DMLC_ROLE=server, but DMLC_NUM_SERVER=0, and there is no program for it: ranks exchange gradients among themselves. Start no servers");
-}
-
 Place place_from(const Lookup& lookup) {
   const Variables variables(lookup);
   Place place = of_launcher(variables);
+  add_servers(variables, place);
   add_settings(variables, place);
   return place;
 }

@@ -130,6 +130,8 @@ std::vector<std::string> remote_command(const std::string& remote, const std::st
 }
 
 LaunchResult launch_on_hosts(const HostsOptions& options) {
+  if (options.servers > 0 && options.server_command.empty())
+    fail<InvalidArgument>("{} servers are to be launched, but there is no program for them", options.servers);
   const SignalsForLauncher signals;
   int ranks = 0;
   std::string address = options.address;
@@ -148,14 +150,18 @@ LaunchResult launch_on_hosts(const HostsOptions& options) {
 
   const std::string token = options.token.empty() ? random_name() + random_name() : options.token;
   const Seconds timeout = by_hand ? std::max(kTyping, options.timeout) : options.timeout;
-  Coordinator coordinator(
-      {.port = options.port,
-       .job = random_name(),
-       .token = token,
-       .tls = options.tls,
-       .ranks = ranks,
-       .heartbeat_limit = options.heartbeat_limit,
-       .spec = {.hosts = options.hosts, .command = options.command, .environment = options.environment, .show = static_cast<int>(options.show)}});
+  Coordinator coordinator({.port = options.port,
+                           .job = random_name(),
+                           .token = token,
+                           .tls = options.tls,
+                           .ranks = ranks,
+                           .servers = options.servers,
+                           .heartbeat_limit = options.heartbeat_limit,
+                           .spec = {.hosts = options.hosts,
+                                    .command = options.command,
+                                    .environment = options.environment,
+                                    .show = static_cast<int>(options.show),
+                                    .server_command = options.server_command}});
   LaunchOptions agents{.show = Show::plain, .grace = options.heartbeat_limit + Seconds(2), .input = token + "\n"};
   for (size_t i = 0; i < options.hosts.size(); i++) {
     const std::string& name = options.hosts[i].first;

@@ -1,5 +1,5 @@
 #pragma once
-// Starting a job on several hosts: an agent (`trireme join`) on each, which starts the ranks there.
+// Starting a job on several hosts: an agent (`trireme join`) on each, which starts the ranks and servers there.
 #include <functional>
 #include <string>
 #include <utility>
@@ -26,9 +26,11 @@ constexpr const char* kByHand = "none";  // as `remote`: a person starts the age
 
 struct HostsOptions {
   Hosts hosts;
-  std::string remote = kDefaultRemote;  // how to run a command on a host
-  std::string program;                  // `trireme` there
-  std::vector<std::string> command;     // of every rank
+  std::string remote = kDefaultRemote;      // how to run a command on a host
+  std::string program;                      // `trireme` there
+  std::vector<std::string> command;         // of every rank
+  std::vector<std::string> server_command;  // of every parameter server
+  int servers = 0;                          // of the job: server s is started on host number s % hosts
   std::vector<std::pair<std::string, std::string>> environment;
   std::string address;         // of this host, as the others reach it; "": found out
   std::string token;           // the job's secret; "": a new one

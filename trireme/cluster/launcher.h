@@ -1,5 +1,5 @@
 #pragma once
-// Starts the ranks of a job on this machine and stays with them until the last has ended.
+// Starts the ranks and parameter servers of a job on this machine and stays with them until the last has ended.
 #include <csignal>
 #include <string>
 #include <utility>
@@ -14,8 +14,8 @@ constexpr int kPeerLostExit = 75;
 
 /// What becomes of the processes' output.
 enum class Show {
-  labelled,  // everybody's, each line with "[rank] " before it
-  first,     // that of the first process alone, unchanged
+  labelled,  // everybody's, each line with "[rank] " or "[server 0] " before it
+  first,     // that of rank 0 alone, unchanged
   plain      // everybody's, unchanged
 };
 
@@ -36,6 +36,12 @@ struct LaunchOptions {
   int failed = -1;      // descriptor: when it becomes readable the job has failed elsewhere, and the ranks end
   int hangup = -1;      // descriptor: when it hangs up, as if SIGINT had come
 
+  // Parameter servers: started before the ranks, and no ranks themselves. They are told TRIREME_ROLE=server, TRIREME_SERVER, TRIREME_SERVERS, TRIREME_SIZE,
+  // TRIREME_JOB and `environment`, and have one compute thread.
+  std::vector<std::string> server_command;  // program and arguments
+  std::vector<int> servers;                 // indices of those started here
+  int total_servers = 0;                    // of the job, which the ranks are told too; 0: as many as `servers`
+
   // Processes that are not ranks, but start some elsewhere.
   std::vector<std::vector<std::string>> commands;  // one per process, instead of `command` and `ranks`
   std::vector<std::string> names;                  // what messages call them, instead of "rank 0", …
@@ -43,15 +49,18 @@ struct LaunchOptions {
 };
 
 struct LaunchResult {
-  int exit_code = 0;      // 0, or the first failed rank's (128 + signal when one killed it)
-  int first_failed = -1;  // rank (with `commands`: index), or -1
+  int exit_code = 0;       // 0, or that of whoever failed first (128 + signal when one killed it)
+  int first_failed = -1;   // rank (with `commands`: index), or -1: nobody, or a server
+  int failed_server = -1;  // its index, when a server failed first
+  std::string culprit;     // "rank 1", "server 0", "the agent of host b": who failed first, or ""
   bool interrupted = false;
   std::string reason;                   // "rank 1 died first: killed by signal 9 (SIGKILL) after 3.2 s", or ""
-  std::vector<std::string> last_lines;  // of that rank
+  std::vector<std::string> last_lines;  // of the culprit
 };
 
-/// Starts `ranks` processes, writes their output to standard output and standard error, forwards SIGINT, SIGTERM and SIGHUP, and ends all when one
-/// dies. A second SIGINT kills. No rank survives this process, even if it is killed.
+/// Starts the processes, writes their output to standard output and standard error, forwards SIGINT, SIGTERM and SIGHUP to the ranks, and ends all when one
+/// dies. Servers end by themselves when the ranks have left, whether these were interrupted or not; those that do not within five seconds are ended, and that
+/// is no failure. A second SIGINT kills all. Nobody survives this process, even if it is killed.
 LaunchResult launch(const LaunchOptions& options);
 
 /// For a program that makes threads before it calls launch(): while this lives, the signals that launch() forwards go to nobody else.

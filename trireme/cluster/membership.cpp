@@ -33,15 +33,20 @@ size_t place_in_list(const Member& member, std::string_view address, const Membe
   return static_cast<size_t>(entry - options.hosts.begin());
 }
 
-/// Ranks that a member stands for.
-int weight(const Member& member) { return member.kind == Member::worker ? 1 : member.slots; }
+/// Ranks that a member stands for; a server stands for itself.
+int weight(const Member& member) { return member.kind == Member::agent ? member.slots : 1; }
 
-/// Which ranks one kind of member has ever had; one that left counts too.
-std::vector<bool> ranks_seen(Member::Kind kind, const std::vector<Attendee>& attendees, int ranks) {
-  std::vector<bool> seen(static_cast<size_t>(ranks));
+/// How many places there are for one kind of member. Servers are numbered apart from ranks.
+int places(Member::Kind kind, const MembershipOptions& options) { return kind == Member::server ? options.servers : options.ranks; }
+
+const char* place_word(Member::Kind kind) { return kind == Member::server ? "server" : "rank"; }
+
+/// Which places one kind of member has ever had; one that left counts too.
+std::vector<bool> places_seen(Member::Kind kind, const std::vector<Attendee>& attendees, const MembershipOptions& options) {
+  std::vector<bool> seen(static_cast<size_t>(places(kind, options)));
   for (const Attendee& attendee : attendees) {
     if (attendee.member.kind != kind || attendee.member.rank < 0) continue;
-    const int end = std::min(ranks, attendee.member.rank + weight(attendee.member));
+    const int end = std::min(static_cast<int>(seen.size()), attendee.member.rank + weight(attendee.member));
     for (int rank = attendee.member.rank; rank < end; rank++) seen[static_cast<size_t>(rank)] = true;
   }
   return seen;
@@ -49,26 +54,35 @@ std::vector<bool> ranks_seen(Member::Kind kind, const std::vector<Attendee>& att
 
 bool all(const std::vector<bool>& seen) { return std::find(seen.begin(), seen.end(), false) == seen.end(); }
 
-std::string list(const std::vector<int>& ranks) {
+/// "rank", "ranks", "server", "servers".
+std::string counted(const char* word, size_t count) { return count == 1 ? word : fmt::format("{}s", word); }
+
+std::string list(const char* word, const std::vector<int>& ranks) {
   constexpr size_t kShown = 8;
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  std::string text = counted(word, ranks.size()) + " ";
   for (size_t i = 0; i < std::min(ranks.size(), kShown); i++) text += fmt::format("{}{}", i == 0 ? "" : i + 1 == ranks.size() ? " and " : ", ", ranks[i]);
   return ranks.size() > kShown ? fmt::format("{} and {} more", text, ranks.size() - kShown) : text;
 }
 
-std::string count_sentence(const std::vector<bool>& seen, int unplaced) {
-  if (all(seen)) return fmt::format("all {} ranks have registered", seen.size());
+/// `word`: of what.
+std::string count_sentence(const char* word, const std::vector<bool>& seen, int unplaced) {
+  if (all(seen)) return fmt::format("all {} {}s have registered", seen.size(), word);
   std::vector<int> missing;
   for (size_t rank = 0; rank < seen.size(); rank++)
     if (!seen[rank]) missing.push_back(static_cast<int>(rank));
-  std::string text = fmt::format("{} of {} ranks have registered", static_cast<int>(seen.size() - missing.size()) + unplaced, seen.size());
+  std::string text = fmt::format("{} of {} {}s have registered", static_cast<int>(seen.size() - missing.size()) + unplaced, seen.size(), word);
   // Without ranks of their own nobody can say which ones are missing.
-  return unplaced > 0 ? text : fmt::format("{}; {} {} not", text, list(missing), missing.size() == 1 ? "has" : "have");
+  return unplaced > 0 ? text : fmt::format("{}; {} {} not", text, list(word, missing), missing.size() == 1 ? "has" : "have");
 }
 
 Departure lost(const Attendee& attendee, const std::string& what) {
   const Member& member = attendee.member;
-  const bool of_another = attendee.reported_rank >= 0 && (member.kind == Member::agent || attendee.reported_rank != member.rank);
+  if (member.kind == Member::agent && attendee.reported_server >= 0) {
+    const Failure failure{-1, member.host, fmt::format("server {} on host {} {}", attendee.reported_server, member.host, what)};
+    return {attendee.id, Standing::lost, failure, failure.reason};
+  }
+  const bool of_another =
+      attendee.reported_rank >= 0 && member.kind != Member::server && (member.kind == Member::agent || attendee.reported_rank != member.rank);
   const std::string who = of_another ? fmt::format("rank {} on host {}", attendee.reported_rank, member.host) : name_of(member);
   const int rank = of_another ? attendee.reported_rank : member.kind == Member::worker ? member.rank : -1;
   const Failure failure{rank, member.host, fmt::format("{} {}", who, what)};
@@ -101,11 +115,18 @@ std::string describe(const Member& member) { return fmt::format("host {} (proces
 std::string number_refusal(const Member& newcomer, const MembershipOptions& options) {
   const std::string& host = newcomer.host;
   if (host.empty()) return "a member without a host name cannot register";
-  if (newcomer.rank < -1 || newcomer.rank >= options.ranks)
-    return fmt::format("host {} registers as rank {}, but the job has {} ranks, 0 to {}: start as many processes as the coordinator expects", host,
-                       newcomer.rank, options.ranks, options.ranks - 1);
+  const bool is_server = newcomer.kind == Member::server;
+  if (is_server && options.servers == 0)
+    return fmt::format("host {} brings a parameter server, but the coordinator was started for a job without any: start it with --servers", host);
+  const int most = places(newcomer.kind, options);
+  if (newcomer.rank < -1 || newcomer.rank >= most)
+    return fmt::format("host {} registers as {} {}, but the job has {} {}, 0 to {}: start as many processes as the coordinator expects", host,
+                       place_word(newcomer.kind), newcomer.rank, most, counted(place_word(newcomer.kind), static_cast<size_t>(most)), most - 1);
   if (newcomer.size != 0 && newcomer.size != options.ranks)
     return fmt::format("host {} was started for a job of {} ranks, the coordinator for {}: give both the same number", host, newcomer.size, options.ranks);
+  if (newcomer.servers != 0 && newcomer.servers != options.servers)
+    return fmt::format("host {} was started for a job of {} {}, the coordinator for {}: give both the same number", host, newcomer.servers,
+                       counted("server", static_cast<size_t>(newcomer.servers)), options.servers);
   if (newcomer.slots < 0 || newcomer.slots > kMostSlots) return fmt::format("host {} offers {} slots; a host has 1 to {}", host, newcomer.slots, kMostSlots);
   return "";
 }
@@ -144,20 +165,22 @@ Admission admit_by_list(Member newcomer, std::string_view address, const std::ve
 
 std::string conflict(const Member& newcomer, const std::vector<Attendee>& attendees, const MembershipOptions& options) {
   const auto end_of = [](const Member& member) { return member.rank < 0 ? -1 : member.rank + weight(member); };
+  const int most = places(newcomer.kind, options);
+  const char* word = place_word(newcomer.kind);
   long taken = 0;
   std::string hosts;
   for (const Attendee& other : attendees) {
     if (!present(other) || other.member.kind != newcomer.kind) continue;
     const int both = std::max(newcomer.rank, other.member.rank);
     if (newcomer.rank >= 0 && other.member.rank >= 0 && both < std::min(end_of(newcomer), end_of(other.member)))
-      return fmt::format("rank {} is taken: {} registered with it before {} did. Give every process a rank of its own", both, describe(other.member),
-                         describe(newcomer));
+      return fmt::format("{} {} is taken: {} registered with it before {} did. Give every process a {} of its own", word, both, describe(other.member),
+                         describe(newcomer), newcomer.kind == Member::server ? "number" : "rank");
     taken += weight(other.member);
     if (hosts.size() < 200 && hosts.find(other.member.host) == hosts.npos) hosts += (hosts.empty() ? "" : ", ") + other.member.host;
   }
-  if (end_of(newcomer) <= options.ranks && taken + weight(newcomer) <= options.ranks) return "";
-  return fmt::format("host {} brings {} {}, but of the job's {} ranks {} {} taken{}{}", newcomer.host, weight(newcomer),
-                     weight(newcomer) == 1 ? "rank" : "ranks", options.ranks, taken, taken == 1 ? "is" : "are", taken > 0 ? ", by " : "", hosts);
+  if (end_of(newcomer) <= most && taken + weight(newcomer) <= most) return "";
+  return fmt::format("host {} brings {} {}, but of the job's {} {}s {} {} taken{}{}", newcomer.host, weight(newcomer),
+                     counted(word, static_cast<size_t>(weight(newcomer))), most, word, taken, taken == 1 ? "is" : "are", taken > 0 ? ", by " : "", hosts);
 }
 
 /// The lowest first rank of `count` free neighbours, marked as taken; -1 when there are none.
@@ -191,16 +214,17 @@ std::vector<size_t> by_host(Member::Kind kind, const std::vector<Attendee>& atte
 }
 
 void assign_kind(Member::Kind kind, std::vector<int>& result, const std::vector<Attendee>& attendees, const MembershipOptions& options) {
-  std::vector<bool> taken(static_cast<size_t>(options.ranks));
+  const int most = places(kind, options);
+  std::vector<bool> taken(static_cast<size_t>(most));
   long there = 0;
   for (size_t i = 0; i < attendees.size(); i++) {
     const Attendee& attendee = attendees[i];
     if (!present(attendee) || attendee.member.kind != kind) continue;
     there += weight(attendee.member);
     if (result[i] < 0) continue;
-    for (int rank = result[i]; rank < std::min(options.ranks, result[i] + weight(attendee.member)); rank++) taken[static_cast<size_t>(rank)] = true;
+    for (int rank = result[i]; rank < std::min(most, result[i] + weight(attendee.member)); rank++) taken[static_cast<size_t>(rank)] = true;
   }
-  if (there < options.ranks) return;
+  if (there < most && kind != Member::server) return;
   for (size_t i : by_host(kind, attendees, options)) result[i] = take(taken, weight(attendees[i].member));
 }
 
@@ -208,8 +232,8 @@ void assign_kind(Member::Kind kind, std::vector<int>& result, const std::vector<
 
 std::string name_of(const Member& member) {
   if (member.kind == Member::agent) return fmt::format("the agent of host {} (process {})", member.host, member.pid);
-  if (member.rank < 0) return fmt::format("a worker on host {} (process {})", member.host, member.pid);
-  return fmt::format("rank {} on host {} (process {})", member.rank, member.host, member.pid);
+  if (member.rank < 0) return fmt::format("a {} on host {} (process {})", member.kind == Member::server ? "server" : "worker", member.host, member.pid);
+  return fmt::format("{} {} on host {} (process {})", place_word(member.kind), member.rank, member.host, member.pid);
 }
 
 Decision judge(Clock::time_point now, const std::vector<Attendee>& attendees, const MembershipOptions& options, bool failed) {
@@ -220,7 +244,7 @@ Decision judge(Clock::time_point now, const std::vector<Attendee>& attendees, co
   const auto note = [&](const Attendee& attendee, std::optional<Departure> departure) {
     if (!departure) {
       staying++;
-      if (attendee.member.rank < 0) unplaced += weight(attendee.member);
+      if (attendee.member.rank < 0 && attendee.member.kind != Member::server) unplaced += weight(attendee.member);
       return;
     }
     failed = failed || departure->failure;
@@ -231,11 +255,13 @@ Decision judge(Clock::time_point now, const std::vector<Attendee>& attendees, co
   for (const Attendee& attendee : attendees)
     if (present(attendee) && gave_up(attendee)) note(attendee, departure_of_victim(now, attendee, failed, options));
 
-  const auto workers = ranks_seen(Member::worker, attendees, options.ranks), agents = ranks_seen(Member::agent, attendees, options.ranks);
+  const auto workers = places_seen(Member::worker, attendees, options), agents = places_seen(Member::agent, attendees, options);
+  const auto servers = places_seen(Member::server, attendees, options);
   const bool with_agents = !all(workers) && std::find(agents.begin(), agents.end(), true) != agents.end();
-  decision.complete = all(workers) || all(agents);
+  decision.complete = all(agents) || (all(workers) && all(servers));
   decision.ended = staying == 0 && (decision.complete || failed);
-  decision.reason = count_sentence(with_agents ? agents : workers, unplaced);
+  decision.reason = count_sentence("rank", with_agents ? agents : workers, unplaced);
+  if (options.servers > 0) decision.reason += "; " + count_sentence("server", servers, 0);
   return decision;
 }
 
@@ -256,7 +282,7 @@ std::vector<int> assign(const std::vector<Attendee>& attendees, const Membership
   std::vector<int> result;
   result.reserve(attendees.size());
   for (const Attendee& attendee : attendees) result.push_back(attendee.member.rank);
-  for (const Member::Kind kind : {Member::worker, Member::agent}) assign_kind(kind, result, attendees, options);
+  for (const Member::Kind kind : {Member::worker, Member::agent, Member::server}) assign_kind(kind, result, attendees, options);
   return result;
 }
 

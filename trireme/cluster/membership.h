@@ -24,7 +24,8 @@ struct Attendee {
   bool connected = true;         // false: its stream ended
   std::optional<int> exit_code;  // it said goodbye
   std::string report;            // what it said then
-  int reported_rank = -1;        // of whom an agent said it; -1: of itself
+  int reported_rank = -1;        // of which rank an agent said it; -1: of none
+  int reported_server = -1;      // of which server; -1: of none. Neither: of itself
 };
 
 struct MembershipOptions {
@@ -32,6 +33,7 @@ struct MembershipOptions {
   Seconds heartbeat_limit{3};                      // silence that counts as death
   std::vector<std::pair<std::string, int>> hosts;  // name, slots; may be empty
   size_t most_members = 4096;
+  int servers = 0;  // numbered apart from the ranks
 };
 
 /// A member's end.
@@ -44,12 +46,12 @@ struct Departure {
 
 struct Decision {
   std::vector<Departure> departures;  // of members that were present until now
-  bool complete = false;              // all ranks have registered, themselves or through their agents
+  bool complete = false;              // all ranks and servers have registered, themselves or through their agents
   bool ended = false;                 // nobody is present any more, and the job was complete or has failed
   std::string reason;                 // "2 of 4 ranks have registered; ranks 1 and 3 have not"
 };
 
-/// "rank 1 on host b (process 4242)", "the agent of host b (process 4242)".
+/// "rank 1 on host b (process 4242)", "server 1 on host b (process 4242)", "the agent of host b (process 4242)".
 std::string name_of(const Member& member);
 
 /// Who is lost, who has left, is the job complete, has it ended. `failed`: the job has failed for a reason that no member's standing shows.
@@ -64,7 +66,7 @@ struct Admission {
 Admission admit(const Member& newcomer, std::string_view address, const std::vector<Attendee>& attendees, const MembershipOptions& options);
 
 /// The rank of every attendee, -1 where it cannot be told yet. Ranks that are set stay. The others are assigned when all are there, so that the ranks of a host
-/// are neighbours: hosts in the order of the list, then of registration.
+/// are neighbours: hosts in the order of the list, then of registration. Servers wait for nobody: each gets the lowest index that is free.
 std::vector<int> assign(const std::vector<Attendee>& attendees, const MembershipOptions& options);
 
 /// Grows with every registration, assignment and departure.

@@ -45,15 +45,22 @@ Outcome serve_bytes(Desk& desk, Request request, const std::string& token, const
 std::vector<std::string> sample_requests(Request request, const std::string& job, const std::string& version, uint64_t member) {
   std::vector<std::string> samples;
   if (request == Request::attend) {
-    wire::FromMember hello, heartbeat, leave;
+    wire::FromMember hello, server, heartbeat, leave, of_server;
     hello.mutable_hello()->set_job(job);
     hello.mutable_hello()->set_version(version);
     hello.mutable_hello()->set_rank(-1);
     hello.mutable_hello()->set_host("a");
     hello.mutable_hello()->set_pid(1);
+    server = hello;
+    server.mutable_hello()->set_kind(Member::server);
+    server.mutable_hello()->set_servers(1);
     heartbeat.mutable_heartbeat();
     leave.mutable_leave()->set_rank(-1);
-    samples = {hello.SerializeAsString(), heartbeat.SerializeAsString(), leave.SerializeAsString()};
+    leave.mutable_leave()->set_server(-1);
+    of_server = leave;
+    of_server.mutable_leave()->set_exit_code(1);
+    of_server.mutable_leave()->set_server(0);
+    for (const wire::FromMember& message : {hello, heartbeat, leave, server, of_server}) samples.push_back(message.SerializeAsString());
   } else if (request == Request::put) {
     wire::PutRequest put;
     put.set_member(member);

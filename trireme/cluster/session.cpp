@@ -235,11 +235,12 @@ class Session::State {
     return std::move(*reply.mutable_value());
   }
 
-  void leave(int exit_code, const std::string& reason, int rank) {
+  void leave(int exit_code, const std::string& reason, int rank, int server) {
     wire::FromMember message;
     message.mutable_leave()->set_exit_code(exit_code);
     message.mutable_leave()->set_reason(reason);
     message.mutable_leave()->set_rank(rank);
+    message.mutable_leave()->set_server(server);
     std::unique_lock lock(mutex_);
     if (std::exchange(leaving_, true)) return;
     lock.unlock();
@@ -264,6 +265,7 @@ class Session::State {
   const Member& member() const { return member_; }
   const Welcome& welcome() const { return welcome_; }
   const std::string& address() const { return address_; }
+  const std::string& meeting() const { return meeting_; }
 
  private:
   std::string coordinator() const { return fmt::format("host {}: the coordinator at {}", member_.host, options_.coordinator); }
@@ -304,9 +306,10 @@ class Session::State {
     wire::Hello& hello = *message.mutable_hello();
     hello.set_job(options_.job);
     hello.set_version(options_.version);
-    hello.set_kind(member_.kind == Member::agent ? 1 : 0);
+    hello.set_kind(member_.kind);
     hello.set_rank(member_.rank);
     hello.set_size(member_.size);
+    hello.set_servers(member_.servers);
     hello.set_slots(member_.slots);
     hello.set_host(member_.host);
     hello.set_pid(member_.pid);
@@ -349,6 +352,7 @@ class Session::State {
     silence_ = Seconds(0);
     if (message.has_welcome() && !welcomed_) {
       welcome_ = from_wire(message.welcome());
+      meeting_ = welcome_.job + "/" + options_.token;
       welcomed_ = true;
     } else if (message.has_placed() && !placed_) {
       member_.rank = message.placed().rank();
@@ -479,7 +483,8 @@ class Session::State {
   const Endpoint endpoint_;
   std::optional<Certificates> certificates_;
   std::string address_;
-  Welcome welcome_;  // as member_
+  Welcome welcome_;      // as member_
+  std::string meeting_;  // as member_
   std::unique_ptr<wire::Coordination::Stub> stub_;
 
   mutable std::mutex mutex_;
@@ -509,8 +514,10 @@ Session::~Session() = default;
 
 int Session::rank() const { return state_->member().rank; }
 int Session::size() const { return state_->welcome().size; }
+int Session::servers() const { return state_->welcome().servers; }
 int Session::slots() const { return state_->member().slots; }
 const std::string& Session::job() const { return state_->welcome().job; }
+const std::string& Session::meeting() const { return state_->meeting(); }
 const JobSpec& Session::spec() const { return state_->welcome().spec; }
 const std::string& Session::address() const { return state_->address(); }
 const std::vector<std::string>& Session::warnings() const { return state_->welcome().warnings; }
@@ -518,6 +525,6 @@ void Session::put(const std::string& key, const std::string& value) { state_->pu
 std::string Session::get(const std::string& key, const Deadline& deadline) { return state_->get(key, deadline); }
 std::optional<Failure> Session::failure() const { return state_->failure(); }
 void Session::on_failure(std::function<void(const Failure&)> notify) { state_->on_failure(std::move(notify)); }
-void Session::leave(int exit_code, const std::string& reason, int rank) { state_->leave(exit_code, reason, rank); }
+void Session::leave(int exit_code, const std::string& reason, int rank, int server) { state_->leave(exit_code, reason, rank, server); }
 
 }  // namespace trireme::cluster

@@ -1,5 +1,5 @@
 #pragma once
-// A process's membership in a job that spans machines: the client of the coordinator. One per process, worker or agent.
+// A process's membership in a job that spans machines: the client of the coordinator. One per process: worker, server or agent.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -30,12 +30,16 @@ class Session final : public comm::network::KeyValue {
   Session(SessionOptions options, Member member);
   ~Session() override;
 
-  /// An agent's is the first of its ranks.
+  /// An agent's is the first of its ranks, a server's its index.
   int rank() const;
   int size() const;
+  /// Parameter servers of the job.
+  int servers() const;
   /// An agent's ranks: [rank, rank + slots).
   int slots() const;
   const std::string& job() const;
+  /// Job and token: the name under which processes of one machine meet. The same for all members, and nobody else can know it.
+  const std::string& meeting() const;
   const JobSpec& spec() const;
   /// Of this host, as the coordinator's network sees it.
   const std::string& address() const;
@@ -51,9 +55,9 @@ class Session final : public comm::network::KeyValue {
   /// Calls `notify` once, from the session's thread, when the job fails or has failed; not after leave(). Must not destroy the session.
   void on_failure(std::function<void(const Failure&)> notify);
 
-  /// Says goodbye: exit code 0 in peace, another fails the job for everybody (kPeerLostExit: because of somebody else). An agent gives the rank that died of
-  /// `reason`. Waits for the answer, not longer than the heartbeat limit; never throws. Once.
-  void leave(int exit_code, const std::string& reason = "", int rank = -1);
+  /// Says goodbye: exit code 0 in peace, another fails the job for everybody (kPeerLostExit: because of somebody else). An agent gives the rank or
+  /// the server that died of `reason`. Waits for the answer, not longer than the heartbeat limit; never throws. Once.
+  void leave(int exit_code, const std::string& reason = "", int rank = -1, int server = -1);
 
  private:
   class State;

@@ -31,6 +31,7 @@ JobSpec from_wire(const wire::JobSpec& message) {
   spec.command.assign(message.command().begin(), message.command().end());
   for (const auto& variable : message.environment()) spec.environment.emplace_back(variable.name(), variable.value());
   spec.show = std::clamp(message.show(), 0, 2);
+  spec.server_command.assign(message.server_command().begin(), message.server_command().end());
   return spec;
 }
 
@@ -41,6 +42,7 @@ void to_wire(const JobSpec& spec, wire::JobSpec& message) {
     host->set_slots(slots);
   }
   for (const std::string& word : spec.command) message.add_command(word);
+  for (const std::string& word : spec.server_command) message.add_server_command(word);
   message.set_show(spec.show);
   for (const auto& [name, value] : spec.environment) {
     auto* variable = message.add_environment();
@@ -72,9 +74,10 @@ grpc::Status status_of(const std::optional<Refusal>& refusal) { return refusal ?
 Hello from_wire(const wire::Hello& hello, const std::string& address) {
   Hello result{hello.job(), hello.version(), {}, address, hello.wall_clock()};
   Member& member = result.member;
-  member.kind = hello.kind() == 1 ? Member::agent : Member::worker;
+  member.kind = hello.kind() == Member::agent ? Member::agent : hello.kind() == Member::server ? Member::server : Member::worker;
   member.rank = hello.rank();
   member.size = hello.size();
+  member.servers = hello.servers();
   member.slots = hello.slots();
   member.host = hello.host();
   member.pid = hello.pid();
@@ -85,6 +88,7 @@ void to_wire(const Welcome& welcome, wire::Welcome& message) {
   message.set_member(welcome.member);
   message.set_job(welcome.job);
   message.set_size(welcome.size);
+  message.set_servers(welcome.servers);
   message.set_heartbeat_limit(welcome.heartbeat_limit.count());
   message.set_host(welcome.host);
   for (const std::string& warning : welcome.warnings) message.add_warnings(warning);
@@ -92,7 +96,8 @@ void to_wire(const Welcome& welcome, wire::Welcome& message) {
 }
 
 Welcome from_wire(const wire::Welcome& message) {
-  Welcome welcome{message.member(), message.job(), message.size(), Seconds(message.heartbeat_limit()), message.host(), {}, from_wire(message.spec())};
+  Welcome welcome{message.member(),         message.job(), message.size(), message.servers(), Seconds(message.heartbeat_limit()), message.host(), {},
+                  from_wire(message.spec())};
   welcome.warnings.assign(message.warnings().begin(), message.warnings().end());
   return welcome;
 }
@@ -112,7 +117,7 @@ void serve(Desk& desk, const std::string& token, const wire::FromMember& message
   } else if (message.has_heartbeat()) {
     desk.heartbeat(token, member);
   } else if (message.has_leave()) {
-    desk.leave(token, member, message.leave().exit_code(), message.leave().reason(), message.leave().rank());
+    desk.leave(token, member, message.leave().exit_code(), message.leave().reason(), message.leave().rank(), message.leave().server());
   }
 }
 

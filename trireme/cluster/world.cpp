@@ -6,6 +6,8 @@
 #include <array>
 #include <charconv>
 #include <limits>
+#include <map>
+#include <mutex>
 #include <numeric>
 
 #include <trireme/base/error.h>
@@ -98,13 +100,59 @@ struct World::Network {
   }
 };
 
-World::World(cluster::Place place, JoinOptions options) : place_(std::move(place)) {
-  cluster::check_role(place_);
+/// Those who want to hear that the job has failed.
+struct FailureWatch::Listeners {
+  std::mutex mutex;
+  // All below is guarded by `mutex`.
+  std::map<uint64_t, std::function<void(const std::string&)>> waiting;
+  uint64_t next = 0;
+  std::optional<std::string> reason;  // once it has failed
+
+  /// Under the lock, so that who unregisters knows that nothing is called afterwards.
+  void tell(const std::string& why) {
+    const std::lock_guard lock(mutex);
+    if (std::exchange(reason, why)) return;
+    for (const auto& [id, notify] : waiting) notify(why);
+    waiting.clear();
+  }
+
+  uint64_t add(std::function<void(const std::string&)> notify) {
+    const std::lock_guard lock(mutex);
+    if (reason)
+      notify(*reason);
+    else
+      waiting.emplace(next, std::move(notify));
+    return next++;
+  }
+};
+
+FailureWatch& FailureWatch::operator=(FailureWatch&& other) noexcept {
+  if (this == &other) return *this;
+  reset();
+  listeners_ = std::exchange(other.listeners_, nullptr);
+  id_ = other.id_;
+  return *this;
+}
+
+void FailureWatch::reset() {
+  const auto listeners = std::exchange(listeners_, nullptr);
+  if (!listeners) return;
+  const std::lock_guard lock(listeners->mutex);
+  listeners->waiting.erase(id_);
+}
+
+World::World(cluster::Place place, JoinOptions options) : place_(std::move(place)), job_(place_.job), listeners_(std::make_shared<FailureWatch::Listeners>()) {
+  if (place_.role == "server")
+    fail<InvalidArgument>(
+        "{} has started this process as a parameter server, and a server is no rank: the program must call trireme::ps::serve() where its role is server, or "
+        "run "
+        "`trireme serve` there instead of it",
+        place_.launcher);
   if (place_.role == "scheduler")
     fail<InvalidArgument>(
-        "DMLC_ROLE=scheduler: this program is a rank, and the scheduler is none. Run `trireme coordinator --ranks {} --port {} --job {}` for it, with the "
-        "workers' TRIREME_TOKEN",
-        place_.size, port_of(place_.coordinator), place_.job);
+        "DMLC_ROLE=scheduler: this program is a rank, and the scheduler is none. Run `trireme coordinator --ranks {} --servers {} --port {} --job {}` for "
+        "it, with the workers' TRIREME_TOKEN",
+        place_.size, place_.servers, port_of(place_.coordinator), place_.job);
   if (place_.coordinator.empty() && !place_.mpi) {
     local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout), place_.rank, place_.size,
                                                        comm::shm::Options{.timeout = options.timeout});
@@ -137,23 +185,26 @@ void World::meet_machines(const JoinOptions& options) {
                                                                                        .token = place_.token,
                                                                                        .tls = place_.tls,
                                                                                        .ranks = place_.size,
+                                                                                       .servers = place_.servers,
                                                                                        .heartbeat_limit = options.heartbeat_limit});
   }
-  n.session = std::make_unique<cluster::Session>(cluster::SessionOptions{.coordinator = place_.coordinator,
-                                                                         .job = place_.job,
-                                                                         .token = place_.token,
-                                                                         .tls = place_.tls,
-                                                                         .timeout = options.timeout,
-                                                                         .heartbeat_limit = options.heartbeat_limit},
-                                                 cluster::Member{.rank = place_.rank, .size = place_.size, .host = cluster::own_host_name(), .pid = getpid()});
+  n.session = std::make_unique<cluster::Session>(
+      cluster::SessionOptions{.coordinator = place_.coordinator,
+                              .job = place_.job,
+                              .token = place_.token,
+                              .tls = place_.tls,
+                              .timeout = options.timeout,
+                              .heartbeat_limit = options.heartbeat_limit},
+      cluster::Member{.rank = place_.rank, .size = place_.size, .host = cluster::own_host_name(), .pid = getpid(), .servers = place_.servers});
   place_.rank = n.session->rank();
   place_.size = n.session->size();
+  place_.servers = n.session->servers();
+  job_ = n.session->meeting();
   warnings_ = n.session->warnings();
 
   // A rank's leader is the lowest rank whose beacon it can see: that is how machines are told apart, and not by names.
-  const std::string job = n.session->job() + "/" + place_.token;
   const Deadline deadline(options.timeout);
-  n.beacon = std::make_unique<Beacon>(job, place_.rank);
+  n.beacon = std::make_unique<Beacon>(job_, place_.rank);
   n.session->put(fmt::format("here/{}", place_.rank), "");
   const auto word_of = [&](int rank, const char* key) {
     try {
@@ -166,7 +217,7 @@ void World::meet_machines(const JoinOptions& options) {
   int leader = 0;
   for (; leader < place_.rank; leader++) {
     word_of(leader, "here");
-    if (Beacon::seen(job, leader)) break;
+    if (Beacon::seen(job_, leader)) break;
   }
   n.session->put(fmt::format("leader/{}", place_.rank), std::to_string(leader));
   std::vector<int> machine_of, leaders;
@@ -178,14 +229,15 @@ void World::meet_machines(const JoinOptions& options) {
   const comm::hierarchical::Topology topology(machine_of);
   const comm::hierarchical::Place here = topology.place(place_.rank);
   const int neighbours = static_cast<int>(topology.ranks_on(here.machine).size());
-  local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(fmt::format("{}/{}", job, leader), here.local, neighbours, options.timeout), here.local,
+  local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(fmt::format("{}/{}", job_, leader), here.local, neighbours, options.timeout), here.local,
                                                      neighbours, comm::shm::Options{.timeout = options.timeout, .names = topology.ranks_on(here.machine)});
   if (topology.machines() > 1) connect_machines(options, machine_of);
-  n.session->on_failure([local = local_.get(), &n](const cluster::Failure& failure) {
+  n.session->on_failure([local = local_.get(), &n, listeners = listeners_](const cluster::Failure& failure) {
     const auto cause = std::make_exception_ptr(PeerLost(failure.reason));
     local->rounds().interrupt(cause);
     for (auto* network : {n.lane.get(), n.flat.get()})
       if (network != nullptr) network->interrupt(cause);
+    listeners->tell(failure.reason);
   });
 }
 
@@ -221,6 +273,10 @@ comm::Communicator& World::comm() {
   if (network_ && network_->all) return *network_->all;
   return *local_;
 }
+
+comm::network::KeyValue* World::store() { return network_ ? network_->session.get() : nullptr; }
+
+FailureWatch World::on_failure(std::function<void(const std::string& reason)> notify) { return {listeners_, listeners_->add(std::move(notify))}; }
 
 comm::network::Communicator* World::lane() { return network_ ? network_->lane.get() : nullptr; }
 int World::lanes() const { return network_ && network_->all ? network_->all->topology().lanes() : local_->size(); }

@@ -1,13 +1,16 @@
 #pragma once
 // The ranks that train together.
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <trireme/base/clock.h>
 #include <trireme/cluster/environment.h>
 #include <trireme/comm/network/communicator.h>
+#include <trireme/comm/network/engine.h>
 #include <trireme/comm/shm/communicator.h>
 
 namespace trireme {
@@ -17,6 +20,24 @@ struct JoinOptions {
   Seconds heartbeat_limit{3};          // several machines: silence that counts as death
   std::string engine;                  // between machines: gloo, mpi or nccl; "" and auto: what TRIREME_ENGINE says
   std::optional<size_t> direct_bytes;  // between machines: network::Options::direct_bytes; none: what `trireme tune` kept, or a default. Rank 0's counts
+};
+
+/// Keeps a callback of World::on_failure registered. Destroying it unregisters, and waits for the callback if it runs: not in the callback itself, and not with
+/// a lock that the callback takes. May outlive the world.
+class FailureWatch {
+ public:
+  struct Listeners;
+
+  FailureWatch() = default;
+  FailureWatch(std::shared_ptr<Listeners> listeners, uint64_t id) : listeners_(std::move(listeners)), id_(id) {}
+  ~FailureWatch() { reset(); }
+  FailureWatch(FailureWatch&& other) noexcept : listeners_(std::exchange(other.listeners_, nullptr)), id_(other.id_) {}
+  FailureWatch& operator=(FailureWatch&& other) noexcept;
+  void reset();
+
+ private:
+  std::shared_ptr<Listeners> listeners_;  // null: watches nothing
+  uint64_t id_ = 0;
 };
 
 /// This process's membership in a job. Move-only; leaving is destroying it. One thread at a time.
@@ -31,6 +52,17 @@ class World {
   /// Exactly one rank is the first: the one that prints and saves.
   bool first() const { return rank() == 0; }
   const std::string& launcher() const { return place_.launcher; }
+  /// Parameter servers of the job, beside its ranks.
+  int servers() const { return place_.servers; }
+  /// What was found in the environment, and what the coordinator has said since.
+  const cluster::Place& place() const { return place_; }
+  /// The name under which processes of this job on one machine meet. With a coordinator it is secret, and the same on all machines.
+  const std::string& job() const { return job_; }
+  /// Small values that all members of the job can see, servers too. Thread-safe. Null without a coordinator.
+  comm::network::KeyValue* store();
+  /// Calls `notify` once when the job fails: from the session's thread, or at once if it has failed already. It must not block, nor call on_failure(). Never
+  /// without a coordinator, and not while the world is being left. Thread-safe.
+  [[nodiscard]] FailureWatch on_failure(std::function<void(const std::string& reason)> notify);
 
   comm::Communicator& comm();
   /// The ranks on this machine.
@@ -50,8 +82,10 @@ class World {
   void connect_machines(const JoinOptions& options, const std::vector<int>& machine_of);
 
   cluster::Place place_;
+  std::string job_;
   std::vector<std::string> warnings_;
   std::unique_ptr<comm::shm::Communicator> local_;
+  std::shared_ptr<FailureWatch::Listeners> listeners_;
   std::unique_ptr<Network> network_;  // null when all ranks were started on this machine
 };
 

@@ -53,7 +53,8 @@ class Launcher {
     int code = 99;
     try {
       const LaunchResult result = launch(options);
-      const std::string text = fmt::format("{}\n{}\n{}\n{}\n", result.exit_code, result.first_failed, result.interrupted, result.reason);
+      const std::string text = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n", result.exit_code, result.first_failed, result.interrupted, result.reason,
+                                           result.failed_server, result.culprit);
       code = write(result_.get(), text.data(), text.size()) > 0 ? result.exit_code : 98;
       for (const std::string& line : result.last_lines)
         if (write(result_.get(), (line + "\n").data(), line.size() + 1) < 0) code = 98;
@@ -79,12 +80,14 @@ class Launcher {
     waitpid(pid_, &status, 0);
     ended_ = true;
     const auto lines = lines_of(content_of(result_.get()));
-    if (lines.size() >= 4) {
+    if (lines.size() >= 6) {
       result.exit_code = std::stoi(lines[0]);
       result.first_failed = std::stoi(lines[1]);
       result.interrupted = lines[2] == "true";
       result.reason = lines[3];
-      result.last_lines.assign(lines.begin() + 4, lines.end());
+      result.failed_server = std::stoi(lines[4]);
+      result.culprit = lines[5];
+      result.last_lines.assign(lines.begin() + 6, lines.end());
     }
     return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   }
@@ -116,6 +119,7 @@ TEST(Launch, AllWell) {
   EXPECT_EQ(launcher.result.first_failed, -1);
   EXPECT_FALSE(launcher.result.interrupted);
   EXPECT_EQ(launcher.result.reason, "");
+  EXPECT_EQ(launcher.result.culprit, "");
 }
 
 TEST(Launch, SetsTheEnvironment) {
@@ -123,7 +127,7 @@ TEST(Launch, SetsTheEnvironment) {
                        "echo $TRIREME_RANK/$TRIREME_SIZE $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $COLOUR; echo "
                        "job=$TRIREME_JOB:$MASTER_PORT");
   options.threads = 3;
-  options.environment = {{"COLOUR", "red"}};
+  options.environment = {{"COLOUR", "blue"}, {"COLOUR", "red"}};
   setenv("TRIREME_RANK", "77", 1);  // of an outer launcher: must not shine through
   Launcher launcher(options);
   unsetenv("TRIREME_RANK");
@@ -311,6 +315,173 @@ TEST(Launch, NoRankOutlivesAKilledLauncher) {
   kill(launcher.pid(), SIGKILL);
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
   for (pid_t pid : pids) EXPECT_TRUE(eventually([&] { return !alive(pid); })) << pid;
+}
+
+// ---- parameter servers ----
+
+LaunchOptions with_servers(LaunchOptions options, int servers, const std::string& script) {
+  options.server_command = {"/bin/sh", "-c", script};
+  for (int server = 0; server < servers; server++) options.servers.push_back(server);
+  return options;
+}
+
+/// A rank's script that begins when `file` is there: no rank may be faster than the server it is about.
+std::string after(const std::string& file, const std::string& script) { return fmt::format("while [ ! -e {} ]; do sleep 0.01; done; {}", file, script); }
+
+class ServerLaunch : public testing::Test {
+ protected:
+  std::string folder_ = [] {
+    std::string name = testing::TempDir() + "trireme_servers_XXXXXX";
+    return std::string(mkdtemp(name.data()));
+  }();
+  std::string file_ = folder_ + "/there";
+
+  ~ServerLaunch() override {
+    unlink(file_.c_str());
+    rmdir(folder_.c_str());
+  }
+
+  static void expect_nobody(const Launcher& launcher, size_t count) {
+    const auto pids = printed_pids(launcher.output());
+    EXPECT_EQ(pids.size(), count) << launcher.output();
+    for (pid_t pid : pids) EXPECT_FALSE(alive(pid)) << pid;
+  }
+};
+
+TEST_F(ServerLaunch, TellsServersAndRanksWhoTheyAre) {
+  auto options =
+      with_servers(shell(2, "echo $TRIREME_ROLE $TRIREME_RANK/$TRIREME_SIZE [$TRIREME_SERVER]/$TRIREME_SERVERS"), 2,
+                   "echo $TRIREME_ROLE [$TRIREME_RANK$RANK]/$TRIREME_SIZE $TRIREME_SERVER/$TRIREME_SERVERS $OMP_NUM_THREADS $COLOUR job=$TRIREME_JOB");
+  options.servers = {2, 0};
+  options.total_servers = 3;
+  options.threads = 3;
+  options.job = "abc";
+  options.environment = {{"COLOUR", "red"}, {"OMP_NUM_THREADS", "3"}};
+  setenv("TRIREME_RANK", "77", 1);  // of an outer launcher: must not shine through
+  setenv("TRIREME_SERVER", "77", 1);
+  Launcher launcher(options);
+  unsetenv("TRIREME_RANK");
+  unsetenv("TRIREME_SERVER");
+  EXPECT_EQ(launcher.wait(), 0);
+  const std::string output = launcher.output();
+  for (int rank : {0, 1}) expect_within(output, fmt::format("[{0}] worker {0}/2 []/3\n", rank));
+  for (int server : {0, 2}) expect_within(output, fmt::format("[server {0}] server []/2 {0}/3 1 red job=abc\n", server));
+  EXPECT_EQ(lines_of(output).size(), 4u);
+}
+
+TEST_F(ServerLaunch, AKilledServerFailsTheJob) {
+  auto options = with_servers(shell(2, "exec sleep 100"), 2, "echo pid $$; [ $TRIREME_SERVER = 0 ] && kill -9 $$; exec sleep 100");
+  options.show = Show::first;
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  EXPECT_EQ(launcher.result.first_failed, -1);
+  EXPECT_EQ(launcher.result.failed_server, 0);
+  EXPECT_EQ(launcher.result.culprit, "server 0");
+  expect_within(launcher.result.reason, "server 0 (process ");
+  expect_within(launcher.result.reason, "died first: killed by signal 9 (SIGKILL");
+  EXPECT_EQ(launcher.output(), "");  // with Show::first, servers are remembered only
+  ASSERT_EQ(launcher.result.last_lines.size(), 1u);
+  expect_within(launcher.result.last_lines[0], "pid ");
+}
+
+TEST_F(ServerLaunch, ARankOutranksAServerThatOnlyLostIt) {
+  Launcher launcher(with_servers(shell(2, "if [ $RANK = 1 ]; then sleep 0.3; exit 6; fi; exec sleep 100"), 1, fmt::format("exit {}", kPeerLostExit)));
+  EXPECT_EQ(launcher.wait(), 6);
+  EXPECT_EQ(launcher.result.culprit, "rank 1");
+  EXPECT_EQ(launcher.result.first_failed, 1);
+  EXPECT_EQ(launcher.result.failed_server, -1);
+}
+
+TEST_F(ServerLaunch, AServersErrorIsTheCauseOfWhatRanksLost) {
+  Launcher launcher(with_servers(shell(2, fmt::format("exit {}", kPeerLostExit)), 1, "echo no memory; sleep 0.3; exit 3"));
+  EXPECT_EQ(launcher.wait(), 3);
+  EXPECT_EQ(launcher.result.culprit, "server 0");
+  EXPECT_EQ(launcher.result.last_lines, std::vector<std::string>{"no memory"});
+}
+
+TEST_F(ServerLaunch, WaitsForServersThatEndByThemselves) {
+  Launcher launcher(with_servers(shell(1, "exit 0"), 1, "sleep 1.5; echo written"));
+  EXPECT_EQ(launcher.wait(), 0);
+  expect_within(launcher.output(), "[server 0] written\n");
+  EXPECT_EQ(launcher.result.reason, "");
+}
+
+TEST_F(ServerLaunch, AServerThatFailsAfterTheRanksFailsTheJob) {
+  Launcher launcher(with_servers(shell(1, "exit 0"), 1, "sleep 0.5; exit 4"));
+  EXPECT_EQ(launcher.wait(), 4);
+  EXPECT_EQ(launcher.result.culprit, "server 0");
+}
+
+TEST_F(ServerLaunch, EndsServersThatLinger) {
+  const std::string script = "[ $TRIREME_SERVER = 1 ] && trap '' TERM; echo pid $$; : > " + file_ + "$TRIREME_SERVER; while true; do sleep 0.05; done";
+  Launcher launcher(with_servers(shell(2, after(file_ + "0", after(file_ + "1", "exit 0"))), 2, script));
+  const auto begin = Clock::now();
+  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_GE(seconds_since(begin), 5);  // they had their time
+  EXPECT_LT(seconds_since(begin), 20);
+  EXPECT_EQ(launcher.result.reason, "");
+  EXPECT_EQ(launcher.result.culprit, "");
+  expect_nobody(launcher, 2);
+  for (const char* server : {"0", "1"}) unlink((file_ + server).c_str());
+}
+
+TEST_F(ServerLaunch, EndsServersSoonWhenARankDies) {
+  Launcher launcher(with_servers(shell(2, after(file_, "if [ $RANK = 1 ]; then exit 7; fi; exec sleep 100")), 1,
+                                 "trap '' TERM; echo pid $$; : > " + file_ + "; while true; do sleep 0.05; done"));
+  EXPECT_EQ(launcher.wait(), 7);
+  EXPECT_EQ(launcher.result.first_failed, 1);
+  expect_nobody(launcher, 1);
+}
+
+TEST_F(ServerLaunch, AnInterruptionIsForTheRanks) {
+  // The server would say so if it were told; it ends when the ranks have saved.
+  Launcher launcher(with_servers(shell(2, "trap 'sleep 0.3; echo saved; : > " + file_ + "; exit 0' INT; echo pid $$; while true; do sleep 0.02; done"), 1,
+                                 "trap 'echo told' INT TERM; echo pid $$; " + after(file_, "echo gone")));
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 3; }));
+  kill(launcher.pid(), SIGINT);
+  EXPECT_EQ(launcher.wait(), 128 + SIGINT);
+  EXPECT_TRUE(launcher.result.interrupted);
+  for (const char* line : {"[0] saved", "[1] saved", "[server 0] gone"}) expect_within(launcher.output(), line);
+  EXPECT_EQ(launcher.output().find("told"), std::string::npos) << launcher.output();
+  expect_nobody(launcher, 3);
+}
+
+TEST_F(ServerLaunch, ASecondInterruptionKillsServersToo) {
+  Launcher launcher(with_servers(shell(1, "trap 'echo asked' INT; echo pid $$; while true; do sleep 0.02; done"), 1,
+                                 "trap '' INT TERM; echo pid $$; while true; do sleep 0.02; done"));
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+  kill(launcher.pid(), SIGINT);
+  ASSERT_TRUE(eventually([&] { return launcher.output().find("asked") != std::string::npos; }));
+  usleep(400'000);
+  const auto begin = Clock::now();
+  kill(launcher.pid(), SIGINT);
+  EXPECT_EQ(launcher.wait(), 128 + SIGINT);
+  EXPECT_LT(seconds_since(begin), 4);  // without it they would have five seconds and more
+  expect_nobody(launcher, 2);
+}
+
+TEST_F(ServerLaunch, NoServerOutlivesAKilledLauncher) {
+  Launcher launcher(with_servers(shell(1, "echo pid $$; exec sleep 100"), 1, "echo pid $$; exec sleep 100"));
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+  const auto pids = printed_pids(launcher.output());
+  kill(launcher.pid(), SIGKILL);
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  for (pid_t pid : pids) EXPECT_TRUE(eventually([&] { return !alive(pid); })) << pid;
+}
+
+TEST_F(ServerLaunch, RefusesNonsense) {
+  const LaunchOptions good = with_servers(shell(1, "exit 0"), 2, "exit 0");
+  const auto refuses = [&](const std::function<void(LaunchOptions&)>& spoil) {
+    LaunchOptions options = good;
+    spoil(options);
+    EXPECT_THROW(launch(options), InvalidArgument);
+  };
+  refuses([](LaunchOptions& o) { o.server_command.clear(); });
+  refuses([](LaunchOptions& o) { o.servers = {0, 0}; });
+  refuses([](LaunchOptions& o) { o.servers = {-1}; });
+  refuses([](LaunchOptions& o) { o.total_servers = 1; });
+  refuses([](LaunchOptions& o) { o.total_servers = -1; });
+  refuses([](LaunchOptions& o) { o.commands = {{"true"}}; });
 }
 
 }  // namespace

@@ -1,0 +1,132 @@
+#include <trireme/cluster/child.h>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <tuple>
+
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+
+extern char** environ;
+
+namespace trireme::cluster {
+namespace {
+
+constexpr size_t kLastLines = 8;
+
+std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> result;
+  for (std::string& text : texts) result.push_back(text.data());
+  result.push_back(nullptr);
+  return result;
+}
+
+std::pair<Descriptor, Descriptor> open_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) fail<IoError>("cannot open a pipe: {}", errno_text());
+  return {Descriptor(ends[0]), Descriptor(ends[1])};
+}
+
+/// Between fork and exec: only calls that are safe there.
+[[noreturn]] void become(char** command, char** environment, int in, int out, int error, pid_t parent, const sigset_t& signals,
+                         const struct sigaction& broken_pipe) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody outlives the launcher
+  if (getppid() != parent) _exit(125);
+  sigprocmask(SIG_SETMASK, &signals, nullptr);
+  sigaction(SIGPIPE, &broken_pipe, nullptr);
+  dup2(in >= 0 ? in : open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+  dup2(out, 1);
+  dup2(error, 2);
+  environ = environment;
+  execvp(command[0], command);
+  const char* text = std::strerror(errno);
+  for (const char* part : {"trireme: cannot start ", static_cast<const char*>(command[0]), ": ", text, "\n"})
+    if (write(2, part, std::strlen(part)) < 0) break;
+  _exit(127);
+}
+
+}  // namespace
+
+std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& set, const std::vector<std::string_view>& without) {
+  std::vector<std::string> result;
+  for (char** entry = environ; *entry != nullptr; entry++) {
+    const std::string_view text = *entry, name = text.substr(0, text.find('='));
+    const bool replaced = std::any_of(set.begin(), set.end(), [&](const auto& variable) { return variable.first == name; });
+    if (!replaced && std::find(without.begin(), without.end(), name) == without.end()) result.emplace_back(text);
+  }
+  for (size_t i = 0; i < set.size(); i++) {
+    const auto same = [&](const auto& later) { return later.first == set[i].first; };
+    if (std::none_of(set.begin() + static_cast<ptrdiff_t>(i) + 1, set.end(), same)) result.push_back(set[i].first + "=" + set[i].second);
+  }
+  return result;
+}
+
+void Stream::pump(std::deque<std::string>& last) {
+  std::array<char, 1 << 14> buffer{};
+  const ssize_t got = read(source_.get(), buffer.data(), buffer.size());
+  if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  if (got <= 0) {
+    if (!line_.empty()) end_line(last, prefix_.empty() ? "" : "\n");
+    source_.reset();
+    return;
+  }
+  const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
+  if (prefix_.empty()) put(bytes);
+  for (char c : bytes) c == '\n' ? end_line(last, "\n") : void(line_ += c);
+}
+
+void Stream::end_line(std::deque<std::string>& last, const char* ending) {
+  if (!prefix_.empty()) put(prefix_ + line_ + ending);
+  const size_t shown = line_.rfind('\r');  // a progress line: only what stayed on the screen
+  last.push_back(shown == std::string::npos ? line_ : line_.substr(shown + 1));
+  if (last.size() > kLastLines) last.pop_front();
+  line_.clear();
+}
+
+void Stream::put(std::string_view text) const {
+  while (!text.empty() && sink_ >= 0) {
+    const ssize_t done = write(sink_, text.data(), text.size());
+    if (done < 0 && errno != EINTR) return;  // nobody reads us
+    if (done > 0) text.remove_prefix(static_cast<size_t>(done));
+  }
+}
+
+std::string Child::how_it_ended() const {
+  if (!WIFSIGNALED(*status)) return fmt::format("exit code {}", WEXITSTATUS(*status));
+  const int signal = WTERMSIG(*status);
+  return fmt::format("killed by signal {} (SIG{}{})", signal, sigabbrev_np(signal) == nullptr ? "?" : sigabbrev_np(signal),
+                     signal == SIGKILL ? "; the kernel does that too when memory runs out" : "");
+}
+
+int Child::exit_code() const { return WIFSIGNALED(*status) ? 128 + WTERMSIG(*status) : WEXITSTATUS(*status); }
+
+Child start_child(ChildOptions options) {
+  Child child;
+  child.name = options.name;
+  auto [out_read, out_write] = open_pipe();
+  auto [error_read, error_write] = open_pipe();
+  Descriptor in_read;
+  if (!options.input.empty()) {
+    std::tie(in_read, child.input) = open_pipe();
+    if (write(child.input.get(), options.input.data(), options.input.size()) < 0) fail<IoError>("cannot write to {}: {}", child.name, errno_text());
+  }
+  std::vector<char*> argv = pointers(options.command), envp = pointers(options.environment);
+  const pid_t parent = getpid();
+  child.pid = fork();
+  if (child.pid < 0) fail<IoError>("cannot start {}: {}", child.name, errno_text());
+  if (child.pid == 0) become(argv.data(), envp.data(), in_read.get(), out_write.get(), error_write.get(), parent, options.signals, options.broken_pipe);
+  setpgid(child.pid, child.pid);
+  child.process = open_process(child.pid);
+  child.streams.emplace_back(std::move(out_read), options.shown ? 1 : -1, options.prefix);
+  child.streams.emplace_back(std::move(error_read), options.shown ? 2 : -1, options.prefix);
+  return child;
+}
+
+}  // namespace trireme::cluster
