@@ -11,6 +11,7 @@ LEVELS = [
     [("space", False)],
     [("comm", False), ("checkpoint", False)],
     [("cluster", False)],
+    [("ps", False)],
     [("exchange", False)],
     [("data", True), ("models", True), ("parallel", True)],
     [("train", True)],
