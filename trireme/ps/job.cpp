@@ -67,16 +67,16 @@ space::Slot decode_slot(const json& text) {
   return slot;
 }
 
-TableSpec decode_table(const json& text) {
-  TableSpec table;
+SparseTable::Options decode_table(const json& text) {
+  SparseTable::Options table;
   table.name = name_in(text.at("name"));
-  table.width = within<uint32_t>(text.at("width"), "a row's width", 1, 1 << 16);
+  table.width = within<size_t>(text.at("width"), "a row's width", 1, SparseTable::kMostWidth);
   table.optimizer = decode_optimizer(text.at("optimizer"));
-  table.fill = static_cast<Fill>(within<int>(text.at("fill"), "a fill", 0, static_cast<int>(Fill::normal)));
+  table.fill = static_cast<SparseTable::Fill>(within<int>(text.at("fill"), "a fill", 0, static_cast<int>(SparseTable::Fill::normal)));
   table.scale = within<double>(text.at("scale"), "a scale", 0, 1e6);
   table.seed = text.at("seed").get<uint64_t>();
-  table.evict_after = text.at("evict").get<uint64_t>();
-  table.most_rows = within<uint64_t>(text.at("rows"), "the most rows", 1, uint64_t{1} << 32);
+  table.evict_after = within<uint64_t>(text.at("evict"), "an age", 0, SparseTable::kMostTicks);
+  table.most_rows = within<uint64_t>(text.at("rows"), "the most rows", 1, SparseTable::kMostRows);
   return table;
 }
 
@@ -124,7 +124,7 @@ std::string Job::encode() const {
                {"slots", json::array()},
                {"tables", json::array()}};
   for (const space::Slot& slot : layout.slots()) text["slots"].push_back({slot.name, static_cast<int>(slot.dtype), slot.channels_last, slot.shape});
-  for (const TableSpec& table : tables)
+  for (const SparseTable::Options& table : tables)
     text["tables"].push_back({{"name", table.name},
                               {"width", table.width},
                               {"optimizer", encode_optimizer(table.optimizer)},

@@ -5,25 +5,11 @@
 #include <vector>
 
 #include <trireme/ps/consistency.h>
+#include <trireme/ps/sparse_table.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/updater.h>
 
 namespace trireme::ps {
-
-/// How a new row of a sparse table begins.
-enum class Fill : uint8_t { zeros, uniform, normal };
-
-/// A table of rows that exist from their first use on.
-struct TableSpec {
-  std::string name;
-  uint32_t width = 16;  // floats of a row
-  space::UpdaterOptions optimizer{};
-  Fill fill = Fill::normal;
-  double scale = 0.01;        // uniform: in ±scale; normal: standard deviation
-  uint64_t seed = 1;          // a row's first value depends on (seed, table, key) alone
-  uint64_t evict_after = 0;   // pushes to the table after which an unused row goes; 0: never
-  uint64_t most_rows = 1u << 26;
-};
 
 struct Job {
   space::Layout layout;  // may be empty: sparse tables only
@@ -32,7 +18,7 @@ struct Job {
   size_t chunk_bytes = 1 << 20;   // the largest chunk
   space::UpdaterOptions optimizer{};
   Rules rules{};
-  std::vector<TableSpec> tables;
+  std::vector<SparseTable::Options> tables;
 
   /// As text; equal jobs have equal texts.
   std::string encode() const;

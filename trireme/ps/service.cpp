@@ -90,7 +90,7 @@ std::string Service::open(int worker, const std::string& text) {
       job_from_ = worker;
       chunks_ = plan_chunks(job_->layout, plan_buckets(job_->layout, job_->bucket_bytes), job_->servers, job_->chunk_bytes);
       for (const Chunk& chunk : chunks_) states_.push_back(chunk.server == server_ ? std::make_unique<ChunkState>(chunk, *job_) : nullptr);
-      for (const TableSpec& table : job_->tables) tables_.push_back(std::make_unique<SparseTable>(table));
+      for (const SparseTable::Options& table : job_->tables) tables_.push_back(std::make_unique<SparseTable>(table));
       workers_.resize(static_cast<size_t>(job_->workers));
     }
     if (text != job_text_) return "the workers disagree. " + first_difference(job_text_, job_from_, text, worker);
@@ -461,10 +461,9 @@ void Service::sparse(const Incoming& in) try {
   const std::span keys(reinterpret_cast<const uint64_t*>(in.data.data()), r.version);
   keys_ += keys.size();
   if (r.verb == Verb::sparse_push) {
-    if (worker_of(in).seen.add(r.id))
-      table.push(keys, reinterpret_cast<const float*>(in.data.data() + keys.size_bytes()), r.lr);
-    else
-      repeated_++;
+    if (!worker_of(in).seen.add(r.id)) return repeated_++, answer(in, {});
+    table.push(keys, reinterpret_cast<const float*>(in.data.data() + keys.size_bytes()), r.lr);
+    table.tick();
     return answer(in, {});
   }
   rows_.resize(keys.size() * job_->tables[r.table].width);

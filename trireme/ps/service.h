@@ -16,8 +16,6 @@
 
 namespace trireme::ps {
 
-class SparseTable;
-
 /// Which request numbers of a worker have been seen. Numbers may come out of order, within a window.
 class SeenIds {
  public:
