@@ -160,9 +160,11 @@ void Client::look_in_place() {
 Client::~Client() {
   if (std::uncaught_exceptions() > 0) return;
   try {
-    options_.timeout = std::min(options_.timeout, kGoodbye);
-    for (size_t server = 0; server < lines_.size(); server++) ask(server, {.verb = Verb::leave}, "goodbye");
-  } catch (const Error&) {  // it is gone already, or does not care
+    const auto goodbye = std::make_shared<Operation>();
+    for (size_t server = 0; server < lines_.size(); server++) send(server, {.verb = Verb::leave}, goodbye, {});
+    // Servers go when the last worker has said goodbye: what looks like a death now is none.
+    await(memory_->bell(), patience_, Deadline(kGoodbye), [&] { return progress(), goodbye->left == 0 || alarm_->raised.load(); });
+  } catch (const Error&) {  // it is gone already
   }
 }
 

@@ -512,8 +512,8 @@ std::string Service::control(const std::string& words) {
 std::string Service::status() const {
   nlohmann::ordered_json text = {{"server", server_}};
   for (const auto& [name, value] : metrics_.snapshot()) text[name] = value;
-  text["clocks"] = nlohmann::json::array();
-  for (const Worker& worker : workers_) text["clocks"].push_back(worker.clock == kGone ? nlohmann::json() : nlohmann::json(worker.clock));
+  text["clocks"] = nlohmann::ordered_json::array();
+  for (const Worker& worker : workers_) text["clocks"].push_back(worker.clock == kGone ? nlohmann::ordered_json() : nlohmann::ordered_json(worker.clock));
   size_t rows = 0;
   for (const auto& table : tables_) rows += table->rows();
   text["rows"] = rows;

@@ -143,9 +143,9 @@ void Door::receive(Visit& visit) {
     inbox_.post([socket, words = std::string(message.data(), static_cast<size_t>(got))](Service& service) {
       std::string text;
       try {
-        text = "+" + service.control(words);
+        text = fmt::format("+{}", service.control(words));
       } catch (const Error& error) {
-        text = std::string("-") + error.what();
+        text = fmt::format("-{}", error.what());
       }
       send_message(socket->get(), text.data(), text.size());
     });
