@@ -19,7 +19,7 @@ namespace trireme::ps {
 namespace {
 
 constexpr size_t kMostOpen = 200;  // requests under way to one server: fewer than a ring holds
-constexpr Seconds kGoodbye{2};
+constexpr Seconds kGoodbye{2}, kShortGoodbye{0.2};
 
 }  // namespace
 
@@ -158,12 +158,13 @@ void Client::look_in_place() {
 }
 
 Client::~Client() {
-  if (std::uncaught_exceptions() > 0) return;
+  const bool failed = std::uncaught_exceptions() > 0;
+  const uint8_t flags = !failed ? 0 : victim_ ? kVictim : kFailed;
   try {
     const auto goodbye = std::make_shared<Operation>();
-    for (size_t server = 0; server < lines_.size(); server++) send(server, {.verb = Verb::leave}, goodbye, {});
+    for (size_t server = 0; server < lines_.size(); server++) send(server, {.verb = Verb::leave, .flags = flags}, goodbye, {});
     // Servers go when the last worker has said goodbye: what looks like a death now is none.
-    await(memory_->bell(), patience_, Deadline(kGoodbye), [&] { return progress(), goodbye->left == 0 || alarm_->raised.load(); });
+    await(memory_->bell(), patience_, Deadline(failed ? kShortGoodbye : kGoodbye), [&] { return progress(), goodbye->left == 0 || alarm_->raised.load(); });
   } catch (const Error&) {  // it is gone already
   }
 }
@@ -226,7 +227,9 @@ std::string Client::fault() {
 
 /// Somebody is gone, or time is up.
 void Client::give_up(bool in_time, const char* what) {
+  victim_ = true;
   if (const std::string why = fault(); !why.empty()) fail<PeerLost>("{}; worker {} waited for {}", why, worker_, what);
+  victim_ = false;
   if (in_time) return;
   const auto silent = std::find_if(lines_.begin(), lines_.end(), [](const Line& line) { return !line.open.empty(); });
   fail<Timeout>("{} has not answered worker {} within {:g} s, which waits for {}: another worker is slow, or the server is stopped. A longer --timeout helps if somebody is only slow",
@@ -239,7 +242,8 @@ void Client::wait_for(const Operation& operation) {
     const bool came = await(memory_->bell(), patience_, deadline, [&] { return progress(), operation.left == 0 || alarm_->raised.load(); });
     if (operation.left > 0) give_up(came, operation.what);
   }
-  if (operation.failed == Status::peer_lost) fail<PeerLost>("{}; worker {} waited for {}", operation.error, worker_, operation.what);
+  victim_ = operation.failed == Status::peer_lost;
+  if (victim_) fail<PeerLost>("{}; worker {} waited for {}", operation.error, worker_, operation.what);
   if (operation.failed == Status::mismatch) throw Mismatch(operation.error);
   if (operation.failed != Status::ok) throw InvalidArgument(operation.error);
 }

@@ -81,7 +81,7 @@ class Client {
   /// Connects to all servers of the job, by shared memory where they are on this machine. Throws Timeout when one does not come, InvalidArgument when one
   /// does not admit this worker: its job is another than the others'.
   Client(const Meeting& meeting, int worker, Job job, ClientOptions options = {});
-  /// Says goodbye, unless an exception is on its way.
+  /// Says goodbye; when an exception is on its way, it says that too.
   ~Client();
   Client(const Client&) = delete;
   Client& operator=(const Client&) = delete;
@@ -167,6 +167,7 @@ class Client {
   bool in_place_ = false;
   Patience patience_;
   std::vector<Line> lines_;
+  bool victim_ = false;      // the last wait ended because somebody else is gone
   size_t staged_ = 0;        // bytes of the staging area in use
   size_t sparse_open_ = 0;   // sparse requests under way
   std::shared_ptr<Alarm> alarm_;

@@ -29,6 +29,9 @@ constexpr uint8_t kInPlace = 2;               // pull, set: the worker sees the 
 constexpr uint8_t kStop = 4;                  // take: this worker wants everybody to stop
 constexpr uint8_t kSkip = 8;                  // lock: this worker did not try; count the drop
 
+constexpr uint8_t kFailed = 16;               // leave: after an error of its own
+constexpr uint8_t kVictim = 32;               // leave: because somebody else is gone
+
 /// Little endian, as it stands in memory.
 struct Request {
   uint64_t id = 0;  // from 1, grows with every request of a worker to a server; sent again with the same id, it is answered again and applied once

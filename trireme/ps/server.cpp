@@ -75,8 +75,9 @@ struct Server::State {
     const auto start = Clock::now();
     while (!stopped.load() && !service.finished()) {
       const auto now = Clock::now();
-      bool busy = inbox.drain(service);
-      for (const auto& port : ports) busy |= port->poll(service, port, now);
+      bool busy = false;
+      for (const auto& port : ports) busy |= port->poll(service, port, now);  // a goodbye is read before the door says that the worker is gone
+      busy |= inbox.drain(service);
       const auto due = service.due();
       if (due && *due <= now) service.tick(now);
       if (busy) continue;

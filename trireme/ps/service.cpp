@@ -124,6 +124,16 @@ void Service::gone(int worker, const std::string& how) {
   release_waiting();
 }
 
+void Service::leave(const Incoming& in) {
+  if ((in.request.flags & kVictim) != 0) {  // the one who is to blame is seen here too: who waits for this one hears of that one
+    Worker& worker = worker_of(in);
+    worker.standing = Worker::left;
+    worker.clock = kGone;
+    return;
+  }
+  gone(in.from->worker, (in.request.flags & kFailed) != 0 ? fmt::format("{} stopped after an error of its own (see its output)", in.from->name()) : "");
+}
+
 int Service::first_gone() const {
   const auto found = std::find_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.standing == Worker::left || w.standing == Worker::lost; });
   return found == workers_.end() ? -1 : static_cast<int>(found - workers_.begin());
@@ -178,7 +188,7 @@ void Service::handle(Incoming in, Clock::time_point now) {
     }
     case Verb::leave:
       answer(in, {});
-      return gone(in.from->worker, "");
+      return leave(in);
     case Verb::count:
       break;
   }

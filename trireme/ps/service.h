@@ -91,6 +91,7 @@ class Service {
   void release_waiting();
   void lock(const Incoming& in);
   void barrier(Incoming in);
+  void leave(const Incoming& in);
   void sparse(const Incoming& in);
   void answer(const Incoming& in, Reply reply, std::span<const std::byte> data = {});
   void refuse(const Incoming& in, Status status, const std::string& why);
