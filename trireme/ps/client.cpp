@@ -137,11 +137,12 @@ std::unique_ptr<Lane> Client::connect_to(const Meeting& meeting, int server, con
     if (Descriptor socket; !meeting.remote_only && (socket = shm::Lane::knock(meeting.job, server)))
       return std::make_unique<shm::Lane>(std::move(socket), memory_, worker_, server, deadline);
     if (!address.empty())
-      return network::connect({.address = address, .token = meeting.token, .tls = meeting.tls, .worker = worker_, .server = server, .channels = meeting.channels},
-                              memory_, [alarm = alarm_] { alarm->raise(""); }, deadline);
+      return network::connect(
+          {.address = address, .token = meeting.token, .tls = meeting.tls, .worker = worker_, .server = server, .channels = meeting.channels}, memory_,
+          [alarm = alarm_] { alarm->raise(""); }, deadline);
     if (deadline.passed())
-      fail<Timeout>("worker {} found no server {} on this machine within {:g} s. Was it started (`trireme serve`, or --servers), for the same job?", worker_, server,
-                    deadline.limit().count());
+      fail<Timeout>("worker {} found no server {} on this machine within {:g} s. Was it started (`trireme serve`, or --servers), for the same job?", worker_,
+                    server, deadline.limit().count());
     std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
   }
 }
@@ -182,8 +183,8 @@ void Client::interrupt(const std::string& reason) noexcept { alarm_->raise(reaso
 void Client::send(size_t server, Request request, const std::shared_ptr<Operation>& operation, Load load) {
   Line& line = lines_[server];
   if (line.open.size() >= kMostOpen) {
-    const bool came = await(memory_->bell(), patience_, Deadline(options_.timeout),
-                            [&] { return progress(), line.open.size() < kMostOpen || alarm_->raised.load(); });
+    const bool came =
+        await(memory_->bell(), patience_, Deadline(options_.timeout), [&] { return progress(), line.open.size() < kMostOpen || alarm_->raised.load(); });
     if (line.open.size() >= kMostOpen) give_up(came, "room for another request");
   }
   request.id = line.next_id++;
@@ -232,8 +233,10 @@ void Client::give_up(bool in_time, const char* what) {
   victim_ = false;
   if (in_time) return;
   const auto silent = std::find_if(lines_.begin(), lines_.end(), [](const Line& line) { return !line.open.empty(); });
-  fail<Timeout>("{} has not answered worker {} within {:g} s, which waits for {}: another worker is slow, or the server is stopped. A longer --timeout helps if somebody is only slow",
-                silent->lane->name(), worker_, options_.timeout.count(), what);
+  fail<Timeout>(
+      "{} has not answered worker {} within {:g} s, which waits for {}: another worker is slow, or the server is stopped. A longer --timeout helps if somebody "
+      "is only slow",
+      silent->lane->name(), worker_, options_.timeout.count(), what);
 }
 
 void Client::wait_for(const Operation& operation) {
@@ -283,7 +286,8 @@ Pending Client::send_range(space::Range range, Request request, const char* what
     request.bytes = part.size();
     const std::byte* source = request.verb == Verb::push ? gradients() : request.verb == Verb::set ? parameters() : nullptr;
     const std::span<const std::byte> data = source == nullptr ? std::span<const std::byte>() : std::span(source + part.begin, part.size());
-    const std::span<const uint8_t> flags = request.verb == Verb::push ? std::span<const uint8_t>(present() + chunk.first, chunk.last - chunk.first) : std::span<const uint8_t>();
+    const std::span<const uint8_t> flags =
+        request.verb == Verb::push ? std::span<const uint8_t>(present() + chunk.first, chunk.last - chunk.first) : std::span<const uint8_t>();
     send(static_cast<size_t>(chunk.server), request, operation, {data, flags, static_cast<uint32_t>(chunk.first)});
   }
   return {this, operation};
@@ -299,7 +303,9 @@ Pending Client::pull(space::Range range, const PullOptions& options) {
   return send_range(range, {.verb = Verb::pull, .flags = in_place_ ? kInPlace : uint8_t{0}, .step = options.since, .version = options.at_least}, "parameters");
 }
 
-Pending Client::set(space::Range range) { return send_range(range, {.verb = Verb::set, .flags = in_place_ ? kInPlace : uint8_t{0}}, "its parameters to be taken"); }
+Pending Client::set(space::Range range) {
+  return send_range(range, {.verb = Verb::set, .flags = in_place_ ? kInPlace : uint8_t{0}}, "its parameters to be taken");
+}
 
 // ---- clocks, work, locks: server 0 keeps them ----
 
@@ -319,9 +325,7 @@ Work Client::take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pie
   return {Work::piece, first_step + reply.value / pieces_per_step, reply.value};
 }
 
-bool Client::lock(bool tries) {
-  return ask(0, {.verb = Verb::lock, .flags = tries ? uint8_t{0} : kSkip}, "the update lock").status == Status::ok;
-}
+bool Client::lock(bool tries) { return ask(0, {.verb = Verb::lock, .flags = tries ? uint8_t{0} : kSkip}, "the update lock").status == Status::ok; }
 
 void Client::unlock() { ask(0, {.verb = Verb::unlock}, "the update lock to be released"); }
 
@@ -350,7 +354,8 @@ size_t spread(uint64_t key, size_t servers) { return servers == 1 ? 0 : (key * 0
 size_t Client::stage(size_t bytes) {
   bytes = round_up(bytes, 64);
   const size_t room = memory_->plot().staging_bytes;
-  if (bytes > room) fail<InvalidArgument>("{} bytes of keys and rows in one request; there is room for {}: use smaller batches or a larger staging area", bytes, room);
+  if (bytes > room)
+    fail<InvalidArgument>("{} bytes of keys and rows in one request; there is room for {}: use smaller batches or a larger staging area", bytes, room);
   if (staged_ + bytes > room) {
     const bool came = await(memory_->bell(), patience_, Deadline(options_.timeout), [&] { return progress(), sparse_open_ == 0 || alarm_->raised.load(); });
     if (sparse_open_ > 0) give_up(came, "room for keys");
@@ -390,11 +395,12 @@ Pending Client::send_rows(Verb verb, size_t table, std::span<const uint64_t> key
     if (verb == Verb::sparse_pull) request.extra = begin + key_bytes;
     sparse_open_++;
     send(server, request, operation, {.data = {at, request.bytes}, .done = [this, places, staged, rows, width, row_bytes](const Reply& reply) {
-           sparse_open_--;
-           if (rows == nullptr || reply.status != Status::ok) return;
-           if (places->empty()) return void(std::memcpy(rows, staged, row_bytes));
-           for (size_t i = 0; i < places->size(); i++) std::memcpy(rows + (*places)[i] * width, staged + i * width, width * sizeof(float));
-         }});
+                                        sparse_open_--;
+                                        if (rows == nullptr || reply.status != Status::ok) return;
+                                        if (places->empty()) return void(std::memcpy(rows, staged, row_bytes));
+                                        for (size_t i = 0; i < places->size(); i++)
+                                          std::memcpy(rows + (*places)[i] * width, staged + i * width, width * sizeof(float));
+                                      }});
   }
   return {this, operation};
 }

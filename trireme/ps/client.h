@@ -167,9 +167,9 @@ class Client {
   bool in_place_ = false;
   Patience patience_;
   std::vector<Line> lines_;
-  bool victim_ = false;      // the last wait ended because somebody else is gone
-  size_t staged_ = 0;        // bytes of the staging area in use
-  size_t sparse_open_ = 0;   // sparse requests under way
+  bool victim_ = false;     // the last wait ended because somebody else is gone
+  size_t staged_ = 0;       // bytes of the staging area in use
+  size_t sparse_open_ = 0;  // sparse requests under way
   std::shared_ptr<Alarm> alarm_;
   std::unique_ptr<Watcher> watcher_;
 };

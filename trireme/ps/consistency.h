@@ -48,10 +48,10 @@ constexpr int64_t kGone = std::numeric_limits<int64_t>::max();  // the clock of 
 
 struct PushFacts {
   int worker = 0;
-  bool repeated = false;     // a request with this id was applied before
-  double delay = 0;          // seconds for which this worker's push is still to be delayed
-  int missing = -1;          // the first worker whose gradient is not there; -1: none
-  int turn = 0;              // whose turn it is
+  bool repeated = false;  // a request with this id was applied before
+  double delay = 0;       // seconds for which this worker's push is still to be delayed
+  int missing = -1;       // the first worker whose gradient is not there; -1: none
+  int turn = 0;           // whose turn it is
 };
 
 Decision judge_push(const Rules& rules, const PushFacts& facts);

@@ -136,9 +136,7 @@ std::string Job::encode() const {
   return text.dump();
 }
 
-Job Job::decode(const std::string& text) try {
-  return decode_json(json::parse(text));
-} catch (const json::exception& error) {
+Job Job::decode(const std::string& text) try { return decode_json(json::parse(text)); } catch (const json::exception& error) {
   fail<InvalidArgument>("what came is not the description of a job ({})", error.what());
 }
 
@@ -147,7 +145,8 @@ std::string first_difference(const std::string& mine, int my_worker, const std::
   const Job a = Job::decode(mine), b = Job::decode(theirs);
   const auto who = [&](int worker) { return fmt::format("worker {}", worker); };
   if (a.workers != b.workers || a.servers != b.servers)
-    return fmt::format("{} was told of {} workers and {} servers, {} of {} and {}", who(my_worker), a.workers, a.servers, who(their_worker), b.workers, b.servers);
+    return fmt::format("{} was told of {} workers and {} servers, {} of {} and {}", who(my_worker), a.workers, a.servers, who(their_worker), b.workers,
+                       b.servers);
   if (const std::string model = space::first_difference(a.layout.describe(), my_worker, b.layout.describe(), their_worker); !model.empty()) return model;
   const auto settings = [](const Job& job) {
     json text = json::parse(job.encode());

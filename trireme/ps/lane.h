@@ -25,9 +25,9 @@ class Connection {
 struct Incoming {
   std::shared_ptr<Connection> from;
   Request request;
-  std::span<const std::byte> data{};      // as many bytes as the request announces, or none
-  const uint8_t* present = nullptr;       // push: one byte for each slot of the chunk, not 0: the worker has a gradient for it. Null: for all
-  std::shared_ptr<const void> keep{};     // what keeps the two above alive
+  std::span<const std::byte> data{};   // as many bytes as the request announces, or none
+  const uint8_t* present = nullptr;    // push: one byte for each slot of the chunk, not 0: the worker has a gradient for it. Null: for all
+  std::shared_ptr<const void> keep{};  // what keeps the two above alive
 };
 
 /// The worker's end of the line to one server. One thread at a time.

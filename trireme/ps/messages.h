@@ -8,12 +8,12 @@
 namespace trireme::ps {
 
 enum class Verb : uint8_t {
-  push,         // a gradient of a range; answered when it has been applied
-  pull,         // the parameters of a range; answered when they have the wanted version
-  set,          // parameters as the worker gives them
-  begin,        // a step; answered when the consistency rules allow it
-  take,         // the next piece of work of an epoch, and begin its step
-  lock,         // the update lock, if it is free
+  push,   // a gradient of a range; answered when it has been applied
+  pull,   // the parameters of a range; answered when they have the wanted version
+  set,    // parameters as the worker gives them
+  begin,  // a step; answered when the consistency rules allow it
+  take,   // the next piece of work of an epoch, and begin its step
+  lock,   // the update lock, if it is free
   unlock,
   barrier,      // answered when all workers have come
   sparse_push,  // keys and gradients of rows
@@ -29,8 +29,8 @@ constexpr uint8_t kInPlace = 2;               // pull, set: the worker sees the 
 constexpr uint8_t kStop = 4;                  // take: this worker wants everybody to stop
 constexpr uint8_t kSkip = 8;                  // lock: this worker did not try; count the drop
 
-constexpr uint8_t kFailed = 16;               // leave: after an error of its own
-constexpr uint8_t kVictim = 32;               // leave: because somebody else is gone
+constexpr uint8_t kFailed = 16;  // leave: after an error of its own
+constexpr uint8_t kVictim = 32;  // leave: because somebody else is gone
 
 /// Little endian, as it stands in memory.
 struct Request {

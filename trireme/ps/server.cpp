@@ -38,8 +38,7 @@ std::shared_ptr<Segment> parameters_of_sibling(const ServerOptions& options) {
         return std::make_shared<Segment>(std::move(descriptors[0]));
     }
     if (options.meeting.store != nullptr) return nullptr;  // on another machine
-    if (deadline.passed())
-      fail<Timeout>("server {} found no server 0 of its job on this machine within {:g} s", options.server, options.timeout.count());
+    if (deadline.passed()) fail<Timeout>("server {} found no server 0 of its job on this machine within {:g} s", options.server, options.timeout.count());
     std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
   }
 }
@@ -134,13 +133,9 @@ void serve(const cluster::Place& place, Seconds timeout, Seconds heartbeat_limit
   if (place.role != "server") fail<InvalidArgument>("this process was started as a {}, not as a server ({})", place.role, place.launcher);
   ServerOptions options{.server = place.server, .workers = place.size, .servers = place.servers, .meeting = {.job = place.job}, .timeout = timeout};
   if (place.coordinator.empty()) return Server(options).run();
-  cluster::Session session({.coordinator = place.coordinator,
-                            .job = place.job,
-                            .token = place.token,
-                            .tls = place.tls,
-                            .timeout = timeout,
-                            .heartbeat_limit = heartbeat_limit},
-                           {.kind = cluster::Member::server, .rank = place.server, .host = cluster::own_host_name(), .pid = getpid()});
+  cluster::Session session(
+      {.coordinator = place.coordinator, .job = place.job, .token = place.token, .tls = place.tls, .timeout = timeout, .heartbeat_limit = heartbeat_limit},
+      {.kind = cluster::Member::server, .rank = place.server, .host = cluster::own_host_name(), .pid = getpid()});
   try {
     options.server = session.rank();
     options.host = session.address();

@@ -15,7 +15,7 @@
 namespace trireme::ps {
 namespace {
 
-constexpr size_t kMostKeys = 1 << 24;  // of one request
+constexpr size_t kMostKeys = 1 << 24;   // of one request
 constexpr double kLongestDelay = 60e3;  // milliseconds
 
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text.data(), text.size())); }
@@ -99,7 +99,7 @@ std::string Service::open(int worker, const std::string& text) {
   }
   if (worker < 0 || worker >= job_->workers) return fmt::format("there is no worker {} among {}", worker, job_->workers);
   Worker& w = workers_[static_cast<size_t>(worker)];
-  if (w.standing == Worker::left || w.standing == Worker::lost) return fmt::format("worker {} has been here, and is gone", worker);
+  if (w.standing != Worker::absent && w.standing != Worker::present) return fmt::format("worker {} has been here, and is gone", worker);
   w.standing = Worker::present;
   return "";
 }
@@ -127,7 +127,7 @@ void Service::gone(int worker, const std::string& how) {
 void Service::leave(const Incoming& in) {
   if ((in.request.flags & kVictim) != 0) {  // the one who is to blame is seen here too: who waits for this one hears of that one
     Worker& worker = worker_of(in);
-    worker.standing = Worker::left;
+    worker.standing = Worker::victim;
     worker.clock = kGone;
     return;
   }
@@ -152,7 +152,7 @@ void Service::fail_waiting(const std::string& why) {
 }
 
 bool Service::finished() const {
-  return job_ && std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.standing == Worker::left || w.standing == Worker::lost; });
+  return job_ && std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.standing > Worker::present; });
 }
 
 // ---- requests ----
@@ -210,7 +210,8 @@ bool Service::check(const Incoming& in, std::string& why) const {
   if (r.table >= tables_.size()) return why = fmt::format("there is no table {}; the job has {}", r.table, tables_.size()), false;
   if (r.version > kMostKeys) return why = fmt::format("{} keys in one request; {} are allowed", r.version, kMostKeys), false;
   const size_t row = job_->tables[r.table].width * sizeof(float), wanted = r.version * (sizeof(uint64_t) + (r.verb == Verb::sparse_push ? row : 0));
-  if (in.data.size() != wanted) return why = fmt::format("{} bytes for {} keys of table '{}': {} are needed", in.data.size(), r.version, job_->tables[r.table].name, wanted), false;
+  if (in.data.size() != wanted)
+    return why = fmt::format("{} bytes for {} keys of table '{}': {} are needed", in.data.size(), r.version, job_->tables[r.table].name, wanted), false;
   return true;
 }
 
@@ -245,7 +246,8 @@ void Service::answer(const Incoming& in, Reply reply, std::span<const std::byte>
 
 void Service::refuse(const Incoming& in, Status status, const std::string& why) {
   refused_++;
-  const std::string text = status == Status::peer_lost ? why : fmt::format("server {} refused a {} of worker {}: {}", server_, name_of(in.request.verb), in.from->worker, why);
+  const std::string text =
+      status == Status::peer_lost ? why : fmt::format("server {} refused a {} of worker {}: {}", server_, name_of(in.request.verb), in.from->worker, why);
   Reply reply{.id = in.request.id, .verb = in.request.verb, .status = status, .bytes = text.size()};
   in.from->reply(reply, bytes_of(text));
 }
@@ -280,7 +282,8 @@ void Service::arrive(Incoming in) {
   const int worker = in.from->worker;
   if (job_->rules.order == Order::on_arrival) return apply_one(state, std::move(in));
   if (const int missing = first_gone(); missing >= 0)
-    return refuse(in, Status::peer_lost, failure_.empty() ? fmt::format("worker {} has ended its part of the job; worker {} still waits for it", missing, worker) : failure_);
+    return refuse(in, Status::peer_lost,
+                  failure_.empty() ? fmt::format("worker {} has ended its part of the job; worker {} still waits for it", missing, worker) : failure_);
   auto& place = state.pushed[static_cast<size_t>(worker)];
   if (place) return refuse(in, Status::invalid, fmt::format("a second gradient of chunk {} before the first was applied", in.request.chunk));
   place = std::move(in);
@@ -335,7 +338,8 @@ void Service::compensate(ChunkState& state, Incoming& in) {
   const size_t offset = in.request.begin - state.chunk.range.begin;
   const std::byte *now = parameters_ + in.request.begin, *then = state.then[static_cast<size_t>(in.from->worker)].data() + offset;
   const auto as = [&]<class T>(T) {
-    compensate_as(reinterpret_cast<T*>(copy->data()), reinterpret_cast<const T*>(now), reinterpret_cast<const T*>(then), copy->size() / sizeof(T), job_->rules.lambda);
+    compensate_as(reinterpret_cast<T*>(copy->data()), reinterpret_cast<const T*>(now), reinterpret_cast<const T*>(then), copy->size() / sizeof(T),
+                  job_->rules.lambda);
   };
   state.chunk.dtype == DType::f64 ? as(double{}) : as(float{});
   in.data = *copy;

@@ -61,7 +61,7 @@ class Service {
  private:
   struct ChunkState;
   struct Worker {
-    enum Standing : uint8_t { absent, present, left, lost } standing = absent;
+    enum Standing : uint8_t { absent, present, left, lost, victim } standing = absent;  // victim: left because of another
     SeenIds seen;
     int64_t clock = 0;  // the step that it is at
     Seconds delay{0};   // of its pushes

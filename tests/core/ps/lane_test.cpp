@@ -36,25 +36,25 @@ TEST_P(LaneContract, TogetherSumsTheGradientsOfAllWorkers) {
   const Job job = small_job(workers(), servers(), Order::together);
   for (bool in_place : {false, true}) {
     Servers running(way(), workers(), servers());
-    const auto outcomes = run_workers(
-        running.meeting, job,
-        [&](Client& client) {
-          publish(client);
-          for (int step = 0; step < 20; step++) push_step(client, step, true);
-          std::vector<float> expected;
-          for (size_t slot = 0; slot < job.layout.size(); slot++)
-            for (size_t i = 0; i < job.layout[slot].elements(); i++) {
-              float value = start(slot, i);
-              for (int step = 0; step < 20; step++) {
-                float sum = 0;
-                for (int worker = 0; worker < workers(); worker++) sum += gradient(worker, step, slot, i);
-                value -= 0.5f * sum;
-              }
-              ASSERT_NEAR(floats(client.parameters() + job.layout[slot].range.begin)[i], value, 2e-5) << "slot " << slot << " element " << i;
-            }
-          client.barrier();
-        },
-        {.timeout = Seconds(20), .in_place = in_place});
+    const auto outcomes = run_workers(running.meeting, job,
+                                      [&](Client& client) {
+                                        publish(client);
+                                        for (int step = 0; step < 20; step++) push_step(client, step, true);
+                                        std::vector<float> expected;
+                                        for (size_t slot = 0; slot < job.layout.size(); slot++)
+                                          for (size_t i = 0; i < job.layout[slot].elements(); i++) {
+                                            float value = start(slot, i);
+                                            for (int step = 0; step < 20; step++) {
+                                              float sum = 0;
+                                              for (int worker = 0; worker < workers(); worker++) sum += gradient(worker, step, slot, i);
+                                              value -= 0.5f * sum;
+                                            }
+                                            ASSERT_NEAR(floats(client.parameters() + job.layout[slot].range.begin)[i], value, 2e-5)
+                                                << "slot " << slot << " element " << i;
+                                          }
+                                        client.barrier();
+                                      },
+                                      {.timeout = Seconds(20), .in_place = in_place});
     expect_all_well(outcomes);
     running.join();
     expect_all_well(running.errors);
@@ -112,10 +112,10 @@ TEST_P(LaneContract, RefusesWhatMakesNoSense) {
   const auto outcomes = run_workers(running.meeting, job, [&](Client& client) {
     publish(client);
     if (client.worker() == 0) {
-      EXPECT_THROW(client.push({0, 64}, {.lr = 0.5}).wait(), InvalidArgument);                          // half a chunk, where others wait
+      EXPECT_THROW(client.push({0, 64}, {.lr = 0.5}).wait(), InvalidArgument);  // half a chunk, where others wait
       EXPECT_THROW(client.push(whole(client), {.lr = std::nan("")}).wait(), InvalidArgument);
-      EXPECT_THROW(client.pull({0, 65}).wait(), InvalidArgument);                                        // half an element
-      EXPECT_THROW(client.pull_rows(0, std::vector<uint64_t>{1}, nullptr).wait(), InvalidArgument);     // no such table
+      EXPECT_THROW(client.pull({0, 65}).wait(), InvalidArgument);                                    // half an element
+      EXPECT_THROW(client.pull_rows(0, std::vector<uint64_t>{1}, nullptr).wait(), InvalidArgument);  // no such table
     }
     client.barrier();
     for (int step = 0; step < 3; step++) push_step(client, step, true);  // it goes on as if nothing had been

@@ -87,7 +87,8 @@ class Servers {
 };
 
 /// Runs `body` once per worker, each in a thread of its own with a client.
-inline Outcomes run_workers(const Meeting& meeting, const Job& job, const std::function<void(Client&)>& body, const ClientOptions& options = {.timeout = Seconds(20)}) {
+inline Outcomes run_workers(const Meeting& meeting, const Job& job, const std::function<void(Client&)>& body,
+                            const ClientOptions& options = {.timeout = Seconds(20)}) {
   Outcomes outcomes(static_cast<size_t>(job.workers));
   std::vector<std::thread> threads;
   for (int worker = 0; worker < job.workers; worker++)
@@ -105,7 +106,8 @@ inline Outcomes run_workers(const Meeting& meeting, const Job& job, const std::f
 
 /// A model with odd sizes, cut into several buckets and chunks.
 inline space::Layout small_model(DType type = DType::f32) {
-  return space::Layout({{"conv.weight", type, {6, 5, 5}}, {"conv.bias", type, {6}}, {"fc1.weight", type, {37, 41}}, {"fc1.bias", type, {37}}, {"fc2.weight", type, {10, 37}}});
+  return space::Layout(
+      {{"conv.weight", type, {6, 5, 5}}, {"conv.bias", type, {6}}, {"fc1.weight", type, {37, 41}}, {"fc1.bias", type, {37}}, {"fc2.weight", type, {10, 37}}});
 }
 
 inline Job small_job(int workers, int servers, Order order) {

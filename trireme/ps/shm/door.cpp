@@ -16,10 +16,10 @@
 namespace trireme::ps::shm {
 namespace {
 
-constexpr int kWaiting = 256;       // visitors before the door
+constexpr int kWaiting = 256;  // visitors before the door
 constexpr size_t kMostVisits = 4096;
-constexpr int kAtOnce = 64;         // requests of one worker before the others' turn
-constexpr size_t kWords = 256;      // of a command
+constexpr int kAtOnce = 64;     // requests of one worker before the others' turn
+constexpr size_t kWords = 256;  // of a command
 
 Welcome welcome_of(const std::string& refusal, bool shared) {
   Welcome answer{.welcome = refusal.empty(), .shared = shared};
@@ -99,8 +99,7 @@ struct Door::Visit {
   int descriptor() const { return port ? port->socket() : socket.get(); }
 };
 
-Door::Door(DoorOptions options, Inbox& inbox)
-    : options_(std::move(options)), inbox_(inbox), listener_(open_unix_socket()), stop_(eventfd(0, EFD_CLOEXEC)) {
+Door::Door(DoorOptions options, Inbox& inbox) : options_(std::move(options)), inbox_(inbox), listener_(open_unix_socket()), stop_(eventfd(0, EFD_CLOEXEC)) {
   if (!listen_at(listener_.get(), door_name(options_.job, options_.server), kWaiting))
     fail<IoError>("cannot open the door of server {}: {}. Does another process serve the same job on this machine?", options_.server, errno_text());
   thread_ = std::thread([this] { run(); });

@@ -43,9 +43,9 @@ class Port final : public Connection {
 struct DoorOptions {
   std::string job;  // the meeting key
   int server = 0;
-  const Segment* bell = nullptr;        // passed to workers; their requests ring it
-  const Segment* parameters = nullptr;  // passed to workers and siblings
-  bool shared = false;                  // the parameters are server 0's memory
+  const Segment* bell = nullptr;                        // passed to workers; their requests ring it
+  const Segment* parameters = nullptr;                  // passed to workers and siblings
+  bool shared = false;                                  // the parameters are server 0's memory
   std::function<void(std::shared_ptr<Port>)> admitted;  // in the service's thread: poll this one from now on
 };
 
