@@ -92,6 +92,16 @@ TEST(Hosts, AServerThatDiesIsNamedWithItsHost) {
   EXPECT_NE(ended.reason.find("no memory"), std::string::npos) << ended.reason;  // its last words
 }
 
+TEST(Hosts, ServersStayForTheRanksOfOtherHosts) {
+  // Longer than a launcher gives lingering servers: server 0 outlives the rank beside it until the other rank has ended, and is asked to end then.
+  const Ended ended =
+      launch_apart(two_hosts("[ $TRIREME_RANK = 0 ] || sleep 6; echo rank has ended", 1, "trap 'echo asked; exit 0' TERM; while true; do sleep 0.05; done"));
+  EXPECT_EQ(ended.exit_code, 0) << ended.reason << ended.errors;
+  const size_t last_rank = ended.output.find("[1] rank has ended"), asked = ended.output.find("[server 0] asked");
+  EXPECT_NE(asked, std::string::npos) << ended.output;
+  EXPECT_LT(last_rank, asked) << ended.output;
+}
+
 TEST(Hosts, ServersWithoutAProgramAreRefused) {
   HostsOptions options = two_hosts("exit 0", 1, "");
   options.server_command.clear();
