@@ -3,11 +3,16 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <condition_variable>
 #include <csignal>
+#include <mutex>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
+#include <trireme/base/process.h>
 #include <trireme/cluster/coordinator.h>
 #include <trireme/cluster/hosts.h>
 #include <trireme/cluster/session.h>
@@ -66,6 +71,61 @@ std::vector<int> servers_here(const Session& session) {
   return servers;
 }
 
+/// Tells the other agents when the ranks of this one have ended, and waits for the same news of them: until then they need the servers here.
+class Goodbyes {
+ public:
+  explicit Goodbyes(Session& session) : session_(session), thread_([this] { run(); }) {}
+  /// Others hear of ranks that have ended; news of others is no longer waited for.
+  ~Goodbyes() {
+    notify(stop_);
+    thread_.join();
+  }
+  Goodbyes(const Goodbyes&) = delete;
+  Goodbyes& operator=(const Goodbyes&) = delete;
+
+  /// Does not block.
+  void own_ranks_ended() { notify(own_ended_); }
+  /// Readable when the ranks of all hosts have ended.
+  int descriptor() const { return all_ended_.get(); }
+
+ private:
+  void notify(bool& what) {
+    const std::lock_guard lock(mutex_);
+    what = true;
+    bell_.notify_all();
+  }
+  bool stopped() {
+    const std::lock_guard lock(mutex_);
+    return stop_;
+  }
+
+  void run() try {
+    name_thread("trireme-goodbye");
+    {
+      std::unique_lock lock(mutex_);
+      bell_.wait(lock, [&] { return own_ended_ || stop_; });
+      if (!own_ended_) return;
+    }
+    session_.put(fmt::format("ranks ended/{}", session_.rank()), "");
+    int first = 0;
+    for (const auto& [host, slots] : session_.spec().hosts) {
+      const std::string key = fmt::format("ranks ended/{}", std::exchange(first, first + slots));
+      while (!came(session_, key, kBetweenLooks))
+        if (stopped()) return;
+    }
+    eventfd_write(all_ended_.get(), 1);
+  } catch (const Error&) {
+    // The job has failed, and the launcher hears that from the session.
+  }
+
+  Session& session_;
+  const Descriptor all_ended_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  std::mutex mutex_;
+  std::condition_variable bell_;
+  bool own_ended_ = false, stop_ = false;  // guarded by `mutex_`
+  std::thread thread_;                     // last: it uses what stands above
+};
+
 /// What has to be right before ranks are started; the others hear what is not.
 std::string prepare(Session& session, const AgentOptions& options) try {
   if (session.spec().command.empty())
@@ -114,7 +174,14 @@ LaunchResult run_agent(const AgentOptions& options) {
   launched.environment.emplace_back("TRIREME_COORDINATOR", options.coordinator);
   launched.environment.emplace_back("TRIREME_TOKEN", options.token);
   if (!options.tls.empty()) launched.environment.emplace_back("TRIREME_TLS", options.tls);
+  std::optional<Goodbyes> goodbyes;
+  if (launched.total_servers > 0) {
+    goodbyes.emplace(session);
+    launched.ranks_ended = [&] { goodbyes->own_ranks_ended(); };
+    launched.others_ended = goodbyes->descriptor();
+  }
   LaunchResult result = launch(launched);
+  goodbyes.reset();
   std::string reason = result.reason;
   for (const std::string& line : result.last_lines) reason += "\n  " + line;
   session.leave(result.exit_code, reason, result.first_failed, result.failed_server);

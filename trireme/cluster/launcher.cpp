@@ -105,7 +105,6 @@ class Job {
     for (size_t i = 0; i < ranks(); i++) children_[i] = start_child(rank(static_cast<int>(i)));
     while (anything_open()) {
       if (all_ended() && !std::exchange(drains_, true)) press_after(end_ ? std::min(kAfterAll, Seconds(*end_ - Clock::now())) : kAfterAll);
-      if (ranks_ended() && !all_ended() && !std::exchange(servers_alone_, true)) leave_servers_alone();
       wait_for_events();
       if (end_ && Clock::now() >= *end_) {
         if (drains_) break;
@@ -161,7 +160,11 @@ class Job {
   // ---- what happens ----
 
   void wait_for_events() {
-    std::vector<pollfd> polls = {{signals_.get(), POLLIN, 0}, {failed_elsewhere_ ? -1 : options_.failed, POLLIN, 0}, {hung_up_ ? -1 : options_.hangup, 0, 0}};
+    std::vector<pollfd> polls = {{signals_.get(), POLLIN, 0},
+                                 {failed_elsewhere_ ? -1 : options_.failed, POLLIN, 0},
+                                 {hung_up_ ? -1 : options_.hangup, 0, 0},
+                                 {servers_alone_ && !others_ended_ ? options_.others_ended : -1, POLLIN, 0}};
+    const size_t first = polls.size();
     for (const Child& child : children_) {
       polls.push_back({child.status ? -1 : child.process.get(), POLLIN, 0});
       for (const Stream& stream : child.streams) polls.push_back({stream.descriptor(), POLLIN, 0});
@@ -171,13 +174,14 @@ class Job {
     if (polls[0].revents != 0) forward_signal();
     if (polls[1].revents != 0) end_for_failure_elsewhere();
     if (polls[2].revents != 0 && !std::exchange(hung_up_, true)) interrupt(SIGINT);
-    size_t place = 3;
+    if (polls[3].revents != 0) end_servers_soon();
+    size_t place = first;
     for (Child& child : children_) {  // output first: the last words belong to the death that follows
       place++;
       for (Stream& stream : child.streams)
         if (polls[place++].revents != 0) stream.pump(child.last);
     }
-    place = 3;
+    place = first;
     for (size_t index = 0; index < children_.size(); index++) {
       if (polls[place].revents != 0) reap(index);
       place += 1 + children_[index].streams.size();
@@ -191,8 +195,13 @@ class Job {
     child.status = status;
     child.ended = seconds_since(begin_);
     child.pressed = asked_;
-    kill(-child.pid, SIGKILL);                                // whatever it started itself
-    if (status == 0 || (is_server(index) && asked_)) return;  // a server that had to be asked has lost nothing
+    kill(-child.pid, SIGKILL);  // whatever it started itself
+    note_end(index);
+    if (!is_server(index) && ranks_ended()) leave_servers_alone();
+  }
+
+  void note_end(size_t index) {
+    if (*children_[index].status == 0 || (is_server(index) && asked_)) return;  // a server that had to be asked has lost nothing
     failed_.push_back(index);
     if (!end_) press_after(options_.grace);
   }
@@ -211,7 +220,7 @@ class Job {
     interrupted_ = signal;
     if (again) {
       signal_to(SIGKILL, children_.size());
-    } else if (servers_alone_) {
+    } else if (servers_alone_ && (others_ended_ || options_.others_ended < 0)) {
       escalate();
     } else {
       signal_to(signal, ranks());
@@ -229,11 +238,18 @@ class Job {
 
   void press_after(Seconds time) { end_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(time); }
 
-  /// The servers see by themselves that all ranks have left. After a failure they have had their time already.
+  /// The servers see by themselves that all ranks have left. After a failure they have had their time already; ranks elsewhere may still need them.
   void leave_servers_alone() {
-    if (end_ && interrupted_ == 0) return;
+    servers_alone_ = true;
+    if (options_.ranks_ended) options_.ranks_ended();
+    if (all_ended() || (end_ && interrupted_ == 0)) return;
     asked_ = false;
-    press_after(kAfterRanks);
+    if (interrupted_ != 0 || options_.others_ended < 0) press_after(kAfterRanks);
+  }
+
+  void end_servers_soon() {
+    others_ended_ = true;
+    if (!end_) press_after(kAfterRanks);
   }
 
   /// To the first `count` children.
@@ -301,7 +317,8 @@ class Job {
   std::optional<Clock::time_point> end_;  // when to press harder
   bool asked_ = false;                    // SIGTERM was sent
   bool failed_elsewhere_ = false, hung_up_ = false;
-  bool servers_alone_ = false;  // all ranks have ended, and servers have not
+  bool servers_alone_ = false;  // all ranks started here have ended
+  bool others_ended_ = false;   // and the ranks elsewhere too
   bool drains_ = false;         // all have ended, and some output has not
   int interrupted_ = 0;
   Clock::time_point interrupted_at_;

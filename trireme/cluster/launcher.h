@@ -1,6 +1,7 @@
 #pragma once
 // Starts the ranks and parameter servers of a job on this machine and stays with them until the last has ended.
 #include <csignal>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -41,6 +42,8 @@ struct LaunchOptions {
   std::vector<std::string> server_command;  // program and arguments
   std::vector<int> servers;                 // indices of those started here
   int total_servers = 0;                    // of the job, which the ranks are told too; 0: as many as `servers`
+  std::function<void()> ranks_ended;        // called once when all ranks started here have ended; must not block
+  int others_ended = -1;                    // descriptor: when it becomes readable the ranks elsewhere have ended too; -1: there are none
 
   // Processes that are not ranks, but start some elsewhere.
   std::vector<std::vector<std::string>> commands;  // one per process, instead of `command` and `ranks`
@@ -59,8 +62,8 @@ struct LaunchResult {
 };
 
 /// Starts the processes, writes their output to standard output and standard error, forwards SIGINT, SIGTERM and SIGHUP to the ranks, and ends all when one
-/// dies. Servers end by themselves when the ranks have left, whether these were interrupted or not; those that do not within five seconds are ended, and that
-/// is no failure. A second SIGINT kills all. Nobody survives this process, even if it is killed.
+/// dies. Servers end by themselves when all ranks of the job have left, whether these were interrupted or not; those that do not within five seconds are ended,
+/// and that is no failure. A second SIGINT kills all. Nobody survives this process, even if it is killed.
 LaunchResult launch(const LaunchOptions& options);
 
 /// For a program that makes threads before it calls launch(): while this lives, the signals that launch() forwards go to nobody else.

@@ -19,7 +19,7 @@ class Fuzz : public testing::Test {
             .token = "secret",
             .host = "a",
             .version = library_version(),
-            .membership = {64, Seconds(1000), {}, 100},
+            .membership = {64, Seconds(1000), {}, 100, 8},
             .limits = {.keys = 1000, .members = 100},
             .spec = {}};
   }

@@ -201,6 +201,46 @@ TEST(Coordinator, AgentsLearnTheJobAndTellOfDeaths) {
   EXPECT_EQ(failure.reason, "rank 2 on host b failed with exit code 137: killed by signal 9");
 }
 
+TEST(Coordinator, ServersAreMembersBesideTheRanks) {
+  CoordinatorOptions options = coordinator_options(1);
+  options.servers = 2;
+  options.spec = {.hosts = {{"b", 1}}, .command = {"program"}, .server_command = {"server", "--flag"}};
+  Coordinator coordinator(options);
+  const auto serve = [&](int index) { return std::make_unique<Session>(session_options(coordinator.port()), Member{Member::server, index, 1, 0, "s", 0, 2}); };
+  const auto rank = join(coordinator.port(), -1);  // placed though no server is there
+  EXPECT_EQ(rank->rank(), 0);
+  EXPECT_EQ(rank->servers(), 2);
+  const auto second = serve(1), first = serve(-1);
+  EXPECT_EQ(first->rank(), 0);
+  EXPECT_EQ(second->rank(), 1);
+  EXPECT_EQ(first->size(), 1);
+  EXPECT_EQ(first->servers(), 2);
+  EXPECT_EQ(first->spec().server_command, options.spec.server_command);
+  EXPECT_EQ(first->meeting(), rank->meeting());
+  EXPECT_HAS(first->meeting(), options.token);
+  EXPECT_TRUE(coordinator.snapshot().complete);
+  EXPECT_HAS(message_of<InvalidArgument>([&] { serve(1); }), "server 1 is taken");
+  second->put("server/1", "where it is");
+  EXPECT_EQ(rank->get("server/1", Deadline(kLong)), "where it is");
+  rank->leave(0);
+  first->leave(0);
+  EXPECT_FALSE(coordinator.wait_ended(Deadline(Seconds(0))));
+  second->leave(0);
+  EXPECT_TRUE(coordinator.wait_ended(Deadline(kLong)));
+  EXPECT_TRUE(coordinator.snapshot().failures.empty());
+}
+
+TEST(Coordinator, ALostServerIsToldToAll) {
+  CoordinatorOptions options = coordinator_options(1);
+  options.servers = 1;
+  Coordinator coordinator(options);
+  const auto rank = join(coordinator.port(), 0);
+  Session(session_options(coordinator.port()), {Member::server, 0, 0, 0, "s", 4242});  // gone without a goodbye
+  EXPECT_TRUE(eventually([&] { return rank->failure().has_value(); }));
+  EXPECT_EQ(rank->failure()->rank, -1);
+  EXPECT_HAS(rank->failure()->reason, "server 0 on host s (process 4242) is gone: ");
+}
+
 TEST(Coordinator, TheTokenIsRequired) {
   Coordinator coordinator(coordinator_options(1));
   SessionOptions options = session_options(coordinator.port());

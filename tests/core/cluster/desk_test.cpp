@@ -14,6 +14,7 @@ namespace {
 struct Recorder final : Line {
   void welcome(const Welcome& welcome) override {
     id = welcome.member;
+    servers = welcome.servers;
     warnings = welcome.warnings;
   }
   void placed(const Member& member) override { rank = member.rank; }
@@ -26,7 +27,7 @@ struct Recorder final : Line {
   }
   // The desk calls under its lock; the test reads after joining threads or from the same thread.
   uint64_t id = 0;
-  int rank = -1, heartbeats = 0, notices = 0, rank_of_failure = -1, farewells = 0, closes = 0;
+  int servers = 0, rank = -1, heartbeats = 0, notices = 0, rank_of_failure = -1, farewells = 0, closes = 0;
   std::string text;
   std::vector<std::string> warnings;
 };
@@ -214,6 +215,59 @@ TEST(Desk, EveryGetIsAnsweredOnceWhateverHappens) {
     for (std::thread& thread : threads) thread.join();
     desk.close();
     EXPECT_EQ(answers, 4 * kGets);
+  }
+}
+
+TEST(Desk, ServersComeAndGoBesideTheRanks) {
+  DeskOptions options = options_for(1);
+  options.membership.servers = 2;
+  Desk desk(options);
+  const auto serve = [&](int index) {
+    Hello hello = hello_of(index);
+    hello.member.kind = Member::server;
+    auto line = std::make_shared<Recorder>();
+    desk.attend("secret", hello, line);
+    return line;
+  };
+  const auto first = serve(-1);
+  EXPECT_EQ(first->rank, 0);
+  EXPECT_EQ(first->servers, 2);
+  Seat rank(desk, -1);
+  EXPECT_EQ(rank.line->rank, 0);  // though a server is missing
+  EXPECT_FALSE(desk.snapshot().complete);
+  const auto second = serve(-1);
+  EXPECT_EQ(second->rank, 1);
+  EXPECT_TRUE(desk.snapshot().complete);
+  EXPECT_EQ(serve(-1)->closes, 1);  // one too many
+
+  desk.put("secret", first->id, "where", "here");
+  std::string seen;
+  desk.get("secret", rank.id, "where", [&](const auto& answer) { seen = std::get<std::string>(answer); });
+  EXPECT_EQ(seen, "here");
+
+  desk.leave("secret", first->id, 0, "", -1);
+  EXPECT_TRUE(desk.snapshot().failures.empty());
+  desk.disconnected(second->id);
+  EXPECT_EQ(rank.line->notices, 1);
+  EXPECT_EQ(rank.line->rank_of_failure, -1);
+  ASSERT_EQ(desk.snapshot().failures.size(), 1u);
+  EXPECT_EQ(desk.snapshot().failures[0].reason.find("server 1 on host b (process 7) is gone"), 0u) << desk.snapshot().failures[0].reason;
+}
+
+TEST(Desk, AnAgentNamesAServerOnlyIfThereIsOne) {
+  DeskOptions options = options_for(1);
+  options.membership.servers = 1;
+  for (const int server : {0, 1, -2}) {
+    Desk desk(options);
+    Hello hello = hello_of(0);
+    hello.member.kind = Member::agent;
+    hello.member.slots = 1;
+    const auto line = std::make_shared<Recorder>();
+    desk.attend("secret", hello, line);
+    desk.leave("secret", line->id, 137, "killed", -1, server);
+    const std::string reason = desk.snapshot().failures.at(0).reason;
+    EXPECT_EQ(reason,
+              server == 0 ? "server 0 on host b failed with exit code 137: killed" : "the agent of host b (process 7) failed with exit code 137: killed");
   }
 }
 

@@ -84,6 +84,8 @@ Place with_mpi(Place place) { return place.mpi = true, place; }
 
 Place with_role(Place place, const char* role, int servers) { return place.role = role, place.servers = servers, place; }
 
+Place with_server(Place place, int server, int servers) { return place.role = "server", place.server = server, place.servers = servers, place; }
+
 Variables join(Variables base, const Variables& more) {
   for (const auto& [name, value] : more) base[name] = value;
   return base;
@@ -102,6 +104,7 @@ void check(const std::vector<Case>& cases) {
     EXPECT_EQ(here.hosts_coordinator, c.expected.hosts_coordinator);
     EXPECT_EQ(here.mpi, c.expected.mpi);
     EXPECT_EQ(here.role, c.expected.role);
+    EXPECT_EQ(here.server, c.expected.server);
     EXPECT_EQ(here.servers, c.expected.servers);
     EXPECT_EQ(here.token_derived, !here.coordinator.empty());
     EXPECT_EQ(here.token, here.coordinator.empty() ? "" : derived_token(here.job, here.coordinator));
@@ -118,6 +121,54 @@ TEST(Place, OwnVariables) {
       {"inside of everything else", join(own, {{"TRIREME_JOB", "j"}, {"OMPI_COMM_WORLD_RANK", "7"}, {"SLURM_PROCID", "x"}, {"DMLC_ROLE", "cook"}}),
        expect("trireme launch", 1, 4, "j")},
   });
+}
+
+TEST(Place, OfServers) {
+  const Variables own = {{"TRIREME_ROLE", "server"}, {"TRIREME_SERVER", "1"}, {"TRIREME_SERVERS", "2"}, {"TRIREME_SIZE", "4"}, {"TRIREME_JOB", "j"}};
+  const Variables far = {{"TRIREME_ROLE", "server"}, {"TRIREME_SERVERS", "2"}, {"TRIREME_SIZE", "4"}, {"TRIREME_COORDINATOR", "node1:7070"}};
+  const auto expect_server = [](int server, const std::string& job, const std::string& coordinator = "") {
+    return with_server(expect("trireme launch", -1, 4, job, coordinator), server, 2);
+  };
+  check({
+      {"one machine", own, expect_server(1, "j")},
+      {"several", join(own, {{"TRIREME_COORDINATOR", "node1:7070"}}), expect_server(1, "j", "node1:7070")},
+      {"the coordinator assigns", far, expect_server(-1, "", "node1:7070")},
+      {"an indexed job of servers", join(far, {{"JOB_COMPLETION_INDEX", "1"}}), expect_server(1, "", "node1:7070")},
+      {"own number goes first", join(own, {{"JOB_COMPLETION_INDEX", "7"}}), expect_server(1, "j")},
+      {"inside of everything else", join(own, {{"RANK", "7"}, {"OMPI_COMM_WORLD_RANK", "7"}, {"SLURM_PROCID", "x"}, {"DMLC_ROLE", "cook"}}),
+       expect_server(1, "j")},
+  });
+  for (const char* missing : {"TRIREME_SIZE", "TRIREME_SERVERS", "TRIREME_SERVER"}) {
+    Variables variables = own;
+    variables.erase(missing);
+    expect_refused(variables, {std::string("no ") + missing, "TRIREME_ROLE"});
+  }
+  for (const char* text : {"", "one", "-1", "1x", " 1", "1.5", "99999999999"})
+    for (const char* name : {"TRIREME_SIZE", "TRIREME_SERVERS", "TRIREME_SERVER"})
+      expect_refused(join(own, {{name, text}}), {fmt::format("{}='{}'", name, text), "whole number"});
+  expect_refused(join(own, {{"TRIREME_SERVER", "2"}}), {"TRIREME_SERVER=2", "TRIREME_SERVERS=2", "0 to 1"});
+  expect_refused(join(own, {{"TRIREME_SERVERS", "0"}}), {"TRIREME_SERVERS='0'", "at least 1"});
+  expect_refused(join(far, {{"JOB_COMPLETION_INDEX", "2"}}), {"JOB_COMPLETION_INDEX=2", "0 to 1"});
+  expect_refused(join(own, {{"TRIREME_RANK", "0"}}), {"TRIREME_RANK='0'", "no rank"});
+  expect_refused(join(own, {{"TRIREME_ROLE", "sever"}}), {"TRIREME_ROLE='sever'", "did you mean 'server'"});
+  expect_refused(join(own, {{"TRIREME_ROLE", "scheduler"}}), {"TRIREME_ROLE='scheduler'", "trireme coordinator"});
+  expect_refused(join(own, {{"TRIREME_ROLE", ""}}), {"TRIREME_ROLE=''"});
+}
+
+TEST(Place, RanksHearOfServers) {
+  const Variables rank = {{"TRIREME_ROLE", "worker"}, {"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "4"}, {"TRIREME_SERVERS", "2"}};
+  const Variables torchrun = {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TRIREME_SERVERS", "2"}};
+  check({
+      {"of trireme launch", rank, with_role(expect("trireme launch", 1, 4, ""), "worker", 2)},
+      {"none", join(rank, {{"TRIREME_SERVERS", "0"}}), with_role(expect("trireme launch", 1, 4, ""), "worker", 0)},
+      {"of another launcher", torchrun, with_role(expect("torchrun-style variables", 0, 1, ":"), "worker", 2)},
+  });
+  expect_refused(join(rank, {{"TRIREME_SERVERS", "-1"}}), {"TRIREME_SERVERS='-1'"});
+  expect_refused(join(rank, {{"TRIREME_SERVERS", ""}}), {"TRIREME_SERVERS=''"});
+  expect_refused(join(rank, {{"TRIREME_SERVER", "0"}}), {"TRIREME_SERVER='0'", "TRIREME_ROLE=server"});
+  expect_refused({{"TRIREME_SERVERS", "2"}}, {"TRIREME_SERVERS='2'", "no TRIREME_RANK"});
+  expect_refused({{"TRIREME_SERVER", "0"}}, {"TRIREME_SERVER='0'", "no TRIREME_ROLE"});
+  expect_refused({{"TRIREME_ROLE", "worker"}}, {"TRIREME_ROLE='worker'", "no TRIREME_RANK"});
 }
 
 TEST(Place, OfKubernetes) {
@@ -302,6 +353,10 @@ TEST(Place, OfPsLite) {
       {"worker", dmlc, expect_role(-1, "worker")},
       {"worker with a number", join(dmlc, {{"DMLC_WORKER_ID", "3"}}), expect_role(3, "worker")},
       {"server", join(dmlc, {{"DMLC_ROLE", "server"}, {"DMLC_WORKER_ID", "3"}}), expect_role(-1, "server")},
+      {"server with a number", join(dmlc, {{"DMLC_ROLE", "server"}, {"DMLC_SERVER_ID", "1"}}),
+       with_server(expect("ps-lite variables", -1, 4, "10.0.0.1:9000", "10.0.0.1:9000"), 1, 2)},
+      {"a worker has no server's number", join(dmlc, {{"DMLC_SERVER_ID", "9"}}), expect_role(-1, "worker")},
+      {"the same number twice", join(dmlc, {{"TRIREME_SERVERS", "2"}}), expect_role(-1, "worker")},
       {"scheduler", join(dmlc, {{"DMLC_ROLE", "scheduler"}}), expect_role(-1, "scheduler", true)},
       {"started by mpirun and srun", join(join(dmlc, kMpirun), kSrun), expect_role(-1, "worker")},
       {"the same meeting point twice", join(dmlc, {{"TRIREME_COORDINATOR", "10.0.0.1:9000"}}), expect_role(-1, "worker")},
@@ -316,6 +371,13 @@ TEST(Place, OfPsLite) {
   expect_refused(join(dmlc, {{"DMLC_NUM_WORKER", "0"}}), {"DMLC_NUM_WORKER='0'", "at least 1"});
   expect_refused(join(dmlc, {{"DMLC_NUM_SERVER", "-1"}}), {"DMLC_NUM_SERVER='-1'"});
   expect_refused(join(dmlc, {{"DMLC_WORKER_ID", "4"}}), {"DMLC_WORKER_ID=4", "0 to 3"});
+  const Variables server = join(dmlc, {{"DMLC_ROLE", "server"}});
+  expect_refused(join(server, {{"DMLC_SERVER_ID", "2"}}), {"DMLC_SERVER_ID=2", "0 to 1"});
+  expect_refused(join(server, {{"DMLC_SERVER_ID", "-1"}}), {"DMLC_SERVER_ID='-1'"});
+  expect_refused(join(server, {{"DMLC_NUM_SERVER", "0"}}), {"DMLC_ROLE=server", "DMLC_NUM_SERVER=0"});
+  expect_refused(join(server, {{"TRIREME_ROLE", "worker"}}), {"TRIREME_ROLE=worker", "DMLC_ROLE=server"});
+  expect_refused(join(dmlc, {{"TRIREME_SERVERS", "3"}}), {"TRIREME_SERVERS=3", "DMLC_NUM_SERVER=2"});
+  expect_refused({{"DMLC_SERVER_ID", "0"}}, {"DMLC_SERVER_ID='0'", "no DMLC_ROLE"});
   expect_refused(join(dmlc, {{"DMLC_PS_ROOT_PORT", "70000"}}), {"DMLC_PS_ROOT_PORT='70000'", "at most 65535"});
   expect_refused(join(dmlc, {{"DMLC_PS_ROOT_URI", "tcp://x"}}), {"DMLC_PS_ROOT_URI='tcp://x'"});
   expect_refused(join(dmlc, {{"TRIREME_COORDINATOR", "b:1"}}), {"TRIREME_COORDINATOR='b:1'", "10.0.0.1:9000"});

@@ -16,11 +16,12 @@ constexpr int kEnvironments = 100'000;
 
 const std::vector<std::vector<const char*>> kFamilies = {
     {"TRIREME_RANK", "TRIREME_SIZE", "TRIREME_JOB", "TRIREME_COORDINATOR", "JOB_COMPLETION_INDEX"},
+    {"TRIREME_ROLE", "TRIREME_SERVER", "TRIREME_SERVERS", "TRIREME_SIZE", "TRIREME_JOB", "TRIREME_COORDINATOR"},
     {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
     {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"},
     {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_NODES",
      "SLURM_NNODES", "SLURM_STEP_NODELIST", "SLURM_NODEID", "SLURM_LOCALID"},
-    {"DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID"},
+    {"DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID", "DMLC_SERVER_ID"},
     {"TRIREME_TOKEN", "TRIREME_TLS", "TRIREME_ENGINE"},
 };
 
@@ -107,7 +108,12 @@ void expect_valid(const Place& place) {
   EXPECT_GE(place.servers, 0);
   EXPECT_FALSE(place.launcher.empty());
   EXPECT_TRUE(place.role == "worker" || place.role == "server" || place.role == "scheduler");
-  EXPECT_TRUE(place.rank >= 0 || place.launcher == "ps-lite variables");
+  EXPECT_TRUE(place.rank >= 0 || place.launcher == "ps-lite variables" || place.role == "server");
+  EXPECT_GE(place.server, -1);
+  EXPECT_TRUE(place.server < place.servers || place.server == -1);
+  EXPECT_TRUE(place.role == "server" ? place.rank == -1 && place.servers > 0 : place.server == -1);
+  EXPECT_TRUE(place.role != "server" || place.server >= 0 || !place.coordinator.empty());
+  EXPECT_TRUE(place.launcher != "alone" || place.servers == 0);
   EXPECT_TRUE(place.launcher != "alone" || place.size == 1);
   EXPECT_FALSE(place.mpi && !place.coordinator.empty());
   EXPECT_TRUE(!place.token_derived || place.token.size() == 64);
@@ -140,6 +146,7 @@ TEST(LaunchVariables, AnythingIsAPlaceOrRefused) {
       });
       expect_valid(place);
       seen[place.launcher]++;
+      seen[place.role]++;
     } catch (const InvalidArgument& error) {
       const std::string text = error.what();
       const bool named = std::any_of(kFamilies.begin(), kFamilies.end(), [&](const auto& family) {
@@ -153,8 +160,8 @@ TEST(LaunchVariables, AnythingIsAPlaceOrRefused) {
       for (const auto& [name, value] : variables) ADD_FAILURE() << "environment " << i << ": " << name << "=" << value;
   }
   // The generator reaches every launcher, or it proves little.
-  for (const char* launcher :
-       {"alone", "trireme launch", "Kubernetes indexed Job", "torchrun-style variables", "ps-lite variables", "Open MPI", "Slurm", "refused"})
+  for (const char* launcher : {"alone", "trireme launch", "Kubernetes indexed Job", "torchrun-style variables", "ps-lite variables", "Open MPI", "Slurm",
+                               "refused", "server", "scheduler"})
     EXPECT_GT(seen[launcher], kEnvironments / 1000) << launcher;
 }
 

@@ -19,6 +19,8 @@ Clock::time_point at(double seconds) { return kStart + std::chrono::duration_cas
 Member worker(const std::string& host, int rank = -1, int pid = 1) { return {Member::worker, rank, 0, 0, host, pid}; }
 Member agent(const std::string& host, int slots = 0, int rank = -1) { return {Member::agent, rank, 0, slots, host, 1}; }
 
+Member server(const std::string& host, int index = -1, int pid = 1) { return {Member::server, index, 0, 0, host, pid}; }
+
 MembershipOptions options_for(int ranks, std::vector<std::pair<std::string, int>> hosts = {}) { return {ranks, Seconds(3), std::move(hosts), 4096}; }
 
 /// A job's books, filled as the coordinator fills them.
@@ -319,6 +321,120 @@ TEST(Membership, RandomHistoriesKeepTheRules) {
       before = ranks;
     }
   }
+}
+
+// ---- parameter servers ----
+
+MembershipOptions with_servers(int ranks, int servers, std::vector<std::pair<std::string, int>> hosts = {}) {
+  MembershipOptions options = options_for(ranks, std::move(hosts));
+  options.servers = servers;
+  return options;
+}
+
+TEST(Membership, ServersAreNumberedApartFromRanksAndAtOnce) {
+  Books books{with_servers(2, 3)};
+  EXPECT_EQ(books.add(server("a", 1)), "");
+  EXPECT_EQ(books.add(server("b")), "");
+  EXPECT_EQ(books.ranks(), (std::vector{1, 0}));  // without waiting for anybody
+  EXPECT_EQ(books.add(worker("a")), "");
+  EXPECT_EQ(books.add(server("b")), "");
+  EXPECT_EQ(books.ranks(), (std::vector{1, 0, -1, 2}));
+  EXPECT_EQ(books.add(worker("a")), "");
+  EXPECT_EQ(books.ranks(), (std::vector{1, 0, 0, 2, 1}));
+}
+
+TEST(Membership, RanksArePlacedWithoutServers) {
+  Books books{with_servers(2, 2)};
+  for (const char* host : {"a", "b"}) EXPECT_EQ(books.add(worker(host)), "");
+  EXPECT_EQ(books.ranks(), (std::vector{0, 1}));
+  EXPECT_FALSE(books.decide(0).complete);
+  EXPECT_EQ(books.decide(0).reason, "all 2 ranks have registered; 0 of 2 servers have registered; servers 0 and 1 have not");
+  books.add(server("a", 1));
+  EXPECT_EQ(books.decide(0).reason, "all 2 ranks have registered; 1 of 2 servers have registered; server 0 has not");
+  books.add(server("a"));
+  EXPECT_TRUE(books.decide(0).complete);
+  EXPECT_EQ(books.decide(0).reason, "all 2 ranks have registered; all 2 servers have registered");
+}
+
+TEST(Membership, AJobEndsWhenItsServersHaveLeftToo) {
+  Books books{with_servers(1, 1)};
+  books.add(worker("a", 0));
+  books.add(server("a", 0));
+  books.attendees[0].exit_code = 0;
+  const Decision first = books.decide(0);
+  EXPECT_FALSE(first.ended);
+  EXPECT_TRUE(first.complete);
+  books.attendees[1].exit_code = 0;
+  const Decision last = books.decide(0);
+  EXPECT_TRUE(last.ended);
+  ASSERT_EQ(last.departures.size(), 1u);
+  EXPECT_FALSE(last.departures[0].failure);
+  EXPECT_EQ(last.departures[0].reason, "server 0 on host a (process 1) has left");
+}
+
+TEST(Membership, ALostServerFailsTheJobByName) {
+  Books books{with_servers(1, 2)};
+  books.add(worker("a", 0));
+  books.add(server("a", 0));
+  books.add(server("b", 1, 4242));
+  books.attendees[2].connected = false;
+  const Decision decision = books.decide(0);
+  ASSERT_EQ(decision.departures.size(), 1u);
+  ASSERT_TRUE(decision.departures[0].failure);
+  EXPECT_EQ(decision.departures[0].failure->rank, -1);
+  EXPECT_EQ(decision.departures[0].failure->host, "b");
+  EXPECT_EQ(decision.departures[0].failure->reason,
+            "server 1 on host b (process 4242) is gone: its connection ended without a goodbye, so it was killed or has crashed");
+  // The other gave up because of it.
+  books.attendees[1].exit_code = kPeerLostExit;
+  EXPECT_EQ(books.decide(0).departures.at(0).reason, "server 0 on host a (process 1) gave up because of the failure");
+}
+
+TEST(Membership, ASilentServerIsLost) {
+  Books books{with_servers(1, 1)};
+  books.add(server("b", 0));
+  EXPECT_TRUE(books.decide(3).departures.empty());
+  EXPECT_TRUE(has(books.decide(3.5).departures.at(0).reason, "server 0 on host b (process 1) has not been heard of for 3.5 s"));
+}
+
+TEST(Membership, AgentsTellOfServersThatDied) {
+  Books books{with_servers(2, 2, {{"a", 1}, {"b", 1}})};
+  books.add(agent("a"));
+  books.add(agent("b"));
+  EXPECT_TRUE(books.decide(0).complete);  // as for ranks: their agents stand for them
+  books.attendees[1].exit_code = 137;
+  books.attendees[1].report = "killed by signal 9";
+  books.attendees[1].reported_server = 1;
+  const Decision decision = books.decide(0);
+  ASSERT_TRUE(decision.departures.at(0).failure);
+  EXPECT_EQ(decision.departures[0].failure->rank, -1);
+  EXPECT_EQ(decision.departures[0].failure->reason, "server 1 on host b failed with exit code 137: killed by signal 9");
+}
+
+TEST(Membership, ImpossibleServersAreRefused) {
+  Books none{options_for(2)};
+  EXPECT_TRUE(has(none.add(server("b", 0)), "host b brings a parameter server, but the coordinator was started for a job without any"));
+  EXPECT_TRUE(has(none.add({Member::worker, 0, 0, 0, "b", 1, 2}), "for a job of 2 servers, the coordinator for 0"));
+  Books books{with_servers(4, 2)};
+  EXPECT_TRUE(has(books.add(server("b", 2)), "host b registers as server 2, but the job has 2 servers, 0 to 1"));
+  EXPECT_TRUE(has(books.add(server("b", -2)), "server -2"));
+  EXPECT_TRUE(has(books.add({Member::server, 0, 3, 0, "b", 1}), "for a job of 3 ranks, the coordinator for 4"));
+  EXPECT_TRUE(has(books.add({Member::server, 0, 4, 0, "b", 1, 1}), "for a job of 1 server, the coordinator for 2"));
+  EXPECT_EQ(books.add({Member::server, 0, 4, 0, "a", 17, 2}), "");
+  const std::string taken = books.add(server("b", 0, 18));
+  EXPECT_TRUE(has(taken, "server 0 is taken: host a (process 17)") && has(taken, "before host b (process 18)")) << taken;
+  EXPECT_EQ(books.add(server("b")), "");
+  EXPECT_TRUE(has(books.add(server("c")), "host c brings 1 server, but of the job's 2 servers 2 are taken, by a, b"));
+  EXPECT_EQ(books.add(worker("c", 0)), "");  // its number is a rank's
+}
+
+TEST(Membership, AServerThatLeftCanBeReplaced) {
+  Books books{with_servers(1, 2)};
+  for (const char* host : {"a", "b"}) books.add(server(host));
+  books.attendees[0].exit_code = 0;
+  books.decide(0);
+  EXPECT_EQ(books.add(server("c")), "");
+  EXPECT_EQ(books.attendees[2].member.rank, 0);
 }
 
 }  // namespace
