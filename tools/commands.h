@@ -28,6 +28,8 @@ Run add_launch(CLI::App& app, const Invocation& invocation);
 Run add_join(CLI::App& app, const Invocation& invocation);
 Run add_coordinator(CLI::App& app, const Invocation& invocation);
 Run add_tls(CLI::App& app, const Invocation& invocation);
+Run add_serve(CLI::App& app, const Invocation& invocation);
+Run add_ctl(CLI::App& app, const Invocation& invocation);
 Run add_bench(CLI::App& app, const Invocation& invocation);
 Run add_models(CLI::App& app, const Invocation& invocation);
 Run add_doctor(CLI::App& app, const Invocation& invocation);

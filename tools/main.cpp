@@ -9,6 +9,8 @@ int main(int argc, char** argv) {
                       {"join", add_join},
                       {"coordinator", add_coordinator},
                       {"tls", add_tls},
+                      {"serve", add_serve},
+                      {"ctl", add_ctl},
                       {"bench", add_bench},
                       {"models", add_models},
                       {"doctor", add_doctor},

@@ -20,9 +20,18 @@ std::vector<std::string> worker_command(const TrainSettings& settings, const Inv
   return command;
 }
 
+std::vector<std::string> server_command(const TrainSettings& settings, const Invocation& invocation) {
+  return {invocation.program,  "serve",
+          "--timeout",         fmt::format("{:g}", settings.timeout),
+          "--heartbeat-limit", fmt::format("{:g}", settings.hosts.heartbeat_limit)};
+}
+
 int launch_workers(const TrainSettings& settings, const Invocation& invocation) {
-  const cluster::LaunchResult result =
-      cluster::launch({.command = worker_command(settings, invocation), .ranks = settings.workers, .threads = settings.threads, .show = cluster::Show::first});
+  cluster::LaunchOptions options{
+      .command = worker_command(settings, invocation), .ranks = settings.workers, .threads = settings.threads, .show = cluster::Show::first};
+  options.server_command = server_command(settings, invocation);
+  for (int server = 0; server < settings.servers; server++) options.servers.push_back(server);
+  const cluster::LaunchResult result = cluster::launch(options);
   explain_end(result, result.first_failed == 0 && result.exit_code < 128);  // rank 0 has said itself why it ended
   return result.exit_code;
 }
@@ -36,6 +45,8 @@ int launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, 
   if (options.tls.empty()) options.tls = place.tls;
   if (!place.engine.empty()) options.environment.emplace_back("TRIREME_ENGINE", place.engine);
   options.command = worker_command(settings, invocation);
+  options.server_command = server_command(settings, invocation);
+  options.servers = settings.servers;
   options.show = cluster::Show::first;
   for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
     options.environment.emplace_back(name, std::to_string(settings.threads));
@@ -77,6 +88,7 @@ int launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, 
       command.insert(command.end(), {"--tls", folder});
     become(std::move(command));
   }
+  if (place.role == "server") become(server_command(settings, invocation));
   std::vector<std::string> command = {invocation.worker};
   command.insert(command.end(), invocation.args.begin(), invocation.args.end());
   become(std::move(command));

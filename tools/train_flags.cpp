@@ -55,7 +55,15 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--step-epochs", o.step_epochs, "Schedule step: epochs between drops");
   app.add_option("--gamma", o.gamma, "Schedule step: factor of each drop");
   app.add_option("--accumulate", o.accumulate, "Micro-batches per update: less memory, the same result, one exchange")->check(whole_number(1));
-  app.add_option("--sync", s.sync, "shared: workers update one shared copy of the parameters; allreduce: each has its own; central: all through worker 0");
+  app.add_option("--sync", s.sync,
+                 "How gradients become parameters: " + join_names(exchange::sync_names()) +
+                     ". shared: workers update one copy together; server: servers wait for all workers; async: they do not; stale:S: they do, for S steps; "
+                     "trylock:P: who does not get the lock drops its gradient; hogwild: no lock; local:K: average every K steps (docs/parameter-server.md)");
+  app.add_option("--servers", s.servers, "Parameter servers; 0: one, if --sync needs them")->check(whole_number(0));
+  app.add_option("--stale-gradients", s.stale, "Servers: what a gradient counts that was computed with old parameters: " + join_names(ps::stale_names()));
+  app.add_option("--clip", o.clip, "Scale a worker's gradient down to this norm, with servers or local:K; 0: do not");
+  app.add_option("--mean", s.mean, "weighted: by the number of samples; plain: every worker counts the same");
+  app.add_option("--straggler", s.straggler, "WORKER:FACTOR makes a worker that many times slower, to see what that does");
   app.add_option("--seed", o.seed, "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")
       ->check(whole_number(0));
   app.add_option("--loss", s.loss, "One of: " + join_names(train::loss_names()));
@@ -85,6 +93,22 @@ int ranks_on_hosts(const TrainSettings& settings) {
   return ranks;
 }
 
+/// "1:3"
+void read_straggler(TrainSettings& settings) {
+  if (settings.straggler.empty()) return;
+  const std::string& text = settings.straggler;
+  const size_t colon = text.find(':');
+  int worker = -1;
+  double factor = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + std::min(colon, text.size()), worker);
+  const auto [end, wrong] = std::from_chars(text.data() + std::min(text.size(), colon + 1), text.data() + text.size(), factor);
+  if (colon == std::string::npos || error != std::errc{} || stop != text.data() + colon || wrong != std::errc{} || end != text.data() + text.size() ||
+      worker < 0)
+    fail<InvalidArgument>("--straggler '{}' is not WORKER:FACTOR, such as 1:3", text);
+  settings.options.straggler = worker;
+  settings.options.straggler_factor = factor;
+}
+
 void check_engine(const std::string& name) {
   const std::vector<std::string> known = {"auto", "gloo", "mpi", "nccl"};
   if (std::find(known.begin(), known.end(), name) == known.end())
@@ -105,6 +129,15 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   train::Options& o = settings.options;
   o.optimizer.kind = space::optimizer_named(settings.optimizer);
   o.sync = exchange::sync_named(settings.sync);
+  o.stale = ps::stale_named(settings.stale);
+  if (settings.mean != "weighted" && settings.mean != "plain") fail<InvalidArgument>("unknown --mean '{}': weighted or plain", settings.mean);
+  o.plain_mean = settings.mean == "plain";
+  read_straggler(settings);
+  if (settings.servers == 0 && o.sync.needs_servers()) settings.servers = 1;
+  if (settings.servers > 0 && !o.sync.needs_servers() && o.sync.kind != exchange::Sync::local)
+    fail<InvalidArgument>(
+        "--servers {} but sync '{}' has no use for parameter servers; modes that have: server, async, stale:S, trylock:P, round-robin, local:K, elastic:K,RHO",
+        settings.servers, settings.sync);
   o.memory_format = train::memory_format_named(settings.memory_format);
   o.loss = train::loss_named(settings.loss);
   train::check(o);

@@ -12,9 +12,11 @@ namespace trireme::tools {
 struct TrainSettings {
   train::Options options;
   int workers = 0;
+  int servers = 0;
   int threads = 1;
   double timeout = 60;
-  std::string optimizer = "momentum", sync = "shared", memory_format = "auto", loss = "auto", progress = "auto", engine = "auto";
+  std::string optimizer = "momentum", sync = "shared", stale = "full", mean = "weighted", straggler, memory_format = "auto", loss = "auto", progress = "auto",
+              engine = "auto";
   HostsFlags hosts;
 };
 

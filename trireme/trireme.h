@@ -10,6 +10,8 @@
 #include <trireme/data/loader.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
+#include <trireme/ps/client.h>
+#include <trireme/ps/server.h>
 #include <trireme/space/schedule.h>
 #include <trireme/space/updater.h>
 

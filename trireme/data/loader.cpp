@@ -52,6 +52,15 @@ Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t 
   return batch;
 }
 
+Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>& order, size_t step, int rank, int micro, torch::Dtype dtype) {
+  const Piece piece = piece_of(cut, step, rank, micro);
+  Batch batch = make_batch(set, order, piece.begin, piece.end, dtype);
+  batch.weight = piece.weight;
+  batch.step = step;
+  batch.micro = micro;
+  return batch;
+}
+
 Epoch::Epoch(const Dataset& set, const Cut& cut, int rank, int64_t number, const LoaderOptions& options)
     : set_(set), cut_(cut), rank_(rank), number_(number), options_(options), producer_([this] { produce(); }) {}
 
@@ -70,11 +79,7 @@ void Epoch::produce() {
     const auto order = epoch_order(set_.count, options_.seed, number_, options_.shuffle);
     for (size_t step = 0; step < cut_.steps(); step++)
       for (int micro = 0; micro < cut_.accumulate; micro++) {
-        const Piece piece = piece_of(cut_, step, rank_, micro);
-        Batch batch = make_batch(set_, order, piece.begin, piece.end, options_.dtype);
-        batch.weight = piece.weight;
-        batch.step = step;
-        batch.micro = micro;
+        Batch batch = cut_batch(set_, cut_, order, step, rank_, micro, options_.dtype);
         std::unique_lock lock(mutex_);
         if (ready_.size() >= options_.ahead) {  // sleep until half of it is used: a wake-up costs more than a batch
           producer_waits_ = true;

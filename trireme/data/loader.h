@@ -34,6 +34,9 @@ struct Batch {
 /// Makes the tensors of samples order[begin, end).
 Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t begin, size_t end, torch::Dtype dtype);
 
+/// The micro-batch that `rank` has in a step, with its weight.
+Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>& order, size_t step, int rank, int micro, torch::Dtype dtype);
+
 /// One pass over a data set. A thread of its own gathers the next batches; breaking off in the middle is fine. Use from one thread.
 class Epoch {
  public:
@@ -93,6 +96,13 @@ class Loader {
   const Dataset& dataset() const { return set_; }
   size_t steps_per_epoch() const { return cut_.steps(); }
   Epoch epoch(int64_t number) const { return Epoch(set_, cut_, rank_, number, options_); }
+
+  /// For workers that ask for their work: the order of an epoch, and one micro-batch of the piece that share `share` has of a step, made now.
+  std::vector<uint32_t> order(int64_t epoch) const { return epoch_order(set_.count, options_.seed, epoch, options_.shuffle); }
+  Batch batch(const std::vector<uint32_t>& order, size_t step, int share, int micro) const {
+    return cut_batch(set_, cut_, order, step, share, micro, options_.dtype);
+  }
+  const Cut& cut() const { return cut_; }
 
  private:
   Dataset set_;

@@ -1,17 +1,16 @@
 #include <trireme/exchange/exchange.h>
 
 #include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
 #include <trireme/exchange/allreduce.h>
 #include <trireme/exchange/central.h>
+#include <trireme/exchange/hogwild.h>
+#include <trireme/exchange/local.h>
+#include <trireme/exchange/servers.h>
 #include <trireme/exchange/shared.h>
 #include <algorithm>
-#include <array>
 
 namespace trireme::exchange {
 namespace {
-
-constexpr std::array kNames = {"shared", "allreduce", "central"};
 
 /// Every rank learns whether all agree; if not, every rank learns where it differs from rank 0.
 void compare_layouts(comm::Communicator& group, const space::Layout& layout) {
@@ -39,9 +38,15 @@ void compare_layouts(comm::Communicator& group, const space::Layout& layout) {
 Exchange::Exchange(space::Layout layout, const Options& options)
     : layout_(std::move(layout)), options_(options), buckets_(space::plan_buckets(layout_, options.bucket_bytes)) {}
 
-void Exchange::begin(double lr) {
+bool Exchange::begin(double lr) {
+  if (!begin_step(lr)) return false;
   std::fill_n(flags(), layout_.size(), uint8_t{0});
   if (updater_) updater_->begin_step(lr);
+  return true;
+}
+
+ps::Work Exchange::take(int64_t /*epoch*/, int64_t /*first_step*/, int64_t /*pieces*/) {
+  fail<Error>("this exchange gives no work: every rank does its share");
 }
 
 void Exchange::update_all() {
@@ -56,26 +61,30 @@ std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout&
                                         const Options& options) {
   if (layout.size() == 0) fail<InvalidArgument>("the model has no parameters");
   compare_layouts(group.all, layout);
-  switch (options.sync) {
+  if (!optimizer && options.sync != Sync::allreduce)
+    fail<InvalidArgument>("sync '{}' updates the parameters itself; with an optimizer of your own use 'allreduce'", name_of(options.sync));
+  if (options.sync.needs_servers() && (group.world == nullptr || group.world->servers() == 0))
+    fail<InvalidArgument>("sync '{}' needs parameter servers: start the job with --servers 1 or more", name_of(options.sync));
+  switch (options.sync.kind) {
     case Sync::shared:
-      if (!optimizer) fail<InvalidArgument>("sync 'shared' updates the parameters itself; with an optimizer of your own use 'allreduce'");
       return std::make_unique<Shared>(group, layout, *optimizer, options);
     case Sync::allreduce:
       return std::make_unique<Allreduce>(group, layout, optimizer, options);
     case Sync::central:
-      if (!optimizer) fail<InvalidArgument>("sync 'central' updates the parameters itself; with an optimizer of your own use 'allreduce'");
       return std::make_unique<Central>(group.all, layout, *optimizer, options);
+    case Sync::server:
+    case Sync::async:
+    case Sync::stale:
+    case Sync::trylock:
+    case Sync::round_robin:
+      return std::make_unique<Servers>(group, layout, *optimizer, options);
+    case Sync::hogwild:
+      return std::make_unique<Hogwild>(group, layout, *optimizer, options);
+    case Sync::local:
+    case Sync::elastic:
+      return std::make_unique<Local>(group, layout, *optimizer, options);
   }
   fail<InvalidArgument>("unknown sync mode");
-}
-
-std::vector<std::string> sync_names() { return {kNames.begin(), kNames.end()}; }
-std::string name_of(Sync sync) { return kNames[static_cast<size_t>(sync)]; }
-
-Sync sync_named(const std::string& name) {
-  for (size_t i = 0; i < kNames.size(); i++)
-    if (name == kNames[i]) return static_cast<Sync>(i);
-  fail<InvalidArgument>("unknown sync mode '{}'{}", name, did_you_mean(name, sync_names()));
 }
 
 }  // namespace trireme::exchange

@@ -6,19 +6,34 @@
 #include <string>
 #include <vector>
 
+#include <trireme/cluster/world.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/communicator.h>
+#include <trireme/exchange/sync.h>
+#include <trireme/ps/client.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/updater.h>
 
 namespace trireme::exchange {
 
-enum class Sync : uint8_t { shared, allreduce, central };
-
 struct Options {
   Sync sync = Sync::shared;
   size_t bucket_bytes = 1 << 20;  // gradients travel in buckets of about this size
   bool overlap = true;            // work on complete buckets while the backward pass goes on
+
+  // With parameter servers.
+  size_t chunk_bytes = 1 << 20;       // the largest part of a bucket that one server keeps
+  ps::Stale stale = ps::Stale::full;  // what a gradient is worth that was computed with old parameters
+  double lambda = 0.04;               // of Stale::compensated
+  double clip = 0;                    // the norm above which a worker's gradient is scaled down; 0: none
+  uint64_t seed = 1;                  // trylock: of the workers' luck
+};
+
+/// What servers counted, all together.
+struct Statistics {
+  double staleness_mean = 0, staleness_max = 0;  // of applied gradients: updates of their chunk since its worker's pull
+  double age_max = 0;                            // of applied gradients: steps behind the furthest worker
+  double updates = 0, held = 0, dropped = 0;
 };
 
 /// Who trains together. A *lane* joins one rank of every machine; there are as many lanes as the machine with the fewest ranks has ranks.
@@ -27,6 +42,7 @@ struct Group {
   comm::shm::Communicator& local;               // the ranks of this machine
   comm::network::Communicator* lane = nullptr;  // this rank's, machine by machine; null with one machine, and for a rank beyond the number of lanes
   int lanes = 1;
+  World* world = nullptr;  // where the parameter servers are found; null: there are none
 
   Group(comm::Communicator& all, comm::shm::Communicator& local, comm::network::Communicator* lane, int lanes)
       : all(all), local(local), lane(lane), lanes(lanes) {}
@@ -49,7 +65,8 @@ class Exchange {
   /// True when all ranks of a machine look at the same memory: one rank writes, and publish_parameters() carries it to the other machines.
   virtual bool parameters_are_shared() const = 0;
 
-  void begin(double lr);
+  /// False, and nothing has begun, when the ranks have agreed to stop. May block where the consistency rules make this rank wait.
+  bool begin(double lr);
   /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, like libtorch
   /// does (but Adam's bias correction counts steps of the run, not of the slot).
   void present(size_t slot) { flags()[slot] = 1; }
@@ -57,6 +74,24 @@ class Exchange {
   virtual void ready(size_t bucket) = 0;
   /// Blocks until this step's parameters are in place on this rank and may be used.
   virtual void finish() = 0;
+
+  /// Whether a step is one update of all ranks together. Otherwise each rank trains on its own, with gradients that are means over its own samples, and only
+  /// the functions below are collective.
+  virtual bool lockstep() const { return true; }
+  /// Whether ranks ask for their work with take(), so that fast ones do more; otherwise every rank does its share.
+  virtual bool gives_work() const { return false; }
+  /// The next piece of the epoch's work that nobody has: its step is then the one that begins next.
+  virtual ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces);
+  /// Collective, between steps: parameters() are what all ranks agree on, until resume().
+  virtual void settle() {}
+  virtual void resume() {}
+  /// The parameters' home is not here: a change by hand has to be published.
+  virtual bool kept_elsewhere() const { return false; }
+  virtual std::optional<Statistics> statistics() { return std::nullopt; }
+
+  /// Without lockstep: this rank wants all to stop. They do after the same step, or as soon as they ask for work.
+  void want_stop() { stop_wanted_ = true; }
+  bool stopped() const { return stopped_; }
 
   /// After finish() of an exchange without optimizer: whether any rank had a gradient for the slot.
   bool was_present(size_t slot) const { return flags()[slot] != 0; }
@@ -68,6 +103,8 @@ class Exchange {
 
  protected:
   Exchange(space::Layout layout, const Options& options);
+  /// The part of begin() that is an implementation's own.
+  virtual bool begin_step(double /*lr*/) { return true; }
   /// One byte per slot: this rank has a gradient for it.
   virtual uint8_t* flags() const = 0;
   /// Updates the parameters of all slots that flags() has, with the gradients as they stand here.
@@ -77,14 +114,11 @@ class Exchange {
   Options options_;
   std::vector<space::Bucket> buckets_;
   std::optional<space::Updater> updater_;
+  bool stop_wanted_ = false, stopped_ = false;
 };
 
 /// Collective. Throws Mismatch that names the first parameter in which ranks' layouts differ. Without an optimizer, `sync` must be allreduce.
 std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
                                         const Options& options);
-
-Sync sync_named(const std::string& name);
-std::string name_of(Sync sync);
-std::vector<std::string> sync_names();
 
 }  // namespace trireme::exchange

@@ -60,8 +60,16 @@ class Parallel::Impl {
         parameters_(distinct(module.named_parameters())),
         buffers_(distinct(module.named_buffers())) {
     if (options_.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", options_.accumulate);
-    exchange_ = exchange::make_exchange({world.comm(), world.local(), world.lane(), world.lanes()}, layout_of(parameters_, options_.channels_last), optimizer,
-                                        {.sync = options_.sync, .bucket_bytes = options_.bucket_bytes, .overlap = options_.overlap});
+    exchange::Group group(world.comm(), world.local(), world.lane(), world.lanes());
+    group.world = &world;
+    exchange_ = exchange::make_exchange(group, layout_of(parameters_, options_.channels_last), optimizer,
+                                        {.sync = options_.sync,
+                                         .bucket_bytes = options_.bucket_bytes,
+                                         .overlap = options_.overlap,
+                                         .stale = options_.stale,
+                                         .lambda = options_.lambda,
+                                         .clip = options_.clip,
+                                         .seed = options_.seed});
     adopt_parameters();
     for (auto& [name, buffer] : buffers_) {
       torch::Tensor whole = buffer.contiguous();
@@ -80,8 +88,9 @@ class Parallel::Impl {
   }
 
   Step step(double weight, const std::function<torch::Tensor()>& loss) {
-    if (micro_ == 0) begin();
+    if (micro_ == 0 && !begin()) return {false, 0, updates_, true};
     const bool last = micro_ + 1 == options_.accumulate;
+    if (!exchange_->lockstep()) weight *= world_.size();  // of its own samples, it has all
     if (weight > 0) backward(weight, loss, last);
     store_deferred();
     micro_ = last ? 0 : micro_ + 1;
@@ -92,9 +101,18 @@ class Parallel::Impl {
   void exclusive(const std::function<void()>& change) {
     world_.comm().barrier("exclusive: begin");
     const torch::NoGradGuard no_grad;
-    if (world_.first() || !exchange_->parameters_are_shared()) change();
-    if (exchange_->parameters_are_shared()) exchange_->publish_parameters();
+    const bool one_decides = exchange_->parameters_are_shared() || exchange_->kept_elsewhere();
+    exchange_->settle();
+    if (world_.first() || !one_decides) change();
+    if (one_decides) exchange_->publish_parameters();
     world_.comm().barrier("exclusive: end");
+  }
+
+  void settled(const std::function<void()>& look) {
+    sync_buffers();
+    exchange_->settle();
+    look();
+    exchange_->resume();
   }
 
   void sync_buffers() {
@@ -107,18 +125,26 @@ class Parallel::Impl {
     }
   }
 
-  /// Row-major copies or views of everything that a saved model consists of.
+  /// Row-major copies of everything that a saved model consists of.
   std::vector<Named> state() {
-    sync_buffers();
     std::vector<Named> all;
-    for (const auto* list : {&parameters_, &buffers_})
-      for (const auto& [name, tensor] : *list) all.push_back({name, tensor.detach().contiguous()});
+    settled([&] {
+      for (const auto* list : {&parameters_, &buffers_})
+        for (const auto& [name, tensor] : *list) all.push_back({name, tensor.detach().clone(torch::MemoryFormat::Contiguous)});
+    });
     return all;
   }
 
+  ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) {
+    if (stop.load()) exchange_->want_stop();
+    const ps::Work work = exchange_->take(epoch, first_step, pieces);
+    taken_ = work.step;
+    return work;
+  }
+
   World& world() { return world_; }
-  double learning_rate() const { return space::rate_at(options_.schedule, lr_, updates_); }
-  const exchange::Exchange& exchange() const { return *exchange_; }
+  double learning_rate() const { return space::rate_at(options_.schedule, lr_, exchange_->gives_work() ? taken_ : updates_); }
+  exchange::Exchange& exchange() const { return *exchange_; }
   double equal_weight() const { return 1.0 / (static_cast<double>(world_.size()) * options_.accumulate); }
   std::atomic<bool> stop{false};
 
@@ -154,14 +180,16 @@ class Parallel::Impl {
     }
   }
 
-  void begin() {
+  bool begin() {
+    if (stop.load()) exchange_->want_stop();
+    if (!exchange_->begin(learning_rate())) return false;
     const auto& buckets = exchange_->buckets();
     missing_.assign(buckets.size(), 0);
     for (size_t slot = 0; slot < parameters_.size(); slot++) missing_[bucket_of_[slot]] += parameters_[slot].tensor.requires_grad();
     filled_.assign(parameters_.size(), false);
     next_bucket_ = 0;
     loss_ = 0;
-    exchange_->begin(learning_rate());
+    return true;
   }
 
   void backward(double weight, const std::function<torch::Tensor()>& loss, bool last) {
@@ -234,6 +262,7 @@ class Parallel::Impl {
     if (exchange_->updater() == nullptr)
       for (size_t slot = 0; slot < parameters_.size(); slot++)
         if (exchange_->was_present(slot)) parameters_[slot].tensor.mutable_grad() = gradients_[slot];
+    if (!exchange_->lockstep()) return {true, loss_, updates_, exchange_->stopped()};
     double told[2] = {loss_, stop.load() ? 1.0 : 0.0};
     world_.comm().allreduce(told, 2, DType::f64, Op::sum, "loss");
     return {true, told[0], updates_, told[1] > 0};
@@ -259,6 +288,7 @@ class Parallel::Impl {
   std::vector<std::pair<size_t, torch::Tensor>> deferred_;  // gradients whose place is taken until the backward pass ends
   double loss_ = 0;
   int64_t updates_ = 0;
+  int64_t taken_ = 0;  // the step of the piece of work that was taken last
 };
 
 Parallel::Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options)
@@ -269,7 +299,11 @@ Step Parallel::step(double weight, const std::function<torch::Tensor()>& loss) {
 Step Parallel::step(const std::function<torch::Tensor()>& loss) { return impl_->step(impl_->equal_weight(), loss); }
 void Parallel::request_stop() noexcept { impl_->stop.store(true); }
 void Parallel::exclusive(const std::function<void()>& change) { impl_->exclusive(change); }
-void Parallel::sync_buffers() { impl_->sync_buffers(); }
+void Parallel::settled(const std::function<void()>& look) { impl_->settled(look); }
+bool Parallel::lockstep() const { return impl_->exchange().lockstep(); }
+bool Parallel::gives_work() const { return impl_->exchange().gives_work(); }
+ps::Work Parallel::take(int64_t epoch, int64_t first_step, int64_t pieces) { return impl_->take(epoch, first_step, pieces); }
+std::optional<exchange::Statistics> Parallel::statistics() { return impl_->exchange().statistics(); }
 double Parallel::learning_rate() const { return impl_->learning_rate(); }
 const exchange::Exchange& Parallel::exchange() const { return impl_->exchange(); }
 

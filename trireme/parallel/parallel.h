@@ -21,14 +21,20 @@ struct ParallelOptions {
   size_t bucket_bytes = 1 << 20;                 // gradients travel in buckets of about this size
   bool overlap = true;                           // reduce complete buckets while the backward pass goes on
   bool channels_last = false;                    // store 4-d weights as N, H, W, C: faster for most convolutions with oneDNN
+
+  // With parameter servers.
+  ps::Stale stale = ps::Stale::full;  // what a gradient is worth that was computed with old parameters
+  double lambda = 0.04;               // of Stale::compensated
+  double clip = 0;                    // the norm above which a worker's gradient is scaled down; 0: none
+  uint64_t seed = 1;                  // trylock: of the workers' luck
 };
 
 /// What a call of step() did.
 struct Step {
   bool updated = false;  // false while micro-batches accumulate
-  double loss = 0;       // weighted mean over all ranks and micro-batches of this update; valid when updated
-  int64_t number = 0;    // updates so far
-  bool stop = false;     // some rank asked to stop: all ranks see it after the same update
+  double loss = 0;       // weighted mean over all ranks and micro-batches of this update; valid when updated. Where ranks train on their own, this rank's
+  int64_t number = 0;    // updates so far, of this rank
+  bool stop = false;     // some rank asked to stop: all ranks see it after the same update, or when they ask for work. Not updated then: nothing was done
 };
 
 /// From construction to destruction the module's parameters are views of the flat space. Collective: all ranks construct, step and destroy in
@@ -57,10 +63,20 @@ class Parallel {
   /// Makes the next completed update report `stop` on all ranks. Safe in a signal handler.
   void request_stop() noexcept;
 
+  /// Whether every update is one of all ranks together; otherwise each rank goes at its own pace, and what step() is given counts with its weight among this
+  /// rank's samples.
+  bool lockstep() const;
+  /// Whether ranks ask for their work, so that fast ones do more: then take() says which piece of an epoch is next, until the epoch ends or somebody stops.
+  bool gives_work() const;
+  ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces);
+
+  /// Runs `look` while the parameters are those that all ranks agree on, and buffers are averaged: for evaluating and saving. Collective.
+  void settled(const std::function<void()>& look);
+  /// What the parameter servers counted so far; nothing without servers.
+  std::optional<exchange::Statistics> statistics();
+
   /// Runs `change` where it is safe to write to the parameters by hand. Collective; `change` runs on one rank when ranks share their parameters.
   void exclusive(const std::function<void()>& change);
-  /// Averages floating-point buffers (batch-norm statistics) over ranks. Collective. save() and sha256() do it themselves.
-  void sync_buffers();
   /// Of all parameters and buffers, in the order of their registration. Collective, the same on every rank.
   std::string sha256();
   /// Writes all parameters and buffers in safetensors format, from rank 0. Collective.

@@ -310,7 +310,10 @@ Pending Client::set(space::Range range) {
 // ---- clocks, work, locks: server 0 keeps them ----
 
 void Client::barrier() { ask(0, {.verb = Verb::barrier}, "all workers to come to a barrier"); }
-void Client::begin(int64_t step) { ask(0, {.verb = Verb::begin, .step = step}, "leave to begin a step"); }
+
+bool Client::begin(int64_t step, bool stop) {
+  return ask(0, {.verb = Verb::begin, .flags = stop ? kStop : uint8_t{0}, .step = step}, "leave to begin a step").status == Status::ok;
+}
 
 Work Client::take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop) {
   const Reply reply = ask(0,

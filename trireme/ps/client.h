@@ -111,8 +111,8 @@ class Client {
   /// All that follows blocks.
   /// Until all workers have come.
   void barrier();
-  /// Until this worker may begin the step.
-  void begin(int64_t step);
+  /// Until this worker may begin the step. False when the workers stop before it: `stop` asks for that, and they all stop before the same step.
+  bool begin(int64_t step, bool stop = false);
   /// The next of an epoch's `pieces` that nobody has taken, once its step may begin. `stop` ends the work for all workers.
   Work take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop);
   /// The update lock, if this worker tries and nobody else has it; otherwise a gradient is counted as dropped.

@@ -26,7 +26,7 @@ std::string_view name_of(Verb verb);
 
 constexpr uint8_t kAnswerWithParameters = 1;  // push: the answer brings the new parameters, as a pull would
 constexpr uint8_t kInPlace = 2;               // pull, set: the worker sees the server's memory; nothing is copied
-constexpr uint8_t kStop = 4;                  // take: this worker wants everybody to stop
+constexpr uint8_t kStop = 4;                  // take, begin: this worker wants everybody to stop
 constexpr uint8_t kSkip = 8;                  // lock: this worker did not try; count the drop
 
 constexpr uint8_t kFailed = 16;  // leave: after an error of its own

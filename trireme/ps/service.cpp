@@ -166,10 +166,8 @@ void Service::handle(Incoming in, Clock::time_point now) {
       return pull(std::move(in));
     case Verb::set:
       return set(in);
-    case Verb::begin: {
-      const int64_t step = in.request.step;
-      return begin(std::move(in), step, 0);
-    }
+    case Verb::begin:
+      return begin_own(std::move(in));
     case Verb::take:
       return take(std::move(in));
     case Verb::lock:
@@ -400,6 +398,20 @@ void Service::begin(Incoming in, int64_t step, int64_t piece) {
   const size_t waiting = beginning_.size();
   release_waiting();
   if (beginning_.size() >= waiting) begins_held_++;
+}
+
+/// A step of a worker that does its own share. All stop before the same one: the first that nobody has begun when one asks for it.
+void Service::begin_own(Incoming in) {
+  const int64_t step = in.request.step;
+  if ((in.request.flags & kStop) != 0 && stop_before_ == kGone) {
+    stop_before_ = step;
+    for (const Worker& worker : workers_)
+      if (worker.clock != kGone) stop_before_ = std::max(stop_before_, worker.clock + 1);
+  }
+  if (step < stop_before_) return begin(std::move(in), step, 0);
+  worker_of(in).clock = kGone;
+  answer(in, {.status = Status::stopped});
+  release_waiting();
 }
 
 /// Every change of a clock may let others begin.

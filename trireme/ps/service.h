@@ -87,6 +87,7 @@ class Service {
   void answer_pull(ChunkState& state, const Incoming& in);
   void set(const Incoming& in);
   void begin(Incoming in, int64_t step, int64_t piece);
+  void begin_own(Incoming in);
   void take(Incoming in);
   void release_waiting();
   void lock(const Incoming& in);
@@ -117,7 +118,8 @@ class Service {
   std::vector<std::pair<Clock::time_point, Incoming>> delayed_;
   int lock_holder_ = -1;
   int64_t epoch_ = -1, next_piece_ = 0;
-  bool stopped_ = false;
+  bool stopped_ = false;         // nobody gets work any more
+  int64_t stop_before_ = kGone;  // the step that nobody begins
 
   metrics::Registry metrics_;
   uint64_t &pushes_, &pulls_, &updates_, &held_, &dropped_, &repeated_, &refused_, &begins_held_, &keys_;

@@ -28,6 +28,11 @@ struct Options {
   double gamma = 0.1;                 // schedule step: factor of a drop
   uint64_t seed = 1;                  // initial parameters, shuffling, dropout
   exchange::Sync sync = exchange::Sync::shared;
+  ps::Stale stale = ps::Stale::full;                     // parameter servers: what a stale gradient is worth
+  double clip = 0;                                       // the norm above which a worker's gradient is scaled down; 0: none
+  bool plain_mean = false;                               // every worker's gradient counts the same, however many samples it has
+  int straggler = -1;                                    // a worker that is made slow, to see what that does; -1: none
+  double straggler_factor = 1;                           // how many times as long it takes for a step
   MemoryFormat memory_format = MemoryFormat::automatic;  // of convolution weights; automatic measures and remembers
   Loss loss = Loss::automatic;                           // automatic: cross entropy for classes, mean squared error for numbers
   std::string dtype = "f32";                             // f32 or f64

@@ -2,6 +2,7 @@
 // Assembles data, model and exchange into a run.
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,9 @@ struct Result {
   double seconds = 0;  // of training
   int64_t updates = 0;
   size_t parameters = 0;
-  bool stopped = false;  // somebody asked to
-  std::string saved;     // path, or ""
+  bool stopped = false;                         // somebody asked to
+  std::optional<exchange::Statistics> servers;  // what parameter servers counted
+  std::string saved;                            // path, or ""
 };
 
 /// Called on rank 0 only.

@@ -1,0 +1,57 @@
+// `trireme ctl`: a word with the parameter servers of a running job.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <memory>
+#include <set>
+
+#include <trireme/base/error.h>
+#include <trireme/ps/control.h>
+#include "commands.h"
+
+namespace trireme::tools {
+namespace {
+
+constexpr Seconds kPatience{5};
+
+/// The servers of the one job that runs, or of the one that was named.
+std::vector<ps::Found> servers_of(const std::string& job) {
+  std::vector<ps::Found> servers;
+  std::set<std::string> jobs;
+  for (const ps::Found& server : ps::find_servers()) {
+    jobs.insert(server.job);
+    if (job.empty() || server.job == job) servers.push_back(server);
+  }
+  if (jobs.empty()) fail<InvalidArgument>("no job with parameter servers runs on this machine for this user");
+  if (servers.empty()) fail<InvalidArgument>("there is no job '{}'; running: {}", job, fmt::join(jobs, ", "));
+  if (job.empty() && jobs.size() > 1)
+    fail<InvalidArgument>("several jobs have parameter servers on this machine; say which with --job: {}", fmt::join(jobs, ", "));
+  return servers;
+}
+
+int tell(const std::string& job, const std::string& words) {
+  for (const ps::Found& server : servers_of(job)) fmt::print("{}\n", ps::control(server, words, kPatience));
+  return 0;
+}
+
+}  // namespace
+
+Run add_ctl(CLI::App& app, const Invocation& /*invocation*/) {
+  struct Settings {
+    std::string job;
+    int worker = 0;
+    double milliseconds = 0;
+  };
+  auto s = std::make_shared<Settings>();
+  CLI::App* ctl = app.add_subcommand("ctl", "Talk to the parameter servers of a running job on this machine");
+  ctl->require_subcommand(1);
+  CLI::App* status = ctl->add_subcommand("status", "Every server's counters and the workers' clocks, a JSON object a line");
+  CLI::App* delay = ctl->add_subcommand("delay", "Delay the updates of one worker: to see what the mode does about it");
+  for (CLI::App* sub : {status, delay}) sub->add_option("--job", s->job, "The job, where several run; `trireme ctl status` names them");
+  delay->add_option("WORKER", s->worker, "Its number, from 0")->required();
+  delay->add_option("MS", s->milliseconds, "Milliseconds; 0 ends the delay")->required();
+  delay->footer("Example:\n  trireme ctl delay 1 50      updates of worker 1 are applied 50 ms after they arrive");
+  return [s, status] { return tell(s->job, status->parsed() ? "status" : fmt::format("delay {} {}", s->worker, s->milliseconds)); };
+}
+
+}  // namespace trireme::tools

@@ -1,0 +1,117 @@
+#include <trireme/exchange/local.h>
+
+#include <cstring>
+
+#include <trireme/base/error.h>
+
+namespace trireme::exchange {
+namespace {
+
+/// Calls op(a, b, c) for the elements of three flat vectors, slot by slot.
+template <class Op>
+void each_element(const space::Layout& layout, std::byte* a, std::byte* b, std::byte* c, const Op& op) {
+  const auto as = [&]<class T>(T, const space::Slot& slot) {
+    T *x = reinterpret_cast<T*>(a + slot.range.begin), *y = reinterpret_cast<T*>(b + slot.range.begin), *z = reinterpret_cast<T*>(c + slot.range.begin);
+    for (size_t i = 0; i < slot.elements(); i++) op(x[i], y[i], z[i]);
+  };
+  for (const space::Slot& slot : layout.slots()) {
+    if (slot.dtype == DType::f32) as(float{}, slot);
+    if (slot.dtype == DType::f64) as(double{}, slot);
+  }
+}
+
+/// Servers that only add: what is pushed is a difference. The mean needs the differences of all, the elastic centre takes them as they come.
+ps::Job adding_job(const Group& group, const space::Layout& layout, const Options& options) {
+  return {.layout = layout,
+          .workers = group.all.size(),
+          .servers = group.world->servers(),
+          .bucket_bytes = options.bucket_bytes,
+          .chunk_bytes = options.chunk_bytes,
+          .optimizer = space::sgd({.lr = 1}),
+          .rules = {.workers = group.all.size(), .order = options.sync.kind == Sync::local ? ps::Order::together : ps::Order::on_arrival}};
+}
+
+}  // namespace
+
+Local::Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
+    : Exchange(layout, options),
+      group_(group.all),
+      parameters_(space::Arena::of_process(layout_.bytes())),
+      gradients_(space::Arena::of_process(layout_.bytes())),
+      flags_(std::make_unique<uint8_t[]>(layout_.size())) {
+  std::vector<space::Range> all;
+  for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
+  updater_.emplace(optimizer, all);
+  if (group.world != nullptr && group.world->servers() > 0) servers_.emplace(group, adding_job(group, layout_, options), false);
+  if (options.sync.kind == Sync::elastic) own_ = space::Arena::of_process(layout_.bytes());
+}
+
+void Local::publish_parameters() {
+  group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
+  if (!servers_) return;
+  std::memcpy((*servers_)->parameters(), parameters(), layout_.bytes());
+  if (group_.rank() == 0) (*servers_)->set(whole()).wait();
+  (*servers_)->barrier();
+}
+
+bool Local::begin_step(double /*lr*/) {
+  if (options_.sync.kind == Sync::elastic) stopped_ = !(*servers_)->begin(steps_, stop_wanted_);
+  return !stopped_;
+}
+
+void Local::finish() {
+  if (options_.clip > 0) clip_norm(layout_, flags(), gradients(), options_.clip);
+  update_all();
+  if (++steps_ % options_.sync.period == 0) meet();
+}
+
+void Local::meet() {
+  if (options_.sync.kind == Sync::elastic) return draw_nearer();
+  average();
+  uint8_t stop = stop_wanted_ ? 1 : 0;  // here all ranks are at the same step
+  group_.allreduce(&stop, 1, DType::u8, Op::max, "stop");
+  stopped_ = stop != 0;
+}
+
+void Local::average() {
+  if (!servers_) {
+    for (const space::Slot& slot : layout_.slots())
+      if (slot.dtype == DType::f32 || slot.dtype == DType::f64)
+        group_.allreduce(parameters() + slot.range.begin, slot.elements(), slot.dtype, Op::mean, slot.name);
+    return;
+  }
+  ps::Client& client = **servers_;
+  const double ranks = group_.size();
+  // The servers subtract Σ (last mean − own) / N from the last mean: that is the new one.
+  each_element(layout_, client.gradients(), client.parameters(), parameters(),
+               [&](auto& difference, auto mean, auto own) { difference = (mean - own) / static_cast<std::decay_t<decltype(difference)>>(ranks); });
+  client.push(whole(), {.step = steps_, .lr = 1, .pull = true}).wait();
+  std::memcpy(parameters(), client.parameters(), layout_.bytes());
+}
+
+void Local::draw_nearer() {
+  ps::Client& client = **servers_;
+  client.pull(whole()).wait();
+  const double rho = options_.sync.rho;
+  each_element(layout_, client.gradients(), client.parameters(), parameters(), [&](auto& pushed, auto centre, auto& own) {
+    const auto pull = static_cast<std::decay_t<decltype(own)>>(rho) * (own - centre);
+    own -= pull;
+    pushed = -pull;  // servers subtract
+  });
+  client.push(whole(), {.step = steps_, .lr = 1}).wait();
+}
+
+void Local::settle() {
+  if (options_.sync.kind == Sync::local) return average();
+  ps::Client& client = **servers_;
+  client.barrier();
+  client.pull(whole()).wait();
+  std::memcpy(own_.data(), parameters(), layout_.bytes());
+  std::memcpy(parameters(), client.parameters(), layout_.bytes());
+}
+
+void Local::resume() {
+  if (options_.sync.kind == Sync::elastic) std::memcpy(parameters(), own_.data(), layout_.bytes());
+}
+
+}  // namespace trireme::exchange

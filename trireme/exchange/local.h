@@ -1,0 +1,42 @@
+#pragma once
+// Ranks train alone, and meet every few steps.
+#include <trireme/exchange/exchange.h>
+#include <trireme/exchange/servers.h>
+
+namespace trireme::exchange {
+
+/// `local:K`: after K steps of its own each rank takes the mean of all ranks' parameters; through the servers if there are some, with an allreduce otherwise.
+/// `elastic:K,RHO`: after K steps a rank and the centre on the servers move towards each other by RHO of their distance; nobody waits for anybody. The trained
+/// model is the centre. Optimizer state stays with the ranks.
+class Local final : public Exchange {
+ public:
+  Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+
+  std::byte* parameters() const override { return parameters_.data(); }
+  std::byte* gradients() const override { return gradients_.data(); }
+  bool parameters_are_shared() const override { return false; }
+  bool kept_elsewhere() const override { return true; }
+  void publish_parameters() override;
+  void ready(size_t) override {}
+  void finish() override;
+  bool lockstep() const override { return false; }
+  void settle() override;
+  void resume() override;
+  std::optional<Statistics> statistics() override { return servers_ ? std::optional(servers_->statistics()) : std::nullopt; }
+
+ private:
+  bool begin_step(double lr) override;
+  uint8_t* flags() const override { return flags_.get(); }
+  space::Range whole() const { return {0, layout_.bytes()}; }
+  void meet();
+  void average();
+  void draw_nearer();
+
+  comm::Communicator& group_;
+  std::optional<Connected> servers_;
+  space::Arena parameters_, gradients_, own_;  // own_: elastic, this rank's parameters while the centre is looked at
+  std::unique_ptr<uint8_t[]> flags_;
+  int64_t steps_ = 0;
+};
+
+}  // namespace trireme::exchange

@@ -1,0 +1,61 @@
+#pragma once
+// Gradients go to parameter servers, which update and give the parameters back.
+#include <trireme/exchange/exchange.h>
+#include <trireme/ps/client.h>
+
+namespace trireme::exchange {
+
+/// The client of this rank for a job of `world`'s servers, interrupted when the job fails.
+class Connected {
+ public:
+  Connected(const Group& group, ps::Job job, bool in_place);
+  ps::Client& operator*() { return *client_; }
+  ps::Client* operator->() const { return client_.get(); }
+  Statistics statistics();
+
+ private:
+  std::unique_ptr<ps::Client> client_;
+  FailureWatch watch_;  // last: it uses the client
+};
+
+/// A bucket is pushed when it is ready, while backward goes on; the answer brings its new parameters, which this rank's backward needs no more. With `server`
+/// on one machine there is nothing to bring: ranks see the servers' memory, as with Shared, and the bits are the same.
+///
+/// With `async`, `stale` and `trylock` the ranks ask for their work. A rank's clock is the step of its piece of work: under `stale:S` it may take one of
+/// step t only when all pieces of steps before t − S are done.
+class Servers final : public Exchange {
+ public:
+  Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+
+  std::byte* parameters() const override { return client_->parameters(); }
+  std::byte* gradients() const override { return client_->gradients(); }
+  bool parameters_are_shared() const override { return client_->in_place(); }
+  bool kept_elsewhere() const override { return true; }
+  void publish_parameters() override;
+  void ready(size_t bucket) override;
+  void finish() override;
+  bool lockstep() const override { return client_->job().rules.order == ps::Order::together; }
+  bool gives_work() const override { return client_->job().rules.order == ps::Order::on_arrival; }
+  ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) override;
+  void settle() override;
+  std::optional<Statistics> statistics() override { return client_.statistics(); }
+
+ private:
+  bool begin_step(double lr) override;
+  uint8_t* flags() const override { return client_->present(); }
+  space::Range whole() const { return {0, layout_.bytes()}; }
+  void push(size_t bucket);
+  void push_all();
+  bool wins_lock();
+
+  Connected client_;
+  std::vector<ps::Pending> pushes_;  // of this step
+  int64_t step_ = 0;
+  bool taken_ = false;  // step_ has begun already, with take()
+  double lr_ = 0;
+};
+
+/// Scales the gradients of the slots in `flags` so that their common norm is at most `limit`.
+void clip_norm(const space::Layout& layout, const uint8_t* flags, std::byte* gradients, double limit);
+
+}  // namespace trireme::exchange

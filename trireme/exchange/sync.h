@@ -1,0 +1,49 @@
+#pragma once
+// The ways in which gradients become parameters, by name.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::exchange {
+
+/// `Sync::shared`, or `Sync::stale_by(3)`.
+struct Sync {
+  enum Kind : uint8_t {
+    shared,       // all ranks of a machine map one copy of the parameters, and update it together (the default)
+    allreduce,    // each rank has its own copy
+    central,      // everything through rank 0
+    server,       // parameter servers wait for all workers, and update once
+    async,        // parameter servers apply each gradient when it arrives
+    stale,        // the same, but nobody may be more than `bound` steps ahead of the slowest
+    trylock,      // a worker tries with some probability to get the update lock; if it fails, it drops its gradient
+    round_robin,  // parameter servers apply the workers' gradients in a rotating order
+    hogwild,      // all ranks of one machine update one copy of the parameters without any lock
+    local,        // each rank trains alone for `period` steps, then all average their parameters
+    elastic       // each rank trains alone; every `period` steps it and a centre on the servers draw each other nearer
+  };
+  Kind kind = shared;
+  int64_t bound = 0;       // stale
+  double probability = 1;  // trylock
+  int period = 10;         // local, elastic
+  double rho = 0.3;        // elastic: how far each moves, as a part of the distance
+
+  Sync() = default;
+  Sync(Kind kind) : kind(kind) {}  // NOLINT: a kind alone is a way to synchronise
+  bool operator==(const Sync&) const = default;
+
+  static Sync stale_by(int64_t bound);
+  static Sync trylock_with(double probability);
+  static Sync local_for(int period);
+  static Sync elastic_with(int period, double rho);
+
+  /// Parameters live on servers; there must be one at least.
+  bool needs_servers() const { return kind == server || kind == async || kind == stale || kind == trylock || kind == round_robin || kind == elastic; }
+};
+
+/// "shared", "stale:3", "trylock:0.8", "local:10", "elastic:10,0.3". Throws InvalidArgument with the nearest valid name, or what is wrong with a number.
+Sync sync_named(const std::string& text);
+std::string name_of(const Sync& sync);
+/// The kinds, with their settings as in "stale:S".
+std::vector<std::string> sync_names();
+
+}  // namespace trireme::exchange
