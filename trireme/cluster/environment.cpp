@@ -5,87 +5,17 @@
 #include <trireme/base/sha256.h>
 #include <trireme/cluster/nodelist.h>
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
 #include <string_view>
 #include <vector>
+#include "variables.h"
 
 namespace trireme::cluster {
 namespace {
 
-constexpr int64_t kLargestInt = 2147483647;
-constexpr int64_t kLargestPort = 65535;
 constexpr int64_t kFirstSpecialStep = 0xfffffff0;  // Slurm numbers its batch, extern and interactive steps downwards from 2^32
-constexpr size_t kShown = 120;                     // of a value in a message
-
-/// A value as it may stand in a message: one line, not too long.
-std::string shown(std::string_view value) {
-  std::string result(value.substr(0, kShown));
-  for (char& c : result)
-    if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
-  return value.size() > kShown ? result + "..." : result;
-}
-
-bool is_host(std::string_view text) {
-  const auto allowed = [](char c) {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || std::string_view("-._:%").find(c) != std::string_view::npos;
-  };
-  return !text.empty() && text.size() <= 253 && std::all_of(text.begin(), text.end(), allowed);
-}
-
-bool is_loopback(std::string_view host) {
-  return host == "localhost" || host.starts_with("localhost.") || host == "ip6-localhost" || host.starts_with("127.") || host == "::1";
-}
-
-/// An IPv6 address goes into brackets.
-std::string host_and_port(std::string_view host, int64_t port) {
-  return host.find(':') == std::string_view::npos ? fmt::format("{}:{}", host, port) : fmt::format("[{}]:{}", host, port);
-}
-
-std::optional<int64_t> whole_number(std::string_view text) {
-  int64_t value = 0;
-  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc{} || stop != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
-/// Reads variables; everything that is wrong with one is thrown with its name.
-class Variables {
- public:
-  explicit Variables(const Lookup& lookup) : lookup_(lookup) {}
-
-  bool has(const char* name) const { return lookup_(name) != nullptr; }
-
-  /// "" when it is not set.
-  std::string text(const char* name) const { return has(name) ? lookup_(name) : ""; }
-
-  std::string needed(const char* name, const char* because) const {
-    if (!has(name)) fail<InvalidArgument>("the environment has {} but no {}; a launcher sets both. Set {}, or unset {}", because, name, name, because);
-    return text(name);
-  }
-
-  int64_t number(const char* name, const char* because, int64_t least, int64_t most = kLargestInt) const {
-    const std::string value = needed(name, because);
-    const auto result = whole_number(value);
-    if (!result || *result < least || *result > most)
-      fail<InvalidArgument>("the environment variable {}='{}' must be a whole number of at least {}{}; set it right or unset {}", name, shown(value), least,
-                            most == kLargestInt ? "" : fmt::format(" and at most {}", most), because);
-    return *result;
-  }
-
-  /// A host name or address, without a port.
-  std::string host(const char* name, const char* because) const {
-    std::string value = needed(name, because);
-    if (value.starts_with('[') && value.ends_with(']')) value = value.substr(1, value.size() - 2);
-    if (!is_host(value)) fail<InvalidArgument>("the environment variable {}='{}' must be a host name or an address", name, shown(value));
-    return value;
-  }
-
- private:
-  const Lookup& lookup_;
-};
 
 /// TRIREME_COORDINATOR, checked; "" when it is not set or empty.
 std::string given_coordinator(const Variables& variables) {
