@@ -19,7 +19,7 @@ std::string door_of(const Found& server) { return own_name(fmt::format("ps/{}/{}
 }  // namespace
 
 std::vector<Found> find_servers() {
-  const std::string prefix = "@" + own_name("ps/");
+  const std::string prefix = fmt::format("@{}", own_name("ps/"));
   std::vector<Found> found;
   std::ifstream sockets("/proc/net/unix");
   for (std::string line; std::getline(sockets, line);) {

@@ -266,10 +266,5 @@ TEST(Exchange, OptimizerStateExistsOncePerMachineWhenShared) {
   EXPECT_LE(total.load(), layout.bytes() + 4 * 64);
 }
 
-TEST(Exchange, NamesGoBothWays) {
-  for (const std::string& name : sync_names()) EXPECT_EQ(name_of(sync_named(name)), name);
-  EXPECT_THROW(sync_named("share"), InvalidArgument);
-}
-
 }  // namespace
 }  // namespace trireme::exchange::tests

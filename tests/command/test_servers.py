@@ -1,0 +1,173 @@
+"""Parameter servers from the command line: what each mode promises, and what becomes of it when somebody dies."""
+import json
+import os
+import signal
+import subprocess
+import time
+
+import support
+
+SMALL = ["mlp:32", "--data", "synthetic:300", "--epochs", 3, "--batch", 30, "--lr", 0.02]
+ENDLESS = ["mlp:64", "--data", "synthetic:2000", "--epochs", 100000, "--batch", 64]
+ASYNCHRONOUS = ["async", "stale:2", "trylock:0.9", "round-robin", "hogwild", "local:4", "elastic:4,0.3"]
+SOON = 4  # seconds; the rest is for a busy machine
+
+
+def role(pid):
+    try:
+        return "server" if b"serve" in open(f"/proc/{pid}/cmdline", "rb").read().split(b"\0") else "worker"
+    except FileNotFoundError:
+        return "gone"
+
+
+class Modes(support.CommandTest):
+    def test_synchronous_servers_give_the_bits_of_shared(self):
+        for args in (["--workers", 2], ["--workers", 3, "--optimizer", "adam", "--bucket-bytes", 4096], ["--workers", 2, "--accumulate", 2]):
+            expected = self.train(*SMALL, *args)
+            for servers in (1, 3):
+                with self.subTest(args=args, servers=servers):
+                    report = self.train(*SMALL, *args, "--sync", "server", "--servers", servers)
+                    self.assertEqual(report["sha256"], expected["sha256"])
+                    self.assertEqual(report["updates"], expected["updates"])
+
+    def test_a_bound_of_zero_is_synchronous(self):
+        self.assertEqual(self.train(*SMALL, "--workers", 2, "--sync", "stale:0")["sha256"], self.train(*SMALL, "--workers", 2, "--sync", "server")["sha256"])
+
+    def test_one_worker_that_always_tries_is_plain_sgd(self):
+        plain = ["--workers", 1, "--optimizer", "sgd"]
+        expected = self.train(*SMALL, *plain)["sha256"]
+        for sync in ("trylock:1", "async", "stale:3", "round-robin", "hogwild", "local:1"):
+            with self.subTest(sync=sync):
+                self.assertEqual(self.train(*SMALL, *plain, "--sync", sync)["sha256"], expected)
+
+    def test_local_steps_are_averaged_the_same_way_by_servers_and_by_allreduce(self):
+        args = [*SMALL, "--workers", 2, "--sync", "local:4", "--dtype", "f64", "--optimizer", "sgd"]
+        by_allreduce, _ = self.parameters(*args)
+        by_servers, _ = self.parameters(*args, "--servers", 2)
+        for name, values in by_allreduce.items():
+            self.assertLess(abs(values - by_servers[name]).max(), 1e-12, name)
+
+    def test_every_mode_learns(self):
+        for sync in ASYNCHRONOUS:
+            with self.subTest(sync=sync):
+                report = self.train(*SMALL, "--workers", 2, "--sync", sync)
+                self.assertLess(report["epochs"][-1]["loss"], 0.5 * report["epochs"][0]["loss"])
+                self.assertGreater(report["epochs"][-1]["test_accuracy"], 0.5)
+                self.assertEqual(report["sync"], sync)
+                if sync == "round-robin":
+                    self.assertLessEqual(report["servers"]["staleness_max"], 2)
+                if sync == "stale:2":
+                    self.assertLessEqual(report["servers"]["age_max"], 2)
+
+    def test_who_never_tries_never_updates(self):
+        before = self.train(*SMALL, "--workers", 2, "--epochs", 0)["sha256"]
+        report = self.train(*SMALL, "--workers", 2, "--sync", "trylock:0")
+        self.assertEqual(report["sha256"], before)
+        self.assertEqual(report["servers"]["dropped"], 3 * 10 * 2)  # epochs, steps, pieces of a step
+
+    def test_rules_for_gradients(self):
+        plain = self.train(*SMALL, "--workers", 1, "--sync", "async")
+        for args in (["--clip", 0.01], ["--weight-decay", 0.1]):
+            self.assertNotEqual(self.train(*SMALL, "--workers", 1, "--sync", "async", *args)["sha256"], plain["sha256"])
+        for rule in ("inverse", "compensated"):  # with one worker nothing is stale
+            self.assertEqual(self.train(*SMALL, "--workers", 1, "--sync", "async", "--stale-gradients", rule)["sha256"], plain["sha256"])
+
+    def test_what_cannot_be_is_refused(self):
+        self.refused("train", *SMALL, "--servers", 1, says=["--servers 1", "shared"], code=2)
+        self.refused("train", *SMALL, "--sync", "stale", says=["stale:S"], code=2)
+        self.refused("train", *SMALL, "--sync", "asynk", says=["did you mean 'async'"], code=2)
+        self.refused("train", *SMALL, "--clip", 1, says=["clip"], code=2)
+        self.refused("train", *SMALL, "--straggler", "one", says=["WORKER:FACTOR"], code=2)
+        self.refused("serve", says=["--servers"], code=2)
+        self.refused("ctl", "--job", "x", says=["ctl"], code=2)
+
+    def test_launched_programs_find_servers(self):
+        result = support.run("launch", "-n", 2, "--servers", 2, "--", "sh", "-c", "echo $TRIREME_SERVERS of $TRIREME_SIZE")
+        self.assertEqual(result.stdout.count("2 of 2"), 2, result.stdout + result.stderr)
+
+
+class Deaths(support.CommandTest):
+    def begin(self, *args, workers=2, servers=2):
+        process = support.start("train", *ENDLESS, "--workers", workers, "--servers", servers, *args, cwd=self.folder)
+        self.addCleanup(self.end, process)
+        for line in process.stdout:
+            if line.startswith("epoch 1 "):
+                break
+        pids = support.children(process.pid)
+        found = {kind: [pid for pid in pids if role(pid) == kind] for kind in ("worker", "server")}
+        self.assertEqual((len(found["worker"]), len(found["server"])), (workers, servers), process.stderr.read() if process.poll() else "")
+        return process, found
+
+    def end(self, process):
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+        process.stderr.close()
+
+    def expect_end(self, process, found, since, says):
+        _, text = process.communicate(timeout=SOON + 10)
+        self.assertLess(time.monotonic() - since, SOON, text)
+        self.assertNotEqual(process.returncode, 0)
+        for part in says:
+            self.assertIn(part, text)
+        pids = found["worker"] + found["server"]
+        self.assertTrue(support.wait_until(lambda: not any(map(support.alive, pids)), 2), "somebody is still there")
+
+    def test_a_killed_server_is_named(self):
+        for sync in ("server", "async", "round-robin", "local:5"):
+            for server in (0, 1):
+                with self.subTest(sync=sync, server=server):
+                    process, found = self.begin("--sync", sync)
+                    since = time.monotonic()
+                    os.kill(found["server"][server], signal.SIGKILL)
+                    self.expect_end(process, found, since, [f"server {server} (process {found['server'][server]})", "SIGKILL"])
+
+    def test_a_killed_worker_is_named(self):
+        for sync in ("server", "async", "stale:1", "round-robin"):
+            with self.subTest(sync=sync):
+                process, found = self.begin("--sync", sync)
+                since = time.monotonic()
+                os.kill(found["worker"][1], signal.SIGKILL)
+                self.expect_end(process, found, since, [f"rank 1 (process {found['worker'][1]})", "SIGKILL"])
+
+    def test_a_stopped_server_is_noticed_at_the_deadline(self):
+        process, found = self.begin("--sync", "server", "--timeout", 2)
+        since = time.monotonic()
+        os.kill(found["server"][1], signal.SIGSTOP)
+        self.expect_end(process, found, since + 2, ["server 1", "within 2 s"])
+
+    def test_an_interrupted_run_saves_its_model(self):
+        for sync in ("server", "async", "round-robin", "local:5", "elastic:5,0.3", "hogwild"):
+            with self.subTest(sync=sync):
+                save = self.folder / f"{sync[:4]}.safetensors"
+                servers = 0 if sync == "hogwild" else 1
+                process, found = self.begin("--sync", sync, "--save", save, servers=servers)
+                process.send_signal(signal.SIGINT)
+                out, error = process.communicate(timeout=20)
+                self.assertEqual(process.returncode, 130, error)
+                self.assertIn("stopped on request", out, error)
+                self.assertGreater(len(support.read_safetensors(save)), 0)
+                self.assertFalse(any(map(support.alive, found["worker"] + found["server"])))
+
+    def test_control(self):
+        process, found = self.begin("--sync", "async", servers=1)
+        jobs = support.run("ctl", "status")
+        if "several jobs" in jobs.stderr:
+            self.skipTest("other jobs with servers run on this machine")
+        before = json.loads(jobs.stdout)
+        self.assertGreater(before["pushes"], 0)
+        self.assertEqual(len(before["clocks"]), 2)
+        self.assertIn("no worker 7", support.run("ctl", "delay", 7, 5).stderr)
+        told = support.run("ctl", "delay", 1, 500)
+        self.assertIn("worker 1", told.stdout)
+        time.sleep(0.6)
+        start = json.loads(support.run("ctl", "status").stdout)
+        time.sleep(1.5)
+        end = json.loads(support.run("ctl", "status").stdout)
+        self.assertGreater(end["held"], start["held"])  # worker 1's pushes wait
+        self.assertGreater(end["updates"] - start["updates"], 20)  # and worker 0 does not
+
+
+if __name__ == "__main__":
+    support.main()
