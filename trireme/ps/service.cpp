@@ -369,14 +369,18 @@ void Service::pull(Incoming in) {
   state.pulls.push_back(std::move(in));
 }
 
+/// A worker has the chunk as it is now.
+void Service::has(ChunkState& state, int worker) {
+  state.pulled[static_cast<size_t>(worker)] = state.version;
+  if (!state.then.empty()) state.then[static_cast<size_t>(worker)].assign(parameters_ + state.chunk.range.begin, parameters_ + state.chunk.range.end);
+}
+
 void Service::answer_pull(ChunkState& state, const Incoming& in) {
   pulls_++;
-  const auto worker = static_cast<size_t>(in.from->worker);
   const Request& r = in.request;
   if (r.verb == Verb::pull && r.step >= 0 && static_cast<uint64_t>(r.step) == state.version)
     return answer(in, {.status = Status::unchanged, .version = state.version, .begin = r.begin});
-  state.pulled[worker] = state.version;
-  if (!state.then.empty()) state.then[worker].assign(parameters_ + state.chunk.range.begin, parameters_ + state.chunk.range.end);
+  has(state, in.from->worker);
   if ((r.flags & kInPlace) != 0) return answer(in, {.version = state.version, .begin = r.begin});
   answer(in, {.version = state.version, .begin = r.begin}, {parameters_ + r.begin, r.bytes});
 }
@@ -387,6 +391,7 @@ void Service::set(const Incoming& in) {
     if ((in.request.flags & kInPlace) == 0) std::memcpy(parameters_ + in.request.begin, in.data.data(), in.request.bytes);
     updated(state);
   }
+  has(state, in.from->worker);
   answer(in, {.version = state.version});
 }
 

@@ -84,6 +84,7 @@ class Service {
   void updated(ChunkState& state);
   void answer_push(ChunkState& state, const Incoming& in);
   void pull(Incoming in);
+  void has(ChunkState& state, int worker);
   void answer_pull(ChunkState& state, const Incoming& in);
   void set(const Incoming& in);
   void begin(Incoming in, int64_t step, int64_t piece);
