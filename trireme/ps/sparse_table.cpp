@@ -61,11 +61,28 @@ const SparseTable::Options& checked(const SparseTable::Options& options) {
 
 /// Copies rows one after the other; a width known to the compiler makes each copy a few vector moves. 0: any width.
 template <size_t kWidth>
-void copy_rows(std::span<float* const> rows, size_t any_width, size_t stride, float* out) {
+void copy_rows_of(std::span<float* const> rows, size_t any_width, float* out) {
   const size_t width = kWidth != 0 ? kWidth : any_width;
   for (size_t k = 0; k < rows.size(); k++) {
-    if (k + kRowsAhead < rows.size()) prefetch_row(rows[k + kRowsAhead], std::min(width, stride));
+    if (k + kRowsAhead < rows.size()) prefetch_row(rows[k + kRowsAhead], width);
     std::memcpy(out + k * width, rows[k], width * sizeof(float));
+  }
+}
+
+void copy_rows(std::span<float* const> rows, size_t width, float* out) {
+  switch (width) {
+    case 4:
+      return copy_rows_of<4>(rows, width, out);
+    case 8:
+      return copy_rows_of<8>(rows, width, out);
+    case 16:
+      return copy_rows_of<16>(rows, width, out);
+    case 32:
+      return copy_rows_of<32>(rows, width, out);
+    case 64:
+      return copy_rows_of<64>(rows, width, out);
+    default:
+      return copy_rows_of<0>(rows, width, out);
   }
 }
 
@@ -110,11 +127,13 @@ bool SparseTable::locate(std::span<const uint64_t> keys) {
       continue;
     }
     // The mark may be of any earlier push. It is of this one if the place that it names is taken, by this row.
-    if (slot.mark >= distinct || found_[slot.mark] != row) {
-      slot.mark = distinct;
-      found_[distinct++] = row;
-    }
-    group_[i] = slot.mark;
+    // Whether it is cannot be predicted, so nothing here branches on it.
+    const uint32_t place = slot.mark < distinct ? slot.mark : distinct;
+    const bool known = (place < distinct) & (found_[place] == row);
+    const uint32_t group = known ? place : distinct;
+    found_[group] = row;
+    group_[i] = slot.mark = group;
+    distinct += !known;
   }
   distinct_ = grouped ? distinct : keys.size();
   return true;
@@ -198,22 +217,15 @@ void SparseTable::touch(std::span<float* const> rows) const {
 
 void SparseTable::pull(std::span<const uint64_t> keys, float* out) {
   check_call(keys);
-  if (!locate<false>(keys)) create_missing(keys), locate<false>(keys);
-  const std::span<float* const> rows(found_.data(), keys.size());
-  touch(rows);
-  switch (options_.width) {
-    case 4:
-      return copy_rows<4>(rows, 4, stride_, out);
-    case 8:
-      return copy_rows<8>(rows, 8, stride_, out);
-    case 16:
-      return copy_rows<16>(rows, 16, stride_, out);
-    case 32:
-      return copy_rows<32>(rows, 32, stride_, out);
-    case 64:
-      return copy_rows<64>(rows, 64, stride_, out);
-    default:
-      return copy_rows<0>(rows, options_.width, stride_, out);
+  constexpr size_t kPart = 1024;  // keys at a time, so that their rows' addresses stay in the first-level cache
+  while (!keys.empty()) {
+    const std::span<const uint64_t> part = keys.first(std::min(kPart, keys.size()));
+    if (!locate<false>(part)) create_missing(keys), locate<false>(part);
+    const std::span<float* const> rows(found_.data(), part.size());
+    touch(rows);
+    copy_rows(rows, options_.width, out);
+    keys = keys.subspan(part.size());
+    out += part.size() * options_.width;
   }
 }
 

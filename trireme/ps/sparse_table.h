@@ -57,7 +57,7 @@ class SparseTable {
   explicit SparseTable(const Options& options);
 
   /// Copies the rows of `keys` to `out`, width floats for each, in order. A key may occur several times. Rows that do not exist are made.
-  /// Throws TableFull, or IoError when the system has no memory; then no row was made.
+  /// Throws TableFull, or IoError when the system has no memory; then no row was made, and `out` holds nothing of use.
   void pull(std::span<const uint64_t> keys, float* out);
   /// One update of each row that occurs: gradients of equal keys are summed first, in the order in which they stand, as they are one batch's gradient of one
   /// row; so the order of different keys does not matter, and Adam counts one step. Rows that do not exist are made first. Gradients are not searched for NaN.
