@@ -93,10 +93,10 @@ void check_engine(const std::string& name) {
 
 }  // namespace
 
-CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings) {
+CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::string& name) {
   settings.options.optimizer.lr = 0.05;
   settings.options.cache = cluster::cache_file("choices.json");
-  CLI::App* command = app.add_subcommand("train", "Train a model, one process per worker, on this machine or on several hosts");
+  CLI::App* command = app.add_subcommand(name, "Train a model, one process per worker, on this machine or on several hosts");
   add_flags(*command, settings);
   return command;
 }

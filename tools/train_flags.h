@@ -18,8 +18,8 @@ struct TrainSettings {
   HostsFlags hosts;
 };
 
-/// Adds `train` with all its flags; they are written to `settings` when the command line is parsed.
-CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings);
+/// Adds `train`, or a command of another name, with all flags of `train`; they are written to `settings` when the command line is parsed.
+CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::string& name = "train");
 
 /// Texts to settings, before anything is started: a wrong name is one error, not one per worker.
 void resolve(TrainSettings& settings, const cluster::Place& place);
