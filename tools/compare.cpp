@@ -38,12 +38,12 @@ struct Setting {
 
 /// One training, checked and ready to start.
 struct Job {
-  std::string mode;
+  std::string mode, own;  // the latter as the plot says it: "lr=0.02 optimizer=sgd"
   TrainSettings settings;
   Invocation invocation;
 };
 
-const std::vector<std::string> kOwnFlags = {"sync", "report", "save", "csv", "plot", "target", "set", "optimizer-of", "help"};
+const std::vector<std::string> kOwnFlags = {"sync", "report", "save", "csv", "plot", "target", "set", "optimizer-of", "quiet-report", "help"};
 
 // ---- what was asked for ----
 
@@ -137,13 +137,18 @@ Job job_of(const std::string& mode, const Settings& s, const std::vector<std::st
   const train::Options& o = s.train.options;
   std::vector<std::string> args = {"train", o.model};
   args.insert(args.end(), flags.begin(), flags.end());
-  for (const Setting& setting : own)
-    if (setting.mode == mode) args.push_back(fmt::format("--{}={}", setting.flag, setting.value));
+  std::string note;
+  for (const Setting& setting : own) {
+    if (setting.mode != mode) continue;
+    args.push_back(fmt::format("--{}={}", setting.flag, setting.value));
+    note += fmt::format("{}{}={}", note.empty() ? "" : " ", setting.flag, setting.value);
+  }
   args.push_back("--sync=" + mode);
   args.push_back("--report=" + file_of(o.report.empty() ? (scratch / "report.json").string() : o.report, mode));
+  if (o.report.empty()) args.push_back("--quiet-report");
   if (!o.save.empty()) args.push_back("--save=" + file_of(o.save, mode));
   try {
-    return {mode, parse_train(args, cluster::place_here()), {invocation.program, invocation.worker, args, {}}};
+    return {mode, note, parse_train(args, cluster::place_here()), {invocation.program, invocation.worker, args, {}}};
   } catch (const InvalidArgument& error) {
     fail<InvalidArgument>("mode {}: {}", mode, error.what());
   }
@@ -183,6 +188,7 @@ int run_job(const Job& job, Outcome& outcome) {
     const std::string text = error.what();
     outcome.results.push_back({.mode = job.mode, .error = text.substr(0, text.find('\n'))});
   }
+  outcome.results.back().own = job.own;
   return outcome.results.back().error.empty() ? 0 : 1;
 }
 
@@ -217,14 +223,16 @@ void write_file(const std::string& path, const std::string& text) {
 
 std::string description(const TrainSettings& s) {
   const train::Options& o = s.options;
-  return fmt::format("{} on {}, {} worker{}, batch {}, {}, lr {:g}", o.model, o.data, s.workers, s.workers == 1 ? "" : "s", o.batch, s.optimizer, o.optimizer.lr);
+  return fmt::format("{} on {}, {} worker{}, batch {}, {}, lr {:g}", o.model, o.data, s.workers, s.workers == 1 ? "" : "s", o.batch, s.optimizer,
+                     o.optimizer.lr);
 }
 
-void show(const Outcome& outcome, const Settings& s, const std::vector<Setting>& own, const std::string& subtitle, size_t modes) {
+void show(const Outcome& outcome, const Settings& s, const std::string& subtitle, size_t modes) {
   const std::string measure = name_of(measure_of(outcome.results));
   fmt::print("\n{}: {} at the end of each epoch; staleness in updates\n", subtitle, measure);
   fmt::print("{}", table_of(outcome.results, s.target, columns()));
-  for (const Setting& setting : own) fmt::print("{} had {} = {}\n", setting.mode, setting.flag, setting.value);
+  for (const ModeResult& r : outcome.results)
+    if (!r.own.empty()) fmt::print("{} had {}\n", r.mode, r.own);
   if (!outcome.interrupted.empty()) fmt::print("interrupted in {}, mode {} of {}: it is left out\n", outcome.interrupted, outcome.results.size() + 1, modes);
   const bool any = std::any_of(outcome.results.begin(), outcome.results.end(), [](const ModeResult& r) { return r.error.empty(); });
   if (!any) return;  // an older comparison is better than an empty one
@@ -248,7 +256,7 @@ int compare(const Settings& s, const CLI::App& command, const Invocation& invoca
   const std::string subtitle = description(parse_train(flags, cluster::place_here()));
   const cluster::SignalsForLauncher hold;  // Ctrl-C ends a training, and not this process before it has told
   const Outcome outcome = run_all(jobs);
-  show(outcome, s, own, subtitle, modes.size());
+  show(outcome, s, subtitle, modes.size());
   std::fflush(stdout);
   return outcome.exit_code;
 }
@@ -268,11 +276,13 @@ Run add_compare(CLI::App& app, const Invocation& invocation) {
   command->add_option("--set", s->sets, "MODE:FLAG=VALUE, as often as needed: a flag of `train` for one mode, such as async:lr=0.02")
       ->group(group)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->default_str("");
   command->add_option("--optimizer-of", s->optimizers, "MODE=NAME, as often as needed: short for --set MODE:optimizer=NAME")
       ->group(group)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
-      ->allow_extra_args(false);
+      ->allow_extra_args(false)
+      ->default_str("");
   command->add_option("--target", s->target, "Adds the seconds of training until the test accuracy was this (or the loss, for tasks without accuracy)")
       ->group(group);
   command->add_option("--csv", s->csv, "One row per mode and epoch; empty: none")->group(group);

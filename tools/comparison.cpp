@@ -45,7 +45,7 @@ Row cells_of(const ModeResult& r, Measure measure, int first_epoch, int epochs, 
     row.push_back(found == r.epochs.end() ? "" : text_of(value_of(*found, measure), "{:.4f}"));
   }
   row.push_back(r.epochs.empty() ? "-" : text_of(value_of(r.epochs.back(), measure), "{:.4f}"));
-  if (target) row.push_back(text_of(seconds_to(r, measure, *target), "{:.1f}"));
+  if (target) row.push_back(text_of(seconds_to(r, measure, *target), "{:.2f}"));
   return row;
 }
 
@@ -157,7 +157,7 @@ Plot plot_of(const std::vector<ModeResult>& results, std::optional<double> targe
   plot.title = name + " against time, by synchronisation";
   for (const ModeResult& r : results) {
     if (!r.error.empty()) continue;
-    Line line{.name = r.mode};
+    Line line{.name = r.mode, .note = r.own};
     for (const EpochRow& e : r.epochs)
       if (const auto value = value_of(e, measure)) line.points.emplace_back(e.seconds, *value);
     plot.lines.push_back(std::move(line));

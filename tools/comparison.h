@@ -18,6 +18,7 @@ struct EpochRow {
 
 struct ModeResult {
   std::string mode;
+  std::string own;    // settings that this mode alone had, such as "lr=0.02"
   std::string error;  // why there is nothing else, in one line; "" when the training came to its end
   std::vector<EpochRow> epochs;
   std::optional<double> staleness_mean, staleness_max, dropped;  // of the whole run, staleness in updates; only modes with servers have them

@@ -64,6 +64,7 @@ class Drawing {
     for (Line& line : plot_.lines) std::erase_if(line.points, [](const auto& p) { return !std::isfinite(p.first) || !std::isfinite(p.second); });
     size_t longest = 0;
     for (const Line& line : plot_.lines) longest = std::max(longest, line.name.size());
+    for (const Line& line : plot_.lines) longest = std::max(longest, line.note.size() > 8 ? line.note.size() - 8 : 0);  // it may go on below the value
     right_ = kWidth - 118 - kCharacter * static_cast<double>(std::min<size_t>(longest, 40));
     choose_axes();
   }
@@ -76,9 +77,10 @@ class Drawing {
     text(kLeft, 32, "start", 18, "#1f1f1f", plot_.title);
     text(kLeft, 53, "start", 13, "#666666", plot_.subtitle);
     draw_axes();
-    draw_level();
     for (size_t i = 0; i < plot_.lines.size(); i++) draw_line(i);
-    for (size_t i = 0; i < plot_.lines.size(); i++) draw_legend(i);
+    draw_level();
+    double below = kTop + 10;
+    for (size_t i = 0; i < plot_.lines.size(); i++) below = draw_legend(i, below);
     put("</svg>");
     return std::move(out_);
   }
@@ -132,7 +134,8 @@ class Drawing {
   void draw_level() {
     if (!plot_.level) return;
     put(R"(<line x1="{0}" y1="{2:.1f}" x2="{1:.1f}" y2="{2:.1f}" stroke="#888888" stroke-dasharray="3 3"/>)", kLeft, right_, down(*plot_.level));
-    text(kLeft + 8, down(*plot_.level) - 5, "start", 12, "#666666", fmt::format("target {:g}", *plot_.level));  // training begins below it
+    put(R"(<text x="{}" y="{:.1f}" font-size="12" fill="#666666" stroke="#ffffff" stroke-width="4" paint-order="stroke">target {:g}</text>)", kLeft + 8,
+        down(*plot_.level) - 6, *plot_.level);  // training begins below it
   }
 
   const char* colour(size_t i) const { return kColours[i % kColours.size()]; }
@@ -152,12 +155,15 @@ class Drawing {
     put(R"(<g fill="{}">{}</g>)", colour(i), dots);
   }
 
-  void draw_legend(size_t i) {
+  /// Returns where the next entry begins.
+  double draw_legend(size_t i, double y) {
     const Line& line = plot_.lines[i];
-    const double x = right_ + 18, y = kTop + 10 + 22 * static_cast<double>(i);
+    const double x = right_ + 18;
     put(R"(<line x1="{0:.1f}" y1="{2:.1f}" x2="{1:.1f}" y2="{2:.1f}" stroke="{3}" stroke-width="3"{4}/>)", x, x + 20, y - 4.5, colour(i), dash(i));
     text(x + 27, y, "start", 13, "#1f1f1f", line.name);
-    if (!line.points.empty()) text(kWidth - 14, y, "end", 13, "#666666", fmt::format("{:.4g}", line.points.back().second));
+    if (!line.points.empty()) text(kWidth - 14, y, "end", 13, "#666666", fmt::format("{:.4f}", line.points.back().second));
+    if (!line.note.empty()) text(x + 27, y += 15, "start", 11, "#666666", line.note);
+    return y + 22;
   }
 
   Plot plot_;

@@ -10,6 +10,7 @@ namespace trireme::tools {
 struct Line {
   std::string name;
   std::vector<std::pair<double, double>> points;  // x, y; those that are not finite are left out
+  std::string note;                               // small, below the name in the legend
 };
 
 struct Plot {

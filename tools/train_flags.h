@@ -15,6 +15,7 @@ struct TrainSettings {
   int threads = 1;
   double timeout = 60;
   std::string optimizer = "momentum", sync = "shared", memory_format = "auto", loss = "auto", progress = "auto", engine = "auto";
+  bool quiet_report = false;  // nobody is told where the report is, as whoever asked for it reads it and removes it
   HostsFlags hosts;
 };
 
