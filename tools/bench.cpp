@@ -17,6 +17,7 @@
 #include "commands.h"
 #include "hosts.h"
 #include "peers.h"
+#include "scratch.h"
 
 namespace trireme::tools {
 namespace {
@@ -25,17 +26,8 @@ namespace fs = std::filesystem;
 
 /// A folder that goes away with the process.
 const fs::path& scratch() {
-  struct Folder {
-    fs::path path;
-    Folder() {
-      std::string text = (fs::temp_directory_path() / "trireme-bench-XXXXXX").string();
-      if (mkdtemp(text.data()) == nullptr) fail<IoError>("cannot make a temporary folder: {}", errno_text());
-      path = text;
-    }
-    ~Folder() { fs::remove_all(path); }
-  };
-  static const Folder folder;
-  return folder.path;
+  static const ScratchFolder folder("trireme-bench");
+  return folder.path();
 }
 
 struct Settings {

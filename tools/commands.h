@@ -24,6 +24,7 @@ using AddCommand = std::function<Run(CLI::App&, const Invocation&)>;
 int run_command(int argc, char** argv, const std::map<std::string, AddCommand>& commands);
 
 Run add_train(CLI::App& app, const Invocation& invocation);
+Run add_compare(CLI::App& app, const Invocation& invocation);
 Run add_launch(CLI::App& app, const Invocation& invocation);
 Run add_join(CLI::App& app, const Invocation& invocation);
 Run add_coordinator(CLI::App& app, const Invocation& invocation);

@@ -5,6 +5,7 @@ int main(int argc, char** argv) {
   using namespace trireme::tools;
   return run_command(argc, argv,
                      {{"train", add_train},
+                      {"compare", add_compare},
                       {"launch", add_launch},
                       {"join", add_join},
                       {"coordinator", add_coordinator},

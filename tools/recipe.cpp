@@ -33,7 +33,7 @@ void append_flags(const toml::table& table, const std::string& file, std::vector
 }  // namespace
 
 std::vector<std::string> expand_recipe(std::vector<std::string> args) {
-  if (args.empty() || args[0] != "train") return args;
+  if (args.empty() || (args[0] != "train" && args[0] != "compare")) return args;
   for (size_t i = 1; i < args.size(); i++) {
     if (args[i].starts_with("-") || !args[i].ends_with(".toml")) continue;
     const std::string file = args[i];
@@ -46,7 +46,7 @@ std::vector<std::string> expand_recipe(std::vector<std::string> args) {
       fail<InvalidArgument>("{}, line {}, column {}: {}", file, error.source().begin.line, error.source().begin.column, error.description());
     }
     if (model.empty()) fail<InvalidArgument>("{} has no key 'model'", file);
-    std::vector<std::string> expanded = {"train", model};
+    std::vector<std::string> expanded = {args[0], model};
     expanded.insert(expanded.end(), flags.begin(), flags.end());
     expanded.insert(expanded.end(), args.begin() + 1, args.begin() + static_cast<std::ptrdiff_t>(i));
     expanded.insert(expanded.end(), args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());

@@ -8,7 +8,7 @@
 #include <trireme/base/error.h>
 #include <trireme/cluster/launcher.h>
 #include "commands.h"
-#include "train_flags.h"
+#include "train.h"
 
 namespace trireme::tools {
 namespace {
@@ -26,17 +26,17 @@ std::vector<std::string> server_command(const TrainSettings& settings, const Inv
           "--heartbeat-limit", fmt::format("{:g}", settings.hosts.heartbeat_limit)};
 }
 
-int launch_workers(const TrainSettings& settings, const Invocation& invocation) {
+cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invocation& invocation) {
   cluster::LaunchOptions options{
       .command = worker_command(settings, invocation), .ranks = settings.workers, .threads = settings.threads, .show = cluster::Show::first};
   options.server_command = server_command(settings, invocation);
   for (int server = 0; server < settings.servers; server++) options.servers.push_back(server);
   const cluster::LaunchResult result = cluster::launch(options);
   explain_end(result, result.first_failed == 0 && result.exit_code < 128);  // rank 0 has said itself why it ended
-  return result.exit_code;
+  return result;
 }
 
-int launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
+cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
   cluster::HostsOptions options = settings.hosts.options(invocation.program);
   if (settings.engine == "mpi" || (settings.engine == "auto" && place.engine == "mpi"))
     fail<InvalidArgument>("--engine mpi needs ranks that mpirun has started: `mpirun --host ... trireme train ...` instead of --hosts, or --engine gloo");
@@ -52,7 +52,7 @@ int launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, 
     options.environment.emplace_back(name, std::to_string(settings.threads));
   const cluster::LaunchResult result = cluster::launch_on_hosts(options);
   explain_end(result, false);
-  return result.exit_code;
+  return result;
 }
 
 /// Becomes another program, in place.
@@ -96,6 +96,10 @@ int launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, 
 
 }  // namespace
 
+cluster::LaunchResult launch_training(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
+  return settings.hosts.given() ? launch_on_hosts(settings, place, invocation) : launch_workers(settings, invocation);
+}
+
 Run add_train(CLI::App& app, const Invocation& invocation) {
   auto settings = std::make_shared<TrainSettings>();
   add_train_flags(app, *settings);
@@ -103,7 +107,7 @@ Run add_train(CLI::App& app, const Invocation& invocation) {
     const cluster::Place place = cluster::place_here();
     if (place.launcher != "alone") become_part(*settings, place, invocation);
     resolve(*settings, place);
-    return settings->hosts.given() ? launch_on_hosts(*settings, place, invocation) : launch_workers(*settings, invocation);
+    return launch_training(*settings, place, invocation).exit_code;
   };
 }
 

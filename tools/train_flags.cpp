@@ -75,6 +75,7 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--threads", s.threads, "Compute threads per worker")->check(whole_number(1));
   app.add_option("--timeout", s.timeout, "Seconds to wait for another worker before giving up");
   app.add_option("--report", o.report, "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
+  app.add_flag("--quiet-report", s.quiet_report)->group("");
   app.add_option("--save", o.save, "Write the trained model in safetensors format");
   app.add_option("--progress", s.progress, "One of: " + join_names(progress_names()) + "; auto is a line on a terminal");
   app.add_option("--engine", s.engine, "Between machines: auto, gloo, mpi or nccl. Inside a machine it is always shared memory")->group("Several hosts");
@@ -117,10 +118,10 @@ void check_engine(const std::string& name) {
 
 }  // namespace
 
-CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings) {
+CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::string& name) {
   settings.options.optimizer.lr = 0.05;
   settings.options.cache = cluster::cache_file("choices.json");
-  CLI::App* command = app.add_subcommand("train", "Train a model, one process per worker, on this machine or on several hosts");
+  CLI::App* command = app.add_subcommand(name, "Train a model, one process per worker, on this machine or on several hosts");
   add_flags(*command, settings);
   return command;
 }

@@ -17,11 +17,12 @@ struct TrainSettings {
   double timeout = 60;
   std::string optimizer = "momentum", sync = "shared", stale = "full", mean = "weighted", straggler, memory_format = "auto", loss = "auto", progress = "auto",
               engine = "auto";
+  bool quiet_report = false;  // nobody is told where the report is, as whoever asked for it reads it and removes it
   HostsFlags hosts;
 };
 
-/// Adds `train` with all its flags; they are written to `settings` when the command line is parsed.
-CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings);
+/// Adds `train`, or a command of another name, with all flags of `train`; they are written to `settings` when the command line is parsed.
+CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::string& name = "train");
 
 /// Texts to settings, before anything is started: a wrong name is one error, not one per worker.
 void resolve(TrainSettings& settings, const cluster::Place& place);

@@ -10,6 +10,7 @@
 #include <trireme/train/trainer.h>
 #include "../commands.h"
 #include "../train_flags.h"
+#include "../with_commas.h"
 
 namespace trireme::tools {
 namespace {
@@ -20,12 +21,6 @@ std::string clock_text(double seconds) {
   const auto whole = static_cast<long>(seconds + 0.5);
   if (whole >= 3600) return fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60);
   return fmt::format("{}:{:02}", whole / 60, whole % 60);
-}
-
-std::string with_commas(double value) {
-  std::string digits = fmt::format("{:.0f}", value);
-  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) digits.insert(static_cast<size_t>(at), 1, ',');
-  return digits;
 }
 
 /// Draws the run on the terminal; with `line`, a progress line that overwrites itself.
@@ -85,7 +80,7 @@ int work(const TrainSettings& settings) {
   if (!result.epochs.empty() && result.epochs.back().test_accuracy >= 0) summary += fmt::format(", test accuracy {:.4f}", result.epochs.back().test_accuracy);
   screen.say(summary);
   if (!result.saved.empty()) screen.say("model saved to " + result.saved);
-  if (!settings.options.report.empty()) screen.say("report written to " + std::filesystem::absolute(settings.options.report).string());
+  if (!settings.options.report.empty() && !settings.quiet_report) screen.say("report written to " + std::filesystem::absolute(settings.options.report).string());
   return 0;
 }
 

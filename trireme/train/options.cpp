@@ -20,6 +20,8 @@ Enum named(const std::string& name, const std::vector<std::string>& names, const
 
 namespace fs = std::filesystem;
 
+}  // namespace
+
 void check_writable(const std::string& path) {
   if (path.empty()) return;
   const fs::path folder = fs::absolute(path).parent_path();
@@ -33,8 +35,6 @@ void check_writable(const std::string& path) {
   if (!std::ofstream(probe)) fail<IoError>("cannot write to the folder {}: {}", folder.string(), errno_text());
   fs::remove(probe, failed);
 }
-
-}  // namespace
 
 void check(const Options& o) {
   if (o.epochs < 0) fail<InvalidArgument>("epochs must be at least 0, not {}", o.epochs);

@@ -47,6 +47,9 @@ struct Options {
 /// Makes the folders of `report` and `save`.
 void check(const Options& options);
 
+/// Throws InvalidArgument or IoError when a file cannot be written there. Makes its folder; "" is no file.
+void check_writable(const std::string& path);
+
 MemoryFormat memory_format_named(const std::string& name);
 std::vector<std::string> memory_format_names();
 Loss loss_named(const std::string& name);
