@@ -4,7 +4,9 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <array>
 #include <condition_variable>
@@ -61,18 +63,19 @@ std::string numeric(const sockaddr_storage& address, socklen_t size) {
   return host.data();
 }
 
-/// 0, or the errno of a connect that is given until the deadline.
-int connect_within(int socket, const addrinfo& to, const Deadline& deadline) {
+/// 0, or the errno of a connect that is given until the deadline, or until `interrupt` becomes readable.
+int connect_within(int socket, const addrinfo& to, const Deadline& deadline, int interrupt) {
   if (connect(socket, to.ai_addr, to.ai_addrlen) == 0) return 0;
   if (errno != EINPROGRESS) return errno;
-  pollfd poll_{socket, POLLOUT, 0};
-  if (poll(&poll_, 1, static_cast<int>(std::min(deadline.left().count(), 1e6) * 1e3) + 1) <= 0) return ETIMEDOUT;
+  pollfd polls[] = {{socket, POLLOUT, 0}, {interrupt, POLLIN, 0}};
+  if (poll(polls, 2, static_cast<int>(std::min(deadline.left().count(), 1e6) * 1e3) + 1) <= 0) return ETIMEDOUT;
+  if (polls[0].revents == 0) return EINTR;
   int error = 0;
   socklen_t size = sizeof error;
   return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
 }
 
-Reached reach(const Endpoint& endpoint, const Deadline& deadline) {
+Reached reach(const Endpoint& endpoint, const Deadline& deadline, int interrupt = -1) {
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   if (const int error = getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &found); error != 0)
@@ -81,7 +84,7 @@ Reached reach(const Endpoint& endpoint, const Deadline& deadline) {
   Reached reached;
   for (const addrinfo* to = found; to != nullptr; to = to->ai_next) {
     Descriptor socket_(socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (const int error = connect_within(socket_.get(), *to, Deadline(std::min(kOneAddress, deadline.left()))); error != 0) {
+    if (const int error = connect_within(socket_.get(), *to, Deadline(std::min(kOneAddress, deadline.left())), interrupt); error != 0) {
       reached.fault = errno_text(error);
       continue;
     }
@@ -109,6 +112,38 @@ std::shared_ptr<grpc::Channel> channel_to(const std::string& target, const std::
   arguments.SetSslTargetNameOverride(kCertificateName);
   return grpc::CreateCustomChannel(target, grpc::SslCredentials({certificates->authority, certificates->key, certificates->certificate}), arguments);
 }
+
+/// Calls `notify` once, from a thread of its own, when the descriptor becomes readable. With -1 it does nothing.
+class Watch {
+ public:
+  Watch(int descriptor, std::function<void()> notify) : descriptor_(descriptor), notify_(std::move(notify)) {
+    if (descriptor_ < 0) return;
+    stop_ = Descriptor(eventfd(0, EFD_CLOEXEC));
+    thread_ = std::thread([this] { run(); });
+  }
+  ~Watch() {
+    if (!thread_.joinable()) return;
+    const uint64_t one = 1;
+    [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
+    thread_.join();
+  }
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  void run() {
+    name_thread("trireme-ctrl-c");
+    pollfd polls[] = {{stop_.get(), POLLIN, 0}, {descriptor_, POLLIN, 0}};
+    while (poll(polls, 2, -1) < 0 && errno == EINTR) {
+    }
+    if (polls[0].revents == 0 && polls[1].revents != 0) notify_();
+  }
+
+  int descriptor_;
+  std::function<void()> notify_;
+  Descriptor stop_;
+  std::thread thread_;
+};
 
 // ---- the stream ----
 
@@ -191,12 +226,17 @@ class Stream final : public grpc::ClientBidiReactor<wire::FromMember, wire::ToMe
 class Session::State {
  public:
   State(SessionOptions options, Member member) : options_(std::move(options)), member_(std::move(member)), endpoint_(endpoint_of(options_.coordinator)) {
-    if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls);
+    if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls, member_.host);
     if (options_.version.empty()) options_.version = library_version();
     const Deadline deadline(options_.timeout);
+    const Watch watch(options_.interrupt, [this] {
+      const std::lock_guard lock(mutex_);
+      interrupted_ = true;
+      bell_.notify_all();
+    });
     while (!register_once(deadline)) {
       std::unique_lock lock(mutex_);
-      bell_.wait_for(lock, std::min(kBetweenTries, deadline.left()));
+      bell_.wait_for(lock, std::min(kBetweenTries, deadline.left()), [&] { return interrupted_; });
     }
     thread_ = std::thread([this] { run(); });
     try {
@@ -272,7 +312,8 @@ class Session::State {
 
   /// True when registered, false when it is worth another try. Throws when it is not, and when the time is up.
   bool register_once(const Deadline& deadline) {
-    const Reached reached = reach(endpoint_, deadline);
+    const Reached reached = reach(endpoint_, deadline, options_.interrupt);
+    check_interrupted();
     if (!reached.socket) {
       if (deadline.passed()) no_answer(reached.fault);
       return false;
@@ -280,11 +321,12 @@ class Session::State {
     address_ = reached.address;
     open(reached.target);
     std::unique_lock lock(mutex_);
-    bell_.wait_for(lock, deadline.left(), [&] { return welcomed_ || end_.has_value(); });
+    bell_.wait_for(lock, deadline.left(), [&] { return welcomed_ || interrupted_ || end_.has_value(); });
     if (welcomed_) return true;
     const std::optional<grpc::Status> end = end_;
     lock.unlock();
     stream_.reset();
+    check_interrupted();
     if (!end) no_answer("it accepts connections but says nothing: is it a coordinator, and not stopped?");
     const bool down = end->error_code() == grpc::StatusCode::UNAVAILABLE || end->error_code() == grpc::StatusCode::CANCELLED;
     if (!down) raise(*end, "");
@@ -314,6 +356,11 @@ class Session::State {
     stream_->send(std::move(message));
   }
 
+  void check_interrupted() const {
+    const std::lock_guard lock(mutex_);
+    if (interrupted_) fail<PeerLost>("host {}: interrupted while it waited for the coordinator at {}", member_.host, options_.coordinator);
+  }
+
   [[noreturn]] void no_answer(const std::string& why) const {
     fail<Timeout>("{} has not answered within {:g} s ({}): is it running, is the address right, and does no firewall block the port?", coordinator(),
                   options_.timeout.count(), why);
@@ -335,9 +382,10 @@ class Session::State {
 
   void wait_for_place(const Deadline& deadline) {
     std::unique_lock lock(mutex_);
-    bell_.wait_for(lock, deadline.left(), [&] { return placed_ || failure_; });
+    bell_.wait_for(lock, deadline.left(), [&] { return placed_ || failure_ || interrupted_; });
     if (placed_) return;
     if (failure_) throw PeerLost(failure_->reason);
+    if (interrupted_) fail<PeerLost>("host {}: interrupted while {}", member_.host, waiting_.empty() ? "not all had registered" : waiting_);
     fail<Timeout>("{} could not assign a rank within {:g} s: {}", coordinator(), options_.timeout.count(),
                   waiting_.empty() ? "not all have registered" : waiting_);
   }
@@ -485,7 +533,7 @@ class Session::State {
   mutable std::mutex mutex_;
   std::condition_variable bell_;
   // All below is guarded by `mutex_`.
-  bool welcomed_ = false, placed_ = false, leaving_ = false, farewell_ = false, stop_ = false;
+  bool welcomed_ = false, placed_ = false, interrupted_ = false, leaving_ = false, farewell_ = false, stop_ = false;
   std::optional<grpc::Status> end_;  // of the stream
   std::string waiting_;
   Seconds silence_{0};
