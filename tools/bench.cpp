@@ -33,6 +33,7 @@ const fs::path& scratch() {
 struct Settings {
   std::string self, worker;  // this program, and the one with libtorch
   int rounds = 5;
+  std::vector<int> ranks = {2, 4, 8};
   std::vector<std::string> cases;
   HostsFlags hosts;
   double gbit = 0;  // speed of the hosts' links, for the limit
@@ -98,13 +99,21 @@ int bench_allreduce(const Settings& s) {
   if (mpi.empty()) leave_out("openmpi", "apt-get install openmpi-bin libopenmpi-dev");
   if (limit.empty()) leave_out("limit", "apt-get install g++");
   if (!has_python_torch()) leave_out("gloo", "apt-get install python3-torch");
-  bench_allreduce_with(s, 2, false, mpi, limit);
-  bench_allreduce_with(s, 2, true, mpi, limit);
-  for (int ranks : {4, 8}) bench_allreduce_with(s, ranks, false, mpi, limit);
+  for (int ranks : s.ranks) {
+    bench_allreduce_with(s, ranks, false, mpi, limit);
+    if (ranks == 2) bench_allreduce_with(s, ranks, true, mpi, limit);
+  }
   return 0;
 }
 
 double number_in(const std::vector<std::string>& lines, const char* key) { return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0); }
+
+/// One step's time at the mean of the processes' speeds: two unrelated ones do not wait for the slower.
+double joint_time(const std::vector<std::string>& lines) {
+  double speed = 0;
+  for (const std::string& line : lines) speed += 1 / nlohmann::json::parse(line)["ms_per_step"].get<double>();
+  return lines.empty() ? -1 : static_cast<double>(lines.size()) / speed;
+}
 
 void add_sample(Measurement& m, const std::string& who, double value) {
   if (value > 0) m.samples[who].push_back(value);
@@ -129,7 +138,7 @@ void bench_step(const Settings& s, const std::string& name) {
                                               bytes = number_in(lines, "bytes");
                                               add_sample(m, "ours", number_in(lines, "ms_per_step"));
                                             },
-                                            [&] { add_sample(m, "unrelated", number_in(run(s, "unrelated processes", alone), "ms_per_step")); }};
+                                            [&] { add_sample(m, "unrelated", joint_time(run(s, "unrelated processes", alone))); }};
   if (has_python_torch())
     who.push_back([&] {
       add_sample(m, "ddp", number_in(run(s, "DDP", {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}), "ms_per_step"));
@@ -253,13 +262,17 @@ Run add_bench(CLI::App& app, const Invocation& invocation) {
   s->worker = invocation.worker;
   CLI::App* bench = app.add_subcommand("bench", "Measure ours and the peers alternately; one JSON object a line, a ratio above 1 means that ours is better");
   bench->require_subcommand(1);
-  CLI::App* allreduce = bench->add_subcommand("allreduce", "Time by size against Gloo, Open MPI and the memory's limit, for 2, 4 and 8 ranks");
+  CLI::App* allreduce = bench->add_subcommand("allreduce", "Time by size against Gloo, Open MPI and the memory's limit");
   CLI::App* train = bench->add_subcommand("train", "Time of a training step against PyTorch DDP, and against two unrelated processes (the efficiency)");
   for (CLI::App* sub : {allreduce, train})
     sub->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")->capture_default_str()->check(CLI::PositiveNumber);
   for (CLI::App* sub : {allreduce, train}) add_hosts_flags(*sub, s->hosts);
   train->add_option("--gbit", s->gbit, "Speed of the hosts' links in Gbit/s: adds what an ideal ring takes as the peer \"limit\"")->group("Several hosts");
   allreduce->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
+  allreduce->add_option("--ranks", s->ranks, "Numbers of ranks on this machine, separated by commas")
+      ->delimiter(',')
+      ->capture_default_str()
+      ->check(CLI::Range(2, 256));
   train->add_option("--case", s->cases, "Cases, separated by commas; default: all")->delimiter(',');
   return [s, allreduce] {
     for (size_t& bytes : s->sizes) bytes = std::max<size_t>(4, bytes / 4 * 4);

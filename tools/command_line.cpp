@@ -26,28 +26,40 @@ std::string own_path() {
   return {path, static_cast<size_t>(length)};
 }
 
+/// "recipe.toml, line 3: " for a flag that stands there and not on the command line.
+std::string place_of(const std::string& flag, const Invocation& invocation) {
+  const auto found = invocation.origins.find(flag);
+  return found == invocation.origins.end() ? "" : found->second + ": ";
+}
+
 /// "unknown flag --epoch (did you mean --epochs?)", with the chosen sub-command's flags or the sub-commands themselves as candidates.
-std::string explain_unknown(const CLI::App& app, const std::vector<std::string>& args, const CLI::ParseError& error) {
+std::string explain_unknown(const CLI::App& app, const Invocation& invocation, const CLI::ParseError& error) {
   const CLI::App* command = app.get_subcommands().empty() ? &app : app.get_subcommands().front();
   std::vector<std::string> known;
   for (const CLI::Option* option : command->get_options())
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
-  for (const std::string& arg : args) {
+  for (const std::string& arg : invocation.args) {
     if (arg == command->get_name()) continue;
     const std::string word = arg.substr(0, arg.find('='));
     const bool flag = word.starts_with("--");
     const bool stranger = std::find(known.begin(), known.end(), word) == known.end();
     if (stranger && (flag || command->get_require_subcommand_min() > 0))
-      return fmt::format("unknown {} '{}'{}", flag ? "flag" : "command", word, did_you_mean(word, known));
+      return fmt::format("{}unknown {} '{}'{}", place_of(word, invocation), flag ? "flag" : "command", word, did_you_mean(word, known));
   }
   return error.what();
 }
 
+/// CLI11's messages about a value begin with the flag: "--epochs: must be …".
+std::string explain_value(const Invocation& invocation, const CLI::ParseError& error) {
+  const std::string text = error.what();
+  return place_of(text.substr(0, text.find(':')), invocation) + text;
+}
+
 /// What stands after "--" of `launch` belongs to another program: CLI11 never sees it.
-Invocation invocation_of(std::vector<std::string> args) {
+Invocation invocation_of(Expanded line) {
   const std::string program = own_path();
-  Invocation invocation{program, (std::filesystem::path(program).parent_path() / "trireme-worker").string(), std::move(args), {}};
+  Invocation invocation{program, (std::filesystem::path(program).parent_path() / "trireme-worker").string(), std::move(line.args), {}, std::move(line.origins)};
   const auto dashes = std::find(invocation.args.begin(), invocation.args.end(), "--");
   if (invocation.args.empty() || invocation.args[0] != "launch" || dashes == invocation.args.end()) return invocation;
   invocation.rest.assign(dashes + 1, invocation.args.end());
@@ -72,15 +84,15 @@ int run(int argc, char** argv, const std::map<std::string, AddCommand>& add) {
   } catch (const CLI::Success& asked_for_help) {
     return app.exit(asked_for_help);
   } catch (const CLI::ExtrasError& error) {
-    fail<InvalidArgument>("{}. `trireme {}--help` lists what there is", explain_unknown(app, invocation.args, error),
+    fail<InvalidArgument>("{}. `trireme {}--help` lists what there is", explain_unknown(app, invocation, error),
                           app.get_subcommands().empty() ? "" : app.get_subcommands().front()->get_name() + " ");
   } catch (const CLI::RequiredError& error) {
     if (!app.get_subcommands().empty())
-      fail<InvalidArgument>("{}. See `trireme {} --help`", explain_unknown(app, invocation.args, error), app.get_subcommands().front()->get_name());
+      fail<InvalidArgument>("{}. See `trireme {} --help`", explain_unknown(app, invocation, error), app.get_subcommands().front()->get_name());
     if (invocation.args.empty()) return fmt::print("{}", app.help()), 2;
-    fail<InvalidArgument>("{}. `trireme --help` lists what there is", explain_unknown(app, invocation.args, error));
+    fail<InvalidArgument>("{}. `trireme --help` lists what there is", explain_unknown(app, invocation, error));
   } catch (const CLI::ParseError& error) {
-    fail<InvalidArgument>("{}", error.what());
+    fail<InvalidArgument>("{}", explain_value(invocation, error));
   }
   return commands.at(app.get_subcommands().front()->get_name())();
 }

@@ -12,10 +12,11 @@ using Run = std::function<int()>;
 
 /// What main() was given.
 struct Invocation {
-  std::string program;            // path of this executable
-  std::string worker;             // path of the program that loads libtorch
-  std::vector<std::string> args;  // after the program's name, recipes already replaced by their flags
-  std::vector<std::string> rest;  // launch: what stands after "--"
+  std::string program;                         // path of this executable
+  std::string worker;                          // path of the program that loads libtorch
+  std::vector<std::string> args;               // after the program's name, recipes already replaced by their flags
+  std::vector<std::string> rest;               // launch: what stands after "--"
+  std::map<std::string, std::string> origins;  // "recipe.toml, line 3" by "--epochs": flags that a recipe has set
 };
 
 using AddCommand = std::function<Run(CLI::App&, const Invocation&)>;

@@ -9,50 +9,60 @@
 namespace trireme::tools {
 namespace {
 
+/// What a recipe says: `args` are its flags.
+struct Recipe : Expanded {
+  std::string file, model;
+};
+
+/// As on a command line.
+std::string text_of(const toml::node& value, const std::string& place, const std::string& name) {
+  if (const auto* text = value.as_string()) return **text;
+  if (const auto* whole = value.as_integer()) return fmt::format("{}", **whole);
+  if (const auto* number = value.as_floating_point()) return fmt::format("{}", **number);
+  if (const auto* yes = value.as_boolean()) return fmt::format("{}", **yes);
+  fail<InvalidArgument>("{}: the value of '{}' must be a text, a number, true or false", place, name);
+}
+
 /// Keys of a `[section]` are flags too: sections only group them.
-void append_flags(const toml::table& table, const std::string& file, std::vector<std::string>& flags, std::string& model) {
+void append_flags(const toml::table& table, Recipe& recipe) {
   for (const auto& [key, value] : table) {
     const std::string name(key.str());
-    if (const auto* section = value.as_table())
-      append_flags(*section, file, flags, model);
-    else if (name == "model" && value.is_string())
-      model = **value.as_string();
-    else if (const auto* text = value.as_string())
-      flags.push_back(fmt::format("--{}={}", name, **text));
-    else if (const auto* whole = value.as_integer())
-      flags.push_back(fmt::format("--{}={}", name, **whole));
-    else if (const auto* number = value.as_floating_point())
-      flags.push_back(fmt::format("--{}={}", name, **number));
-    else if (const auto* yes = value.as_boolean())
-      flags.push_back(fmt::format("--{}={}", name, **yes));
-    else
-      fail<InvalidArgument>("{}, line {}: the value of '{}' must be a text, a number, true or false", file, value.source().begin.line, name);
+    const std::string place = fmt::format("{}, line {}", recipe.file, key.source().begin.line);
+    if (const auto* section = value.as_table()) {
+      append_flags(*section, recipe);
+    } else if (name == "model" && value.is_string()) {
+      recipe.model = **value.as_string();
+    } else {
+      recipe.args.push_back(fmt::format("--{}={}", name, text_of(value, place, name)));
+      recipe.origins["--" + name] = place;
+    }
   }
 }
 
 }  // namespace
 
-std::vector<std::string> expand_recipe(std::vector<std::string> args) {
-  if (args.empty() || (args[0] != "train" && args[0] != "compare")) return args;
+Expanded expand_recipe(std::vector<std::string> args) {
+  if (args.empty() || (args[0] != "train" && args[0] != "compare")) return {std::move(args)};
   for (size_t i = 1; i < args.size(); i++) {
     if (args[i].starts_with("-") || !args[i].ends_with(".toml")) continue;
     const std::string file = args[i];
     if (!std::ifstream(file)) fail<IoError>("cannot read the recipe {}: {}", file, errno_text());
-    std::vector<std::string> flags;
-    std::string model;
+    Recipe recipe{{}, file, ""};
     try {
-      append_flags(toml::parse_file(file), file, flags, model);
+      append_flags(toml::parse_file(file), recipe);
     } catch (const toml::parse_error& error) {
       fail<InvalidArgument>("{}, line {}, column {}: {}", file, error.source().begin.line, error.source().begin.column, error.description());
     }
-    if (model.empty()) fail<InvalidArgument>("{} has no key 'model'", file);
-    std::vector<std::string> expanded = {args[0], model};
-    expanded.insert(expanded.end(), flags.begin(), flags.end());
-    expanded.insert(expanded.end(), args.begin() + 1, args.begin() + static_cast<std::ptrdiff_t>(i));
-    expanded.insert(expanded.end(), args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());
+    if (recipe.model.empty()) fail<InvalidArgument>("{} has no key 'model'", file);
+    Expanded expanded{{args[0], recipe.model}, std::move(recipe.origins)};
+    const auto append = [&](auto begin, auto end) { expanded.args.insert(expanded.args.end(), begin, end); };
+    append(recipe.args.begin(), recipe.args.end());
+    for (const std::string& arg : args) expanded.origins.erase(arg.substr(0, arg.find('=')));  // set anew
+    append(args.begin() + 1, args.begin() + static_cast<std::ptrdiff_t>(i));
+    append(args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());
     return expanded;
   }
-  return args;
+  return {std::move(args)};
 }
 
 }  // namespace trireme::tools

@@ -114,6 +114,7 @@ void check_engine(const std::string& name) {
   const std::vector<std::string> known = {"auto", "gloo", "mpi", "nccl"};
   if (std::find(known.begin(), known.end(), name) == known.end())
     fail<InvalidArgument>("unknown --engine '{}'{}: {}", name, did_you_mean(name, known), join_names(known));
+  if (name == "nccl") fail<InvalidArgument>("--engine nccl: this libtorch has no NCCL; use --engine gloo");  // here, so that it is said once
 }
 
 }  // namespace
@@ -144,7 +145,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   train::check(o);
   models::check_name(o.model);
   data::check_exists(o.data);
-  if (settings.engine != "auto") check_engine(settings.engine);
+  check_engine(settings.engine != "auto" || place.engine.empty() ? settings.engine : place.engine);
   if (settings.workers == 0) settings.workers = place.launcher != "alone" ? place.size : settings.hosts.given() ? ranks_on_hosts(settings) : usable_cores();
   if (o.batch < static_cast<size_t>(settings.workers))
     fail<InvalidArgument>("--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers",

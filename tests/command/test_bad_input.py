@@ -132,7 +132,11 @@ class BadInput(support.CommandTest):
 
     def test_bad_recipes(self):
         self.refused_once("train", self.recipe('model = "lenet"\nepochs = = 3\n'), says=["bad.toml, line 2, column 10"])
-        self.refused_once("train", self.recipe('model = "lenet"\nepoch = 3\n'), says=["epoch", "did you mean '--epochs'?"])
+        self.refused_once("train", self.recipe('model = "lenet"\nepoch = 3\n'), says=["bad.toml, line 2", "epoch", "did you mean '--epochs'?"])
+        self.refused_once("train", self.recipe('model = "lenet"\n[pace]\nepoch = 3\n'), says=["bad.toml, line 3", "did you mean '--epochs'?"])
+        self.refused_once("train", self.recipe('model = "lenet"\nepochs = 3\nbatch = "many"\n'), says=["bad.toml, line 3: --batch", "'many'"])
+        text = self.refused_once("train", self.recipe('model = "lenet"\nepochs = 3\n'), "--bach", "3", says=["'--bach'", "did you mean '--batch'?"])
+        self.assertNotIn("bad.toml", text)  # it is not from there
         self.refused_once("train", self.recipe("epochs = 3\n"), says=["bad.toml", "no key 'model'"])
         self.refused_once("train", self.recipe('model = "lenet"\nepochs = [1, 2]\n'), says=["bad.toml, line 2", "'epochs'"])
         self.refused_once("train", self.recipe('model = "lenet"\nlr = nan\n'), says=["learning rate"])

@@ -90,8 +90,8 @@ class BadInput(training.HostsTest):
         expired = subprocess.run(["openssl", "x509", "-req", "-CA", folder / "ca.pem", "-CAkey", folder / "ca.key", "-set_serial", "7", "-days", "-1"], input=request, capture_output=True,
                                  check=True).stdout
         (folder / "node.pem").write_bytes(expired)
-        self.refused(self.start_train("a:1,b:1", *MODEL, "--tls", folder), str(folder / "node.pem"), "has expired on", "trireme tls init --force")
-        self.refused(self.join(7204, "--tls", folder), str(folder / "node.pem"), "has expired on", "trireme tls init --force")
+        self.refused(self.start_train("a:1,b:1", *MODEL, "--tls", folder), "host a", str(folder / "node.pem"), "has expired on", "trireme tls init --force")
+        self.refused(self.join(7204, "--tls", folder), "host b", str(folder / "node.pem"), "has expired on", "trireme tls init --force")
 
     def test_training_with_tls(self):
         for name, args, env in (("flag", ["--tls", self.certificates("flag")], None), ("variable", [], {"TRIREME_TLS": str(self.certificates("variable"))})):
@@ -124,6 +124,22 @@ class BadInput(training.HostsTest):
 
     def test_nobody_listens(self):
         self.refused(self.join(7205), "host b", "a:7205", "has not answered within 3 s", "refused", "firewall")
+
+    def test_interrupted_before_anybody_answers(self):
+        for port in (7205, 7210):  # nobody listens; somebody listens who says nothing
+            with self.subTest(port=port):
+                if port == 7210:
+                    listener = self.hosts.run("a", [sys.executable, "-c", LISTEN.replace("7300", "7210")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                    self.addCleanup(self.end, listener)
+                    self.assertEqual(listener.stdout.readline(), "ready\n")
+                process = self.start("join", f"a:{port}", "--slots", 1, "--timeout", 60, host="b", env={"TRIREME_TOKEN": TOKEN})
+                time.sleep(1)  # nothing can be seen from outside
+                self.assertIsNone(process.poll())
+                process.send_signal(signal.SIGINT)
+                process.communicate(timeout=5)  # of the minute that it would wait
+                self.assertEqual(process.returncode, -signal.SIGINT)
+        listener.kill()
+        listener.wait()
 
     def test_a_rank_that_does_not_come(self):
         coordinator = self.coordinator(7206)
@@ -188,7 +204,8 @@ class BadInput(training.HostsTest):
         self.assertIn("the agent of host b", error)
 
     def test_engine(self):
-        self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "nccl"), "this libtorch has no NCCL", "--engine gloo", within=20)
+        error = self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "nccl"), "this libtorch has no NCCL", "--engine gloo")
+        self.assertEqual(error.count("NCCL"), 1, error)  # not by every worker
         self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "mpi"), "--engine mpi needs ranks that mpirun has started", "--engine gloo")
         self.refused(self.start("train", *MODEL, "--engine", "mpi", env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}),
                      "--engine mpi needs processes that mpirun has started")

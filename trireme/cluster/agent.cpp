@@ -1,5 +1,6 @@
 // The agent of a host: registers, starts its ranks, and tells the others how they ended.
 #include <sys/eventfd.h>
+#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -32,6 +33,14 @@ std::string meeting_point(Session& session, Seconds timeout) {
 bool interrupted() {
   sigset_t held;
   return sigpending(&held) == 0 && (sigismember(&held, SIGINT) == 1 || sigismember(&held, SIGTERM) == 1);
+}
+
+/// Readable while one of them is held. It is never read: the signal stays for whoever takes it.
+Descriptor pending_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+  return Descriptor(signalfd(-1, &set, SFD_CLOEXEC));
 }
 
 bool came(Session& session, const std::string& key, Seconds within) {
@@ -149,7 +158,8 @@ std::string prepare(Session& session, const AgentOptions& options) try {
 LaunchResult run_agent(const AgentOptions& options) {
   const SignalsForLauncher signals;
   const Descriptor failed(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  Session session({.coordinator = options.coordinator, .token = options.token, .tls = options.tls, .timeout = options.timeout},
+  const Descriptor pending = pending_signals();
+  Session session({.coordinator = options.coordinator, .token = options.token, .tls = options.tls, .timeout = options.timeout, .interrupt = pending.get()},
                   {.kind = Member::agent, .slots = options.slots, .host = options.host.empty() ? own_host_name() : options.host, .pid = getpid()});
   session.on_failure([&](const Failure&) {
     const uint64_t one = 1;

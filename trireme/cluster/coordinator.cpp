@@ -253,7 +253,7 @@ void check(const CoordinatorOptions& options) {
 
 std::shared_ptr<grpc::ServerCredentials> credentials_of(const std::string& folder) {
   if (folder.empty()) return grpc::InsecureServerCredentials();
-  const Certificates certificates = load_certificates(folder);
+  const Certificates certificates = load_certificates(folder, own_host_name());
   grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   options.pem_root_certs = certificates.authority;
   options.pem_key_cert_pairs.push_back({certificates.key, certificates.certificate});

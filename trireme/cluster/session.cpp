@@ -1,30 +1,24 @@
 #include <trireme/cluster/session.h>
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
+#include <unistd.h>
 
-#include <array>
 #include <condition_variable>
-#include <deque>
 #include <mutex>
 #include <set>
 #include <thread>
 
-#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
+#include <trireme/base/watch.h>
 #include <trireme/cluster/coordinator.h>
+#include <trireme/cluster/reach.h>
 #include <trireme/cluster/tls.h>
-#include "wire.h"
+#include "stream.h"
 
 namespace trireme::cluster {
 namespace {
 
 constexpr Seconds kBetweenTries{0.1};
-constexpr Seconds kOneAddress{5};  // before the name's next address is tried, and then all again
 constexpr Seconds kLastWords{1};
 constexpr Seconds kProbe{2};  // for a look at the coordinator's TLS
 
@@ -32,171 +26,22 @@ std::chrono::system_clock::time_point system_time(const Deadline& deadline) {
   return std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::system_clock::duration>(deadline.left());
 }
 
-// ---- the way there ----
-
-struct Endpoint {
-  std::string host, port;
-};
-
-Endpoint endpoint_of(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0 || colon + 1 == text.size() || text.find_first_not_of("0123456789", colon + 1) != std::string::npos)
-    fail<InvalidArgument>("'{}' is not the address of a coordinator: give host:port", text);
-  std::string host = text.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return {host, text.substr(colon + 1)};
-}
-
-/// A connection made by hand: it says what is wrong where gRPC only says "unavailable", and what our own address is.
-struct Reached {
-  Descriptor socket;
-  std::string target;   // for gRPC: "ipv4:10.0.0.1:4242"
-  std::string address;  // of our side
-  std::string fault;    // why not, when there is no socket
-};
-
-std::string numeric(const sockaddr_storage& address, socklen_t size) {
-  std::array<char, NI_MAXHOST> host{};
-  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) return "";
-  return host.data();
-}
-
-/// 0, or the errno of a connect that is given until the deadline.
-int connect_within(int socket, const addrinfo& to, const Deadline& deadline) {
-  if (connect(socket, to.ai_addr, to.ai_addrlen) == 0) return 0;
-  if (errno != EINPROGRESS) return errno;
-  pollfd poll_{socket, POLLOUT, 0};
-  if (poll(&poll_, 1, static_cast<int>(std::min(deadline.left().count(), 1e6) * 1e3) + 1) <= 0) return ETIMEDOUT;
-  int error = 0;
-  socklen_t size = sizeof error;
-  return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
-}
-
-Reached reach(const Endpoint& endpoint, const Deadline& deadline) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  if (const int error = getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &found); error != 0)
-    return {{}, "", "", fmt::format("the name {} is not known ({})", endpoint.host, gai_strerror(error))};
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  Reached reached;
-  for (const addrinfo* to = found; to != nullptr; to = to->ai_next) {
-    Descriptor socket_(socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (const int error = connect_within(socket_.get(), *to, Deadline(std::min(kOneAddress, deadline.left()))); error != 0) {
-      reached.fault = errno_text(error);
-      continue;
-    }
-    sockaddr_storage own{}, theirs{};
-    socklen_t own_size = sizeof own, their_size = sizeof theirs;
-    getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&own), &own_size);
-    getpeername(socket_.get(), reinterpret_cast<sockaddr*>(&theirs), &their_size);
-    const bool six = to->ai_family == AF_INET6;
-    reached.target = fmt::format("{}:{}{}{}:{}", six ? "ipv6" : "ipv4", six ? "[" : "", numeric(theirs, their_size), six ? "]" : "", endpoint.port);
-    reached.address = numeric(own, own_size);
-    reached.socket = std::move(socket_);
-    const int flags = fcntl(reached.socket.get(), F_GETFL);
-    fcntl(reached.socket.get(), F_SETFL, flags & ~O_NONBLOCK);
-    break;
-  }
-  return reached;
-}
-
-std::shared_ptr<grpc::Channel> channel_to(const std::string& target, const std::optional<Certificates>& certificates) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a session's connection is its own: its end means something
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  if (!certificates) return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
-  arguments.SetSslTargetNameOverride(kCertificateName);
-  return grpc::CreateCustomChannel(target, grpc::SslCredentials({certificates->authority, certificates->key, certificates->certificate}), arguments);
-}
-
-// ---- the stream ----
-
-/// The session's stream. Calls back from gRPC's threads; the last call is `ended`.
-class Stream final : public grpc::ClientBidiReactor<wire::FromMember, wire::ToMember> {
- public:
-  using Received = std::function<void(const wire::ToMember&)>;
-  using Ended = std::function<void(const grpc::Status&)>;
-
-  Stream(wire::Coordination::Stub& stub, const std::string& token, Received received, Ended ended) : received_(std::move(received)), ended_(std::move(ended)) {
-    context_.AddMetadata(kTokenKey, token);
-    stub.async()->Attend(&context_, this);
-    AddHold();  // we write from other threads than gRPC's
-    StartRead(&incoming_);
-    StartCall();
-  }
-  ~Stream() override {
-    context_.TryCancel();
-    std::unique_lock lock(mutex_);
-    gone_.wait(lock, [&] { return done_; });  // a cancelled call ends at once
-  }
-
-  void send(wire::FromMember message) {
-    const std::lock_guard lock(mutex_);
-    if (released_) return;
-    outbox_.push_back(std::move(message));
-    pump();
-  }
-  /// True while something waits to be sent.
-  bool busy() const {
-    const std::lock_guard lock(mutex_);
-    return !outbox_.empty();
-  }
-
-  void OnReadDone(bool ok) override {
-    if (ok) {
-      received_(incoming_);
-      return StartRead(&incoming_);
-    }
-    const std::lock_guard lock(mutex_);
-    released_ = true;
-    RemoveHold();
-  }
-  void OnWriteDone(bool /*ok*/) override {
-    const std::lock_guard lock(mutex_);
-    writing_ = false;
-    if (!released_) pump();
-  }
-  void OnDone(const grpc::Status& status) override {
-    ended_(status);
-    const std::lock_guard lock(mutex_);
-    done_ = true;
-    gone_.notify_all();
-  }
-
- private:
-  void pump() {
-    if (writing_ || outbox_.empty()) return;
-    outgoing_ = std::move(outbox_.front());
-    outbox_.pop_front();
-    writing_ = true;
-    StartWrite(&outgoing_);
-  }
-
-  const Received received_;
-  const Ended ended_;
-  grpc::ClientContext context_;
-  wire::ToMember incoming_;
-
-  mutable std::mutex mutex_;
-  std::condition_variable gone_;
-  // All below is guarded by `mutex_`.
-  std::deque<wire::FromMember> outbox_;
-  wire::FromMember outgoing_;
-  bool writing_ = false, released_ = false, done_ = false;
-};
-
 }  // namespace
 
 class Session::State {
  public:
   State(SessionOptions options, Member member) : options_(std::move(options)), member_(std::move(member)), endpoint_(endpoint_of(options_.coordinator)) {
-    if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls);
+    if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls, member_.host);
     if (options_.version.empty()) options_.version = library_version();
     const Deadline deadline(options_.timeout);
+    const Watch watch("trireme-ctrl-c", options_.interrupt, [this] {
+      const std::lock_guard lock(mutex_);
+      interrupted_ = true;
+      bell_.notify_all();
+    });
     while (!register_once(deadline)) {
       std::unique_lock lock(mutex_);
-      bell_.wait_for(lock, std::min(kBetweenTries, deadline.left()));
+      bell_.wait_for(lock, std::min(kBetweenTries, deadline.left()), [&] { return interrupted_; });
     }
     thread_ = std::thread([this] { run(); });
     try {
@@ -274,7 +119,8 @@ class Session::State {
 
   /// True when registered, false when it is worth another try. Throws when it is not, and when the time is up.
   bool register_once(const Deadline& deadline) {
-    const Reached reached = reach(endpoint_, deadline);
+    const Reached reached = reach(endpoint_, deadline, options_.interrupt);
+    check_interrupted();
     if (!reached.socket) {
       if (deadline.passed()) no_answer(reached.fault);
       return false;
@@ -282,11 +128,12 @@ class Session::State {
     address_ = reached.address;
     open(reached.target);
     std::unique_lock lock(mutex_);
-    bell_.wait_for(lock, deadline.left(), [&] { return welcomed_ || end_.has_value(); });
+    bell_.wait_for(lock, deadline.left(), [&] { return welcomed_ || interrupted_ || end_.has_value(); });
     if (welcomed_) return true;
     const std::optional<grpc::Status> end = end_;
     lock.unlock();
     stream_.reset();
+    check_interrupted();
     if (!end) no_answer("it accepts connections but says nothing: is it a coordinator, and not stopped?");
     const bool down = end->error_code() == grpc::StatusCode::UNAVAILABLE || end->error_code() == grpc::StatusCode::CANCELLED;
     if (!down) raise(*end, "");
@@ -317,6 +164,11 @@ class Session::State {
     stream_->send(std::move(message));
   }
 
+  void check_interrupted() const {
+    const std::lock_guard lock(mutex_);
+    if (interrupted_) fail<PeerLost>("host {}: interrupted while it waited for the coordinator at {}", member_.host, options_.coordinator);
+  }
+
   [[noreturn]] void no_answer(const std::string& why) const {
     fail<Timeout>("{} has not answered within {:g} s ({}): is it running, is the address right, and does no firewall block the port?", coordinator(),
                   options_.timeout.count(), why);
@@ -338,9 +190,10 @@ class Session::State {
 
   void wait_for_place(const Deadline& deadline) {
     std::unique_lock lock(mutex_);
-    bell_.wait_for(lock, deadline.left(), [&] { return placed_ || failure_; });
+    bell_.wait_for(lock, deadline.left(), [&] { return placed_ || failure_ || interrupted_; });
     if (placed_) return;
     if (failure_) throw PeerLost(failure_->reason);
+    if (interrupted_) fail<PeerLost>("host {}: interrupted while {}", member_.host, waiting_.empty() ? "not all had registered" : waiting_);
     fail<Timeout>("{} could not assign a rank within {:g} s: {}", coordinator(), options_.timeout.count(),
                   waiting_.empty() ? "not all have registered" : waiting_);
   }
@@ -490,7 +343,7 @@ class Session::State {
   mutable std::mutex mutex_;
   std::condition_variable bell_;
   // All below is guarded by `mutex_`.
-  bool welcomed_ = false, placed_ = false, leaving_ = false, farewell_ = false, stop_ = false;
+  bool welcomed_ = false, placed_ = false, interrupted_ = false, leaving_ = false, farewell_ = false, stop_ = false;
   std::optional<grpc::Status> end_;  // of the stream
   std::string waiting_;
   Seconds silence_{0};

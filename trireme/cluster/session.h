@@ -19,6 +19,7 @@ struct SessionOptions {
   std::string tls;             // folder of `trireme tls init`; "": plain
   Seconds timeout{60};         // to register and get a rank, and of every put()
   Seconds heartbeat_limit{3};  // silence of the coordinator that counts as its death
+  int interrupt = -1;          // descriptor: when it becomes readable, the constructor stops waiting
   std::string version;         // to introduce oneself with; "": this library's. For tests
 };
 
@@ -26,7 +27,7 @@ struct SessionOptions {
 class Session final : public comm::network::KeyValue {
  public:
   /// Registers; waits for a coordinator that is not up yet. Without a rank of its own, blocks until all others are there too. Throws Timeout, InvalidArgument
-  /// (token, job, rank, certificates), Mismatch (version), PeerLost when the job has failed already.
+  /// (token, job, rank, certificates), Mismatch (version), PeerLost when the job has failed already or `interrupt` says so.
   Session(SessionOptions options, Member member);
   ~Session() override;
 

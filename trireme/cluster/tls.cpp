@@ -264,7 +264,7 @@ void make_certificates(const std::string& folder, const TlsOptions& options) {
   write_file(path / "node.pem", pem_of(node.get()), 0644);
 }
 
-Certificates load_certificates(const std::string& folder) {
+Certificates load_certificates(const std::string& folder, const std::string& host) try {
   const std::filesystem::path path(folder);
   const std::string names[] = {(path / "ca.pem").string(), (path / "node.pem").string(), (path / "node.key").string()};
   Certificates result{read_file(names[0]), read_file(names[1]), read_file(names[2])};
@@ -282,6 +282,12 @@ Certificates load_certificates(const std::string& folder) {
     fail<InvalidArgument>("{} was not made by {}: they come from two folders. {}", names[1], names[0], kSameFolder);
   }
   return result;
+} catch (const InvalidArgument& error) {
+  if (host.empty()) throw;
+  fail<InvalidArgument>("host {}: {}", host, error.what());
+} catch (const IoError& error) {
+  if (host.empty()) throw;
+  fail<IoError>("host {}: {}", host, error.what());
 }
 
 std::string handshake_fault(int socket, const Certificates& own, const Deadline& deadline) {

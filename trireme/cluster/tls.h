@@ -22,7 +22,8 @@ struct TlsOptions {
 void make_certificates(const std::string& folder, const TlsOptions& options = {});
 
 /// Throws IoError when a file is missing or unreadable, InvalidArgument that says what is wrong: not yet valid, expired since when, key of another certificate.
-Certificates load_certificates(const std::string& folder);
+/// The folder is on every host: `host`, if given, is the one that the message names.
+Certificates load_certificates(const std::string& folder, const std::string& host = "");
 
 /// Why a TLS handshake over this connected socket fails, as the rest of a sentence that begins with the other side's name, or "" when it does not. Blocks until
 /// the deadline.

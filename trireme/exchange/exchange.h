@@ -1,5 +1,6 @@
 #pragma once
 // How gradients become new parameters. Each way of synchronising is one small implementation.
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -51,6 +52,9 @@ struct Group {
   bool one_machine() const { return all.size() == local.size(); }
 };
 
+/// Numbers that travel with a step: its loss, and whether a rank wants to stop.
+using Told = std::array<double, 2>;
+
 /// One step: begin(), then for every slot with a gradient write it to gradients() and call present(), ready() for each bucket in order, finish().
 /// Gradients are summed over ranks: whoever wants a mean weights them before. Not thread-safe.
 class Exchange {
@@ -93,6 +97,11 @@ class Exchange {
   void want_stop() { stop_wanted_ = true; }
   bool stopped() const { return stopped_; }
 
+  /// A few numbers of this rank's, before the last bucket's ready().
+  void tell(const Told& numbers) { mine_ = numbers; }
+  /// After finish(): their sums over all ranks, the same bits everywhere, if this exchange carries them along with the gradients; null if it does not.
+  virtual const Told* told() const { return nullptr; }
+
   /// After finish() of an exchange without optimizer: whether any rank had a gradient for the slot.
   bool was_present(size_t slot) const { return flags()[slot] != 0; }
 
@@ -112,6 +121,7 @@ class Exchange {
 
   space::Layout layout_;
   Options options_;
+  Told mine_{};
   std::vector<space::Bucket> buckets_;
   std::optional<space::Updater> updater_;
   bool stop_wanted_ = false, stopped_ = false;

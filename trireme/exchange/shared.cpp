@@ -26,6 +26,8 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
   parameters_ = local_.allocate((layout_.bytes() + ranks - 1) / ranks, "the model's parameters");
   gradients_ = local_.allocate(layout_.bytes(), "the ranks' gradients");
   flags_ = local_.allocate(layout_.size(), "the gradients' flags");
+  boards_ = local_.allocate(sizeof(Board), "the ranks' losses");
+  while (!one_machine_ && space::part_of(buckets_.back().range, speaker_, group.lanes).empty()) speaker_++;
   for (const space::Bucket& bucket : buckets_) {
     slices_.push_back(local_.rank() < group.lanes ? space::part_of(bucket.range, local_.rank(), group.lanes) : space::Range{});
     name_hashes_.push_back(space::hash_text(bucket.name));
@@ -42,6 +44,7 @@ void Shared::ready(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
   while (open_.size() >= comm::shm::kAhead / 2) complete_next();
   const Fingerprint what{.kind = Kind::step, .dtype = b.dtype, .part = static_cast<uint32_t>(bucket), .count = b.range.size(), .name = name_hashes_[bucket]};
+  if (last(bucket)) board_of(local_.rank()).mine = mine_;
   last_round_ = local_.rounds().arrive(what, kPrivate, b.name);
   open_.push_back({bucket, last_round_});
   if (options_.overlap) proceed();
@@ -58,12 +61,14 @@ void Shared::finish() {
   while (!one_machine_ && under_way_ < open_.size()) begin_first_waiting();  // the wire before the rest
   while (!open_.empty()) complete_next();
   local_.rounds().await_finished(last_round_);
+  if (!one_machine_) told_ = board_of(speaker_).total;
 }
 
 /// This rank's part of a bucket as far as its own machine goes: with one machine that is all.
 void Shared::begin_first_waiting() {
   Open& open = open_[under_way_++];
   local_.rounds().await_arrivals(open.round);
+  if (last(open.bucket)) hear_machine();
   if (one_machine_) {
     update_from_local(open.bucket);
   } else if (lane_ != nullptr && slices_[open.bucket].size() > 0) {
@@ -71,15 +76,24 @@ void Shared::begin_first_waiting() {
   }
 }
 
+/// What the ranks of this machine tell, in their order.
+void Shared::hear_machine() {
+  told_ = {};
+  for (int rank = 0; rank < local_.size(); rank++)
+    for (size_t i = 0; i < told_.size(); i++) told_[i] += board_of(rank).mine[i];
+}
+
 void Shared::begin_lane(Open& open) {
   const space::Bucket& b = buckets_[open.bucket];
   reduce_local(open.bucket);
   std::span<uint8_t> flags(lane_flags_.data() + b.first, b.last - b.first);
   if (flags.size() > lane_->kMostFlags) lane_->allreduce(std::exchange(flags, {}).data(), b.last - b.first, DType::u8, Op::max, b.name);
+  std::span<double> sums;
+  if (last(open.bucket) && local_.rank() == speaker_) sums = told_;
   for (space::Range rest = slices_[open.bucket]; !rest.empty();) {
     const space::Range piece{rest.begin, std::min(rest.end, rest.begin + kPieceBytes)};
-    open.pieces.emplace_back(
-        piece, lane_->start_allreduce(gradients() + piece.begin, piece.size() / size_of(b.dtype), b.dtype, Op::sum, std::exchange(flags, {}), b.name));
+    open.pieces.emplace_back(piece, lane_->start_allreduce(gradients() + piece.begin, piece.size() / size_of(b.dtype), b.dtype, Op::sum,
+                                                           {.flags = std::exchange(flags, {}), .sums = std::exchange(sums, {})}, b.name));
     rest.begin = piece.end;
   }
 }
@@ -94,6 +108,7 @@ void Shared::complete_next() {
     sum->wait();
     update_from_lane(first.bucket, piece);
     if (!first.pieces.empty()) return;
+    if (last(first.bucket) && local_.rank() == speaker_) board_of(speaker_).total = told_;
   }
   local_.rounds().finish(first.round);
   open_.pop_front();

@@ -24,6 +24,7 @@ class Shared final : public Exchange {
   void publish_parameters() override;
   void ready(size_t bucket) override;
   void finish() override;
+  const Told* told() const override { return &told_; }
 
  private:
   struct Open {
@@ -32,6 +33,13 @@ class Shared final : public Exchange {
     // Between machines, once the machine's own part is done: the slice, in pieces. The first carries the flags.
     std::deque<std::pair<space::Range, std::unique_ptr<comm::Work>>> pieces{};
   };
+  /// What a rank tells its machine, and what its machine has heard from the others. Each is read by all between the rounds that guard it.
+  struct Board {
+    alignas(64) Told mine;   // written before the rank arrives at the last bucket, read by all before they finish it
+    alignas(64) Told total;  // the speaker's: written before it finishes the last bucket, read by all when everybody has
+  };
+  Board& board_of(int rank) const { return *reinterpret_cast<Board*>(boards_.parts[static_cast<size_t>(rank)]); }
+  bool last(size_t bucket) const { return bucket + 1 == buckets_.size(); }
   uint8_t* flags() const override { return flags_of(local_.rank()); }
   uint8_t* flags_of(int rank) const { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(rank)]); }
   bool sources_of(size_t slot, std::vector<const std::byte*>& sources) const;
@@ -39,6 +47,7 @@ class Shared final : public Exchange {
   void reduce_local(size_t bucket);
   void update_from_lane(size_t bucket, space::Range piece);
   void begin_lane(Open& open);
+  void hear_machine();
   void proceed();
   void begin_first_waiting();
   void complete_next();
@@ -47,7 +56,9 @@ class Shared final : public Exchange {
   comm::network::Communicator* lane_;  // null with one machine, and for ranks without a slice
   bool one_machine_;
   std::vector<uint8_t> lane_flags_;  // by slot: somebody, on any machine, has a gradient for it
-  comm::shm::SharedBlock parameters_, gradients_, flags_;
+  comm::shm::SharedBlock parameters_, gradients_, flags_, boards_;
+  int speaker_ = 0;  // the machine's first rank that sends something of the last bucket: the numbers travel with it
+  Told told_{};
   std::vector<space::Range> slices_;   // this rank's, by bucket
   std::vector<uint64_t> name_hashes_;  // by bucket
   std::deque<Open> open_;              // rounds at which this rank has arrived and that it has not finished

@@ -224,7 +224,12 @@ class Parallel::Impl {
     exchange_->present(slot);
     if (!last_) return;
     missing_[bucket_of_[slot]]--;
-    while (next_bucket_ < missing_.size() && missing_[next_bucket_] == 0) exchange_->ready(next_bucket_++);
+    while (next_bucket_ < missing_.size() && missing_[next_bucket_] == 0) ready_next();
+  }
+
+  void ready_next() {
+    if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = {loss_, stop.load() ? 1.0 : 0.0});
+    exchange_->ready(next_bucket_++);
   }
 
   /// The model's graph has changed, and some other tensor lives where this gradient belongs. It will be gone after the backward pass.
@@ -256,16 +261,18 @@ class Parallel::Impl {
   }
 
   Step update() {
-    while (next_bucket_ < missing_.size()) exchange_->ready(next_bucket_++);
+    while (next_bucket_ < missing_.size()) ready_next();
     exchange_->finish();
     updates_++;
     if (exchange_->updater() == nullptr)
       for (size_t slot = 0; slot < parameters_.size(); slot++)
         if (exchange_->was_present(slot)) parameters_[slot].tensor.mutable_grad() = gradients_[slot];
     if (!exchange_->lockstep()) return {true, loss_, updates_, exchange_->stopped()};
-    double told[2] = {loss_, stop.load() ? 1.0 : 0.0};
-    world_.comm().allreduce(told, 2, DType::f64, Op::sum, "loss");
-    return {true, told[0], updates_, told[1] > 0};
+    if (const exchange::Told* sums = exchange_->told())
+      told_ = *sums;
+    else
+      world_.comm().allreduce(told_.data(), told_.size(), DType::f64, Op::sum, "loss");
+    return {true, told_[0], updates_, told_[1] > 0};
   }
 
   World& world_;
@@ -287,6 +294,7 @@ class Parallel::Impl {
   size_t next_bucket_ = 0;
   std::vector<std::pair<size_t, torch::Tensor>> deferred_;  // gradients whose place is taken until the backward pass ends
   double loss_ = 0;
+  exchange::Told told_{};  // loss and the wish to stop: this rank's, then everybody's
   int64_t updates_ = 0;
   int64_t taken_ = 0;  // the step of the piece of work that was taken last
 };

@@ -18,7 +18,10 @@ namespace fs = std::filesystem;
 constexpr int kWarm = 2, kTimed = 8;
 constexpr double kWorthIt = 0.95;  // channels-last must win by 5% to be taken
 
+/// What is no file, a folder say, holds no choices: asking a stream to read one would throw.
 nlohmann::json read_cache(const fs::path& cache) {
+  std::error_code ignored;
+  if (!fs::is_regular_file(cache, ignored)) return nlohmann::json::object();
   std::ifstream file(cache);
   const auto content = nlohmann::json::parse(file, nullptr, false);
   return content.is_object() ? content : nlohmann::json::object();
@@ -33,6 +36,7 @@ void remember(const fs::path& cache, const std::string& key, bool channels_last)
   const std::string temporary = fmt::format("{}.{}.tmp", cache.string(), getpid());
   std::ofstream(temporary) << content.dump(1) << '\n';
   fs::rename(temporary, cache, ignored);
+  if (ignored) fs::remove(temporary, ignored);
 }
 
 std::string processor() {

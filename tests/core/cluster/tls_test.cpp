@@ -63,6 +63,12 @@ TEST_F(TlsFolder, ExpiredSaysSinceWhen) {
   EXPECT_TRUE(has(text, "has expired on 20") && has(text, "UTC") && has(text, "tls init --force")) << text;
 }
 
+TEST_F(TlsFolder, TheHostIsNamed) {
+  make_certificates(folder("old"), {.days = -2});
+  EXPECT_TRUE(message_of<InvalidArgument>([&] { load_certificates(folder("old"), "oak"); }).starts_with("host oak: the certificate "));
+  EXPECT_TRUE(message_of<IoError>([&] { load_certificates(folder("none"), "oak"); }).starts_with("host oak: cannot read "));
+}
+
 TEST_F(TlsFolder, AMissingFileIsNamed) {
   make_certificates(folder("a"));
   std::filesystem::remove(folder("a/node.key"));

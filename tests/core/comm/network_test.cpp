@@ -23,24 +23,28 @@ TEST(NetworkCommunicator, GathersInPlace) {
     }));
 }
 
-TEST(NetworkCommunicator, FlagsTravelWithTheData) {
+TEST(NetworkCommunicator, FlagsAndSumsTravelWithTheData) {
   for (size_t count : {size_t{0}, size_t{10}, size_t{100000}})
     expect_all_well(run_network(3, [&](comm::network::Communicator& group) {
       std::vector<float> data(count, static_cast<float>(group.rank() + 1));
       std::vector<uint8_t> flags(300);
       flags[static_cast<size_t>(group.rank())] = 1;
       flags[299] = static_cast<uint8_t>(group.rank() * 100);
-      group.start_allreduce(data.data(), count, DType::f32, Op::sum, flags, "with flags")->wait();
+      std::vector<double> sums = {0.1 * (group.rank() + 1), -1};
+      group.start_allreduce(data.data(), count, DType::f32, Op::sum, {.flags = flags, .sums = sums}, "with flags")->wait();
       EXPECT_EQ(data, std::vector<float>(count, 6));
       std::vector<uint8_t> expected(300);
       expected[0] = expected[1] = expected[2] = 1;
       expected[299] = 200;
       EXPECT_EQ(flags, expected);
+      EXPECT_EQ(sums, (std::vector<double>{0.0 + 0.1 * 1 + 0.1 * 2 + 0.1 * 3, -3}));  // in the order of ranks: the same bits on all
     }));
   expect_all_well(run_network(2, [](comm::network::Communicator& group) {
     std::vector<uint8_t> flags(group.kMostFlags + 1);
     float x = 0;
-    EXPECT_THROW(group.start_allreduce(&x, 1, DType::f32, Op::sum, flags, "too many"), InvalidArgument);
+    EXPECT_THROW(group.start_allreduce(&x, 1, DType::f32, Op::sum, {.flags = flags}, "too many"), InvalidArgument);
+    std::vector<double> sums(group.kMostSums + 1);
+    EXPECT_THROW(group.start_allreduce(&x, 1, DType::f32, Op::sum, {.sums = sums}, "too many"), InvalidArgument);
   }));
 }
 

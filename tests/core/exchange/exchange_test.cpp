@@ -258,6 +258,22 @@ TEST(Exchange, AllWaysGiveTheSameParameters) {
   EXPECT_EQ(train_all(3, layout, space::adamw(), {.sync = Sync::central, .bucket_bytes = 3000}), shared);
 }
 
+TEST(Exchange, SharedCarriesWhatRanksTell) {
+  for (int ranks : {1, 2, 4})
+    expect_all_well(run_ranks(ranks, [&](Communicator& group) {
+      const auto exchange = make_exchange(group, small_model(), space::sgd(), {.bucket_bytes = 3000});
+      for (int step = 0; step < 50; step++) {
+        exchange->begin(0.1);
+        exchange->tell({group.rank() + 0.25 * step, group.rank() == step % ranks ? 1.0 : 0.0});
+        for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
+        exchange->finish();
+        ASSERT_NE(exchange->told(), nullptr);
+        ASSERT_EQ(*exchange->told(), (Told{ranks * (ranks - 1) / 2 + 0.25 * step * ranks, 1.0})) << "step " << step;
+      }
+      group.barrier("told");
+    }));
+}
+
 TEST(Exchange, OptimizerStateExistsOncePerMachineWhenShared) {
   const Layout layout = small_model();
   std::atomic<size_t> total{0};

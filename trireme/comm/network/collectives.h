@@ -3,7 +3,7 @@
 //
 // Vocabulary. A *block* is what one rank contributes to or gets from a collective. In a ring the data is cut into a *chunk* per rank, and each chunk into
 // *segments*, so that a segment is reduced or passed on while the next one arrives. Whatever fits into the opening travels in it.
-#include <span>
+#include <vector>
 
 #include <trireme/comm/network/operation.h>
 #include <trireme/space/range.h>
@@ -38,8 +38,7 @@ class Barrier final : public Operation {
 /// Direct: everybody sends everything to everybody and reduces in the order of ranks; one trip. Ring: two trips around, each rank sends twice its data.
 class Allreduce final : public Operation {
  public:
-  /// `flags`, which may be empty, become their maximum over all ranks. They travel in the opening.
-  Allreduce(Wire& wire, const Fingerprint& what, std::byte* data, std::span<uint8_t> flags = {});
+  Allreduce(Wire& wire, const Fingerprint& what, std::byte* data, const Along& along = {});
   ~Allreduce() override { wire_.rooms().put_back(std::move(scratch_)); }
 
  protected:
@@ -48,8 +47,8 @@ class Allreduce final : public Operation {
   void run() override;
 
  private:
-  bool inside() const { return !what_.ring && flags_.empty() && what_.bytes() <= Packet::kRoom; }
-  void merge_flags();
+  bool inside() const { return !what_.ring && along_.empty() && what_.bytes() <= Packet::kRoom; }
+  void merge_along();
   space::Range chunk(int step) const { return space::part_of({0, what_.bytes()}, peer(step), size_); }
   space::Range segment(int step, int k) const { return cut_.segment(chunk(step), k); }
   void send_right(space::Range piece) { send(data_ + piece.begin, piece.size(), right()); }
@@ -60,7 +59,8 @@ class Allreduce final : public Operation {
   void gather_ring();
 
   std::byte* data_;
-  std::span<uint8_t> flags_;
+  Along along_;
+  std::vector<std::byte> packed_;  // of along_: the sums, then the flags
   Cut cut_;
   Rooms::Room scratch_;
   size_t final_sends_ = 0;  // segments of the chunk that this rank has completed

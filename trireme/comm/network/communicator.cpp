@@ -113,14 +113,16 @@ Fingerprint Communicator::about(Kind kind, size_t count, DType type, std::string
   return what;
 }
 
-static_assert(Communicator::kMostFlags <= Packet::kRoom);
+static_assert(Communicator::kMostFlags + Communicator::kMostSums * sizeof(double) <= Packet::kRoom);
 
 std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
   return start_allreduce(data, count, type, op, {}, name);
 }
 
-std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, std::span<uint8_t> flags, std::string_view name) {
-  if (flags.size() > kMostFlags) fail<InvalidArgument>("allreduce '{}' with {} flags, but {} is the most", name, flags.size(), kMostFlags);
+std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, const Along& along, std::string_view name) {
+  if (along.flags.size() > kMostFlags || along.sums.size() > kMostSums)
+    fail<InvalidArgument>("allreduce '{}' with {} flags and {} sums, but {} and {} are the most", name, along.flags.size(), along.sums.size(), kMostFlags,
+                          kMostSums);
   if (size() == 1) {
     const auto ticket = std::make_shared<Ticket>();
     ticket->settle(nullptr);
@@ -128,7 +130,7 @@ std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DT
   }
   Fingerprint what = about(Kind::allreduce, count, type, name);
   what.op = op;
-  return std::make_unique<Handle>(enqueue(std::make_unique<Allreduce>(wire_, what, as_bytes(data), flags)));
+  return std::make_unique<Handle>(enqueue(std::make_unique<Allreduce>(wire_, what, as_bytes(data), along)));
 }
 
 void Communicator::allreduce(void* data, size_t count, DType type, Op op, std::string_view name) { start_allreduce(data, count, type, op, name)->wait(); }

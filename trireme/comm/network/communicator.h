@@ -1,7 +1,6 @@
 #pragma once
 // Collectives between machines, on any engine's messages.
 #include <condition_variable>
-#include <span>
 #include <thread>
 
 #include <trireme/comm/communicator.h>
@@ -34,9 +33,9 @@ class Communicator final : public comm::Communicator {
   int size() const override { return wire_.size(); }
   void allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
   std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
-  /// The same with a few flags along, at most kMostFlags, which become their maximum over all ranks: they cost no message of their own.
-  std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, std::span<uint8_t> flags, std::string_view name);
-  static constexpr size_t kMostFlags = 3900;
+  /// The same with a little along: at most kMostFlags and kMostSums.
+  std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, const Along& along, std::string_view name);
+  static constexpr size_t kMostFlags = 3900, kMostSums = 8;
   void reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) override;
   void all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) override;
   void broadcast(void* data, size_t count, DType type, int root, std::string_view name) override;

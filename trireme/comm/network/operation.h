@@ -3,6 +3,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <span>
 
 #include <trireme/comm/network/wire.h>
 
@@ -22,6 +23,13 @@ struct Ticket {
     done.wait(false);
     if (error) std::rethrow_exception(error);
   }
+};
+
+/// What travels with an allreduce, in its opening, and so costs no message of its own. The caller's memory, until the allreduce is complete.
+struct Along {
+  std::span<uint8_t> flags{};  // become their maximum over all ranks
+  std::span<double> sums{};    // become their sum, formed in the order of ranks
+  bool empty() const { return flags.empty() && sums.empty(); }
 };
 
 class Operation {

@@ -1,0 +1,71 @@
+// label: unit
+// The shared exchange over several machines: ranks as threads, a segment per machine, sockets between them.
+#include <gtest/gtest.h>
+
+#include <fmt/format.h>
+#include <trireme/exchange/exchange.h>
+
+#include "../comm/machines.h"
+
+namespace trireme::exchange::tests {
+namespace {
+
+using space::Layout;
+using trireme::tests::expect_all_well;
+using trireme::tests::OnMachine;
+using trireme::tests::run_machines;
+
+constexpr int kSteps = 10;
+constexpr double kRate = 0.5;
+
+double gradient(int rank, int step, size_t i) { return (rank + 1) * 0.125 + step * 0.25 + static_cast<double>(i % 64); }  // sums are exact
+
+/// What every parameter becomes: it begins at 0.
+double expected(int ranks, size_t i) {
+  double value = 0;
+  for (int step = 0; step < kSteps; step++)
+    for (int rank = 0; rank < ranks; rank++) value -= kRate * gradient(rank, step, i);
+  return value;
+}
+
+void train(const OnMachine& rank, const Layout& layout, const Options& options) {
+  const int ranks = rank.all.size(), me = rank.all.rank();
+  const Group group(rank.all, rank.here, rank.lane, rank.all.topology().lanes());
+  const auto exchange = make_exchange(group, layout, space::sgd(), options);
+  for (int step = 0; step < kSteps; step++) {
+    exchange->begin(kRate);
+    for (size_t b = 0; b < exchange->buckets().size(); b++) {
+      for (size_t slot = exchange->buckets()[b].first; slot < exchange->buckets()[b].last; slot++) {
+        auto* const values = reinterpret_cast<double*>(exchange->gradients() + layout[slot].range.begin);
+        for (size_t i = 0; i < layout[slot].elements(); i++) values[i] = gradient(me, step, i);
+        exchange->present(slot);
+      }
+      if (b + 1 == exchange->buckets().size()) exchange->tell({me + 0.5 * step, me == step % ranks ? 1.0 : 0.0});
+      exchange->ready(b);
+    }
+    exchange->finish();
+    ASSERT_EQ(*exchange->told(), (Told{ranks * (ranks - 1) / 2 + 0.5 * step * ranks, 1.0})) << "rank " << me << ", step " << step;
+  }
+  for (size_t slot = 0; slot < layout.size(); slot++)
+    for (size_t i = 0; i < layout[slot].elements(); i++)
+      ASSERT_EQ(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i], expected(ranks, i)) << layout[slot].name;
+  rank.all.barrier("read");
+}
+
+const std::vector<std::vector<int>> kShapes = {{0, 1}, {0, 0, 1, 1}, {0, 0, 1}, {0, 1, 1, 2}, {0, 0, 0, 1, 1, 1}};
+
+TEST(SharedOverMachines, SumsGradientsAndWhatRanksTell) {
+  const Layout layout({{"a", DType::f64, {3000}}, {"b", DType::f64, {7}}, {"c", DType::f64, {300, 900}}, {"d", DType::f64, {100}}});
+  for (const auto& machine_of : kShapes)
+    for (bool overlap : {false, true})
+      expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000, .overlap = overlap}); }));
+}
+
+/// One line of parameters: most lanes have nothing to send, and what ranks tell travels all the same.
+TEST(SharedOverMachines, ATinyModelLeavesLanesEmpty) {
+  const Layout layout({{"alone", DType::f64, {2}}});
+  for (const auto& machine_of : kShapes) expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {}); }));
+}
+
+}  // namespace
+}  // namespace trireme::exchange::tests

@@ -1,0 +1,73 @@
+#include "stream.h"
+
+namespace trireme::cluster {
+
+std::shared_ptr<grpc::Channel> channel_to(const std::string& target, const std::optional<Certificates>& certificates) {
+  grpc::ChannelArguments arguments;
+  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a session's connection is its own: its end means something
+  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
+  if (!certificates) return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
+  arguments.SetSslTargetNameOverride(kCertificateName);
+  return grpc::CreateCustomChannel(target, grpc::SslCredentials({certificates->authority, certificates->key, certificates->certificate}), arguments);
+}
+
+Stream::Stream(wire::Coordination::Stub& stub, const std::string& token, Received received, Ended ended)
+    : received_(std::move(received)), ended_(std::move(ended)) {
+  context_.AddMetadata(kTokenKey, token);
+  stub.async()->Attend(&context_, this);
+  AddHold();  // we write from other threads than gRPC's
+  StartRead(&incoming_);
+  StartCall();
+}
+
+Stream::~Stream() {
+  context_.TryCancel();
+  std::unique_lock lock(mutex_);
+  gone_.wait(lock, [&] { return done_; });  // a cancelled call ends at once
+}
+
+void Stream::send(wire::FromMember message) {
+  const std::lock_guard lock(mutex_);
+  if (released_) return;
+  outbox_.push_back(std::move(message));
+  pump();
+}
+
+bool Stream::busy() const {
+  const std::lock_guard lock(mutex_);
+  return !outbox_.empty();
+}
+
+void Stream::OnReadDone(bool ok) {
+  if (ok) {
+    received_(incoming_);
+    return StartRead(&incoming_);
+  }
+  const std::lock_guard lock(mutex_);
+  released_ = true;
+  RemoveHold();
+}
+
+void Stream::OnWriteDone(bool /*ok*/) {
+  const std::lock_guard lock(mutex_);
+  writing_ = false;
+  if (!released_) pump();
+}
+
+void Stream::OnDone(const grpc::Status& status) {
+  ended_(status);
+  const std::lock_guard lock(mutex_);
+  done_ = true;
+  gone_.notify_all();
+}
+
+void Stream::pump() {
+  if (writing_ || outbox_.empty()) return;
+  outgoing_ = std::move(outbox_.front());
+  outbox_.pop_front();
+  writing_ = true;
+  StartWrite(&outgoing_);
+}
+
+}  // namespace trireme::cluster

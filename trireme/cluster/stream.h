@@ -1,0 +1,52 @@
+#pragma once
+// A session's stream of messages to and from its coordinator. Not installed: sees gRPC.
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include <trireme/cluster/tls.h>
+#include "wire.h"
+
+namespace trireme::cluster {
+
+/// `target` as gRPC names it. Without certificates: plain.
+std::shared_ptr<grpc::Channel> channel_to(const std::string& target, const std::optional<Certificates>& certificates);
+
+/// The session's stream. Calls back from gRPC's threads; the last call is `ended`.
+class Stream final : public grpc::ClientBidiReactor<wire::FromMember, wire::ToMember> {
+ public:
+  using Received = std::function<void(const wire::ToMember&)>;
+  using Ended = std::function<void(const grpc::Status&)>;
+
+  Stream(wire::Coordination::Stub& stub, const std::string& token, Received received, Ended ended);
+  ~Stream() override;
+
+  void send(wire::FromMember message);
+  /// True while something waits to be sent.
+  bool busy() const;
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool /*ok*/) override;
+  void OnDone(const grpc::Status& status) override;
+
+ private:
+  void pump();
+
+  const Received received_;
+  const Ended ended_;
+  grpc::ClientContext context_;
+  wire::ToMember incoming_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable gone_;
+  // All below is guarded by `mutex_`.
+  std::deque<wire::FromMember> outbox_;
+  wire::FromMember outgoing_;
+  bool writing_ = false, released_ = false, done_ = false;
+};
+
+}  // namespace trireme::cluster
