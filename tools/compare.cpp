@@ -233,6 +233,11 @@ void show(const Outcome& outcome, const Settings& s, const std::string& subtitle
   fmt::print("{}", table_of(outcome.results, s.target, columns()));
   for (const ModeResult& r : outcome.results)
     if (!r.own.empty()) fmt::print("{} had {}\n", r.mode, r.own);
+  for (const ModeResult& r : outcome.results)
+    if (const auto times = unsteadiness(r))
+      fmt::print(
+          "warning: the fastest epoch of {} was {:.1f} times as fast as its slowest. Something else probably used the machine: do not trust the speeds\n",
+          r.mode, *times);
   if (!outcome.interrupted.empty()) fmt::print("interrupted in {}, mode {} of {}: it is left out\n", outcome.interrupted, outcome.results.size() + 1, modes);
   const bool any = std::any_of(outcome.results.begin(), outcome.results.end(), [](const ModeResult& r) { return r.error.empty(); });
   if (!any) return;  // an older comparison is better than an empty one

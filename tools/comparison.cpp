@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -118,6 +120,19 @@ std::optional<double> seconds_to(const ModeResult& result, Measure measure, doub
     if (value && (measure == Measure::accuracy ? *value >= target : *value <= target)) return row.seconds;
   }
   return std::nullopt;
+}
+
+std::optional<double> unsteadiness(const ModeResult& result) {
+  constexpr double kTooMuch = 2;       // a quiet machine was seen to stay below 1.5
+  constexpr double kLongEnough = 0.1;  // seconds
+  double slowest = INFINITY, fastest = 0;
+  for (const EpochRow& e : result.epochs) {
+    if (e.duration < kLongEnough) continue;
+    slowest = std::min(slowest, e.samples_per_second);
+    fastest = std::max(fastest, e.samples_per_second);
+  }
+  if (fastest <= kTooMuch * slowest) return std::nullopt;
+  return fastest / slowest;
 }
 
 std::string table_of(const std::vector<ModeResult>& results, std::optional<double> target, size_t width) {

@@ -37,6 +37,10 @@ std::string name_of(Measure measure);
 /// Seconds of training at the end of the first epoch that reached the target: nobody looked in between, so nothing is interpolated.
 std::optional<double> seconds_to(const ModeResult& result, Measure measure, double target);
 
+/// How many times faster the fastest epoch was than the slowest, when that is too much for the speeds to be compared; nothing for runs that are steady, or
+/// too short to tell. Modes run one after the other: what else uses the machine meanwhile slows one and not the next.
+std::optional<double> unsteadiness(const ModeResult& result);
+
 /// One line per mode, at most `width` columns where the names allow it: early epochs are left out for that.
 std::string table_of(const std::vector<ModeResult>& results, std::optional<double> target, size_t width);
 

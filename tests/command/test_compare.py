@@ -116,6 +116,7 @@ class Compare(support.CommandTest):
         self.assertEqual(rows["shared"], ["shared", "50,000", "-", "-", "-", "0.0000", "0.2500", "0.5000", "0.5000", "3.00"])
         self.assertEqual(rows["allreduce"], ["allreduce", "50,000", "1.26", "7", "1,234", "0.0000", "0.2500", "0.5000", "0.5000", "3.00"])
         self.assertRegex(result.stdout, r"(?m)^central +failed: .*report-central.json is not a report")
+        self.assertIn("warning: the fastest epoch of allreduce was 3.0 times as fast as its slowest", result.stdout)
         self.assertEqual([list(row.values()) for row in self.rows() if row["epoch"] == "2"],
                          [["shared", "2", "3", "50000", "1.5", "", "0.25", "", "", ""], ["allreduce", "2", "3", "50000", "1.5", "", "0.25", "1.256", "7", "1234"]])
 
