@@ -137,6 +137,7 @@ Job job_of(const std::string& mode, const Settings& s, const std::vector<std::st
   const train::Options& o = s.train.options;
   std::vector<std::string> args = {"train", o.model};
   args.insert(args.end(), flags.begin(), flags.end());
+  if (!exchange::sync_named(mode).takes_servers()) args.emplace_back("--servers=0");  // they are for the other modes
   std::string note;
   for (const Setting& setting : own) {
     if (setting.mode != mode) continue;

@@ -15,6 +15,7 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
   auto options = std::make_shared<cluster::LaunchOptions>();
   auto hosts = std::make_shared<HostsFlags>();
   auto servers = std::make_shared<int>(0);
+  auto serve_with = std::make_shared<std::string>();
   CLI::App* command =
       app.add_subcommand("launch", "Start a program that uses the library once per rank, and stay with it: trireme launch -n N -- PROGRAM ARGS...");
   command->add_option("-n,--ranks", options->ranks, "How many processes")->capture_default_str();
@@ -22,6 +23,7 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
   command->add_option("--servers", *servers, "Parameter servers beside the ranks: `trireme serve`, which programs with --sync async and such need")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
+  command->add_option("--serve-with", *serve_with, "The servers' program, if not `trireme serve`: one that calls trireme::ps::serve()");
   add_hosts_flags(*command, *hosts);
   command->prefix_command();
   command->footer(
@@ -31,24 +33,26 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
       "  trireme launch -n 4 -- ./my_training --lr 0.1\n"
       "  trireme launch -n 2 --servers 1 -- ./my_worker\n"
       "  trireme launch --hosts a:2,b:2 -- /shared/my_training --lr 0.1");
-  return [options, hosts, servers, command, invocation] {
+  return [options, hosts, servers, serve_with, command, invocation] {
+    const std::vector<std::string> server_command = serve_with->empty() ? std::vector{invocation.program, std::string("serve")} : std::vector{*serve_with};
     options->command = command->remaining();
     if (!options->command.empty() && options->command[0].starts_with("-"))
-      fail<InvalidArgument>("unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
-                            did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--hosts", "--hostfile", "--remote", "--help"}));
+      fail<InvalidArgument>(
+          "unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
+          did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--serve-with", "--hosts", "--hostfile", "--remote", "--help"}));
     options->command.insert(options->command.end(), invocation.rest.begin(), invocation.rest.end());
     if (options->command.empty()) fail<InvalidArgument>("nothing to launch. Usage: trireme launch -n N -- PROGRAM ARGS…");
     if (hosts->given()) {
       cluster::HostsOptions on_hosts = hosts->options(invocation.program);
       on_hosts.command = options->command;
-      on_hosts.server_command = {invocation.program, "serve"};
+      on_hosts.server_command = server_command;
       on_hosts.servers = *servers;
       if (options->threads > 0) on_hosts.environment.emplace_back("OMP_NUM_THREADS", std::to_string(options->threads));
       const cluster::LaunchResult result = cluster::launch_on_hosts(on_hosts);
       explain_end(result, false);
       return result.exit_code;
     }
-    options->server_command = {invocation.program, "serve"};
+    options->server_command = server_command;
     for (int server = 0; server < *servers; server++) options->servers.push_back(server);
     const cluster::LaunchResult result = cluster::launch(*options);
     explain_end(result, false);

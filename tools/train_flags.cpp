@@ -136,7 +136,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   o.plain_mean = settings.mean == "plain";
   read_straggler(settings);
   if (settings.servers == 0 && o.sync.needs_servers()) settings.servers = 1;
-  if (settings.servers > 0 && !o.sync.needs_servers() && o.sync.kind != exchange::Sync::local)
+  if (settings.servers > 0 && !o.sync.takes_servers())
     fail<InvalidArgument>(
         "--servers {} but sync '{}' has no use for parameter servers; modes that have: server, async, stale:S, trylock:P, round-robin, local:K, elastic:K,RHO",
         settings.servers, settings.sync);

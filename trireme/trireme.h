@@ -7,6 +7,8 @@
 //   train.step([&] { return loss(net, batch); });        // forward, backward, reduce, update
 #include <trireme/base/error.h>
 #include <trireme/cluster/world.h>
+#include <trireme/data/auc.h>
+#include <trireme/data/criteo.h>
 #include <trireme/data/loader.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>

@@ -23,11 +23,12 @@ struct Options {
   bool overlap = true;            // work on complete buckets while the backward pass goes on
 
   // With parameter servers.
-  size_t chunk_bytes = 1 << 20;       // the largest part of a bucket that one server keeps
-  ps::Stale stale = ps::Stale::full;  // what a gradient is worth that was computed with old parameters
-  double lambda = 0.04;               // of Stale::compensated
-  double clip = 0;                    // the norm above which a worker's gradient is scaled down; 0: none
-  uint64_t seed = 1;                  // trylock: of the workers' luck
+  size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps
+  ps::Stale stale = ps::Stale::full;               // what a gradient is worth that was computed with old parameters
+  double lambda = 0.04;                            // of Stale::compensated
+  double clip = 0;                                 // the norm above which a worker's gradient is scaled down; 0: none
+  uint64_t seed = 1;                               // trylock: of the workers' luck
+  std::vector<ps::SparseTable::Options> tables{};  // rows by key, beside the model's parameters: see client()
 };
 
 /// What servers counted, all together.
@@ -92,6 +93,8 @@ class Exchange {
   /// The parameters' home is not here: a change by hand has to be published.
   virtual bool kept_elsewhere() const { return false; }
   virtual std::optional<Statistics> statistics() { return std::nullopt; }
+  /// This rank's way to the servers; null without any.
+  virtual ps::Client* client() { return nullptr; }
 
   /// Without lockstep: this rank wants all to stop. They do after the same step, or as soon as they ask for work.
   void want_stop() { stop_wanted_ = true; }

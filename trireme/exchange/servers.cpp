@@ -23,7 +23,8 @@ ps::Job job_of(const Group& group, const space::Layout& layout, const space::Upd
           .bucket_bytes = options.bucket_bytes,
           .chunk_bytes = options.chunk_bytes,
           .optimizer = optimizer,
-          .rules = rules_of(options, group.all.size())};
+          .rules = rules_of(options, group.all.size()),
+          .tables = options.tables};
 }
 
 template <class T>

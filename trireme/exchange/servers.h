@@ -9,7 +9,7 @@ namespace trireme::exchange {
 class Connected {
  public:
   Connected(const Group& group, ps::Job job, bool in_place);
-  ps::Client& operator*() { return *client_; }
+  ps::Client& operator*() const { return *client_; }
   ps::Client* operator->() const { return client_.get(); }
   Statistics statistics();
 
@@ -39,6 +39,7 @@ class Servers final : public Exchange {
   ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) override;
   void settle() override;
   std::optional<Statistics> statistics() override { return client_.statistics(); }
+  ps::Client* client() override { return &*client_; }
 
  private:
   bool begin_step(double lr) override;

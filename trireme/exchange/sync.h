@@ -38,6 +38,8 @@ struct Sync {
 
   /// Parameters live on servers; there must be one at least.
   bool needs_servers() const { return kind == server || kind == async || kind == stale || kind == trylock || kind == round_robin || kind == elastic; }
+  /// Servers are of use, if there are some.
+  bool takes_servers() const { return needs_servers() || kind == local; }
 };
 
 /// "shared", "stale:3", "trylock:0.8", "local:10", "elastic:10,0.3". Throws InvalidArgument with the nearest valid name, or what is wrong with a number.

@@ -69,7 +69,8 @@ class Parallel::Impl {
                                          .stale = options_.stale,
                                          .lambda = options_.lambda,
                                          .clip = options_.clip,
-                                         .seed = options_.seed});
+                                         .seed = options_.seed,
+                                         .tables = options_.tables});
     adopt_parameters();
     for (auto& [name, buffer] : buffers_) {
       torch::Tensor whole = buffer.contiguous();
@@ -311,6 +312,10 @@ void Parallel::settled(const std::function<void()>& look) { impl_->settled(look)
 bool Parallel::lockstep() const { return impl_->exchange().lockstep(); }
 bool Parallel::gives_work() const { return impl_->exchange().gives_work(); }
 ps::Work Parallel::take(int64_t epoch, int64_t first_step, int64_t pieces) { return impl_->take(epoch, first_step, pieces); }
+ps::Client& Parallel::servers() {
+  if (ps::Client* client = impl_->exchange().client()) return *client;
+  fail<InvalidArgument>("this mode has no parameter servers: use Sync::async or another one that has");
+}
 std::optional<exchange::Statistics> Parallel::statistics() { return impl_->exchange().statistics(); }
 double Parallel::learning_rate() const { return impl_->learning_rate(); }
 const exchange::Exchange& Parallel::exchange() const { return impl_->exchange(); }

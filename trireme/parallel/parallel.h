@@ -23,10 +23,11 @@ struct ParallelOptions {
   bool channels_last = false;                    // store 4-d weights as N, H, W, C: faster for most convolutions with oneDNN
 
   // With parameter servers.
-  ps::Stale stale = ps::Stale::full;  // what a gradient is worth that was computed with old parameters
-  double lambda = 0.04;               // of Stale::compensated
-  double clip = 0;                    // the norm above which a worker's gradient is scaled down; 0: none
-  uint64_t seed = 1;                  // trylock: of the workers' luck
+  ps::Stale stale = ps::Stale::full;               // what a gradient is worth that was computed with old parameters
+  double lambda = 0.04;                            // of Stale::compensated
+  double clip = 0;                                 // the norm above which a worker's gradient is scaled down; 0: none
+  uint64_t seed = 1;                               // trylock: of the workers' luck
+  std::vector<ps::SparseTable::Options> tables{};  // rows by key (embeddings), beside the module's parameters; see servers()
 };
 
 /// What a call of step() did.
@@ -72,6 +73,8 @@ class Parallel {
 
   /// Runs `look` while the parameters are those that all ranks agree on, and buffers are averaged: for evaluating and saving. Collective.
   void settled(const std::function<void()>& look);
+  /// This rank's way to the parameter servers: push_rows() and pull_rows() of the tables. Throws InvalidArgument when the mode has no servers.
+  ps::Client& servers();
   /// What the parameter servers counted so far; nothing without servers.
   std::optional<exchange::Statistics> statistics();
 

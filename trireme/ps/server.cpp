@@ -128,6 +128,7 @@ void Server::interrupt(const std::string& reason) noexcept {
 }
 
 void serve() { serve(cluster::place_here()); }
+bool is_server() { return cluster::place_here().role == "server"; }
 
 void serve(const cluster::Place& place, Seconds timeout, Seconds heartbeat_limit) {
   if (place.role != "server") fail<InvalidArgument>("this process was started as a {}, not as a server ({})", place.role, place.launcher);
@@ -139,7 +140,7 @@ void serve(const cluster::Place& place, Seconds timeout, Seconds heartbeat_limit
   try {
     options.server = session.rank();
     options.host = session.address();
-    options.meeting = {.job = session.job() + "/" + place.token, .store = &session, .token = place.token, .tls = place.tls};
+    options.meeting = {.job = session.meeting(), .store = &session, .token = place.token, .tls = place.tls};
     Server server(options);
     session.on_failure([&](const cluster::Failure& failure) { server.interrupt(failure.reason); });
     server.run();

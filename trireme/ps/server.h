@@ -39,5 +39,7 @@ class Server {
 /// What `trireme serve` does, and a program whose role is server: joins the job that a launcher started this process for, and serves it. Blocks.
 void serve(const cluster::Place& place, Seconds timeout = Seconds(60), Seconds heartbeat_limit = Seconds(3));
 void serve();
+/// Whether a launcher started this process as a server: `if (trireme::ps::is_server()) return trireme::ps::serve(), 0;`
+bool is_server();
 
 }  // namespace trireme::ps

@@ -45,7 +45,7 @@ void check(const Options& o) {
     fail<InvalidArgument>("gamma must be a number and step-epochs more than 0, not {} and {}", o.gamma, o.step_epochs);
   if (o.dtype != "f32" && o.dtype != "f64") fail<InvalidArgument>("unknown dtype '{}': f32 or f64", o.dtype);
   if (!(o.clip >= 0) || !std::isfinite(o.clip)) fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", o.clip);
-  if (o.clip > 0 && !o.sync.needs_servers() && o.sync.kind != exchange::Sync::local)
+  if (o.clip > 0 && !o.sync.takes_servers())
     fail<InvalidArgument>("clip is for modes in which each worker's gradient is applied by itself or by servers; sync '{}' has none",
                           exchange::name_of(o.sync));
   if (!(o.straggler_factor >= 1 && o.straggler_factor <= 100)) fail<InvalidArgument>("a straggler takes 1 to 100 times as long, not {}", o.straggler_factor);
