@@ -1,113 +1,25 @@
 #include <trireme/cluster/session.h>
 
-#include <fcntl.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <sys/socket.h>
-
-#include <array>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
 #include <set>
 #include <thread>
 
-#include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/coordinator.h>
-#include <trireme/cluster/tls.h>
+#include <trireme/cluster/reach.h>
 #include "wire.h"
 
 namespace trireme::cluster {
 namespace {
 
 constexpr Seconds kBetweenTries{0.1};
-constexpr Seconds kOneAddress{5};  // before the name's next address is tried, and then all again
 constexpr Seconds kLastWords{1};
-constexpr Seconds kProbe{2};  // for a look at the coordinator's TLS
 
 std::chrono::system_clock::time_point system_time(const Deadline& deadline) {
   return std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::system_clock::duration>(deadline.left());
-}
-
-// ---- the way there ----
-
-struct Endpoint {
-  std::string host, port;
-};
-
-Endpoint endpoint_of(const std::string& text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string::npos || colon == 0 || colon + 1 == text.size() || text.find_first_not_of("0123456789", colon + 1) != std::string::npos)
-    fail<InvalidArgument>("'{}' is not the address of a coordinator: give host:port", text);
-  std::string host = text.substr(0, colon);
-  if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  return {host, text.substr(colon + 1)};
-}
-
-/// A connection made by hand: it says what is wrong where gRPC only says "unavailable", and what our own address is.
-struct Reached {
-  Descriptor socket;
-  std::string target;   // for gRPC: "ipv4:10.0.0.1:4242"
-  std::string address;  // of our side
-  std::string fault;    // why not, when there is no socket
-};
-
-std::string numeric(const sockaddr_storage& address, socklen_t size) {
-  std::array<char, NI_MAXHOST> host{};
-  if (getnameinfo(reinterpret_cast<const sockaddr*>(&address), size, host.data(), host.size(), nullptr, 0, NI_NUMERICHOST) != 0) return "";
-  return host.data();
-}
-
-/// 0, or the errno of a connect that is given until the deadline.
-int connect_within(int socket, const addrinfo& to, const Deadline& deadline) {
-  if (connect(socket, to.ai_addr, to.ai_addrlen) == 0) return 0;
-  if (errno != EINPROGRESS) return errno;
-  pollfd poll_{socket, POLLOUT, 0};
-  if (poll(&poll_, 1, static_cast<int>(std::min(deadline.left().count(), 1e6) * 1e3) + 1) <= 0) return ETIMEDOUT;
-  int error = 0;
-  socklen_t size = sizeof error;
-  return getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &size) == 0 ? error : errno;
-}
-
-Reached reach(const Endpoint& endpoint, const Deadline& deadline) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  if (const int error = getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &found); error != 0)
-    return {{}, "", "", fmt::format("the name {} is not known ({})", endpoint.host, gai_strerror(error))};
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  Reached reached;
-  for (const addrinfo* to = found; to != nullptr; to = to->ai_next) {
-    Descriptor socket_(socket(to->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    if (const int error = connect_within(socket_.get(), *to, Deadline(std::min(kOneAddress, deadline.left()))); error != 0) {
-      reached.fault = errno_text(error);
-      continue;
-    }
-    sockaddr_storage own{}, theirs{};
-    socklen_t own_size = sizeof own, their_size = sizeof theirs;
-    getsockname(socket_.get(), reinterpret_cast<sockaddr*>(&own), &own_size);
-    getpeername(socket_.get(), reinterpret_cast<sockaddr*>(&theirs), &their_size);
-    const bool six = to->ai_family == AF_INET6;
-    reached.target = fmt::format("{}:{}{}{}:{}", six ? "ipv6" : "ipv4", six ? "[" : "", numeric(theirs, their_size), six ? "]" : "", endpoint.port);
-    reached.address = numeric(own, own_size);
-    reached.socket = std::move(socket_);
-    const int flags = fcntl(reached.socket.get(), F_GETFL);
-    fcntl(reached.socket.get(), F_SETFL, flags & ~O_NONBLOCK);
-    break;
-  }
-  return reached;
-}
-
-std::shared_ptr<grpc::Channel> channel_to(const std::string& target, const std::optional<Certificates>& certificates) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a session's connection is its own: its end means something
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  if (!certificates) return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
-  arguments.SetSslTargetNameOverride(kCertificateName);
-  return grpc::CreateCustomChannel(target, grpc::SslCredentials({certificates->authority, certificates->key, certificates->certificate}), arguments);
 }
 
 // ---- the stream ----
@@ -190,7 +102,8 @@ class Stream final : public grpc::ClientBidiReactor<wire::FromMember, wire::ToMe
 
 class Session::State {
  public:
-  State(SessionOptions options, Member member) : options_(std::move(options)), member_(std::move(member)), endpoint_(endpoint_of(options_.coordinator)) {
+  State(SessionOptions options, Member member)
+      : options_(std::move(options)), member_(std::move(member)), endpoint_(endpoint_of(options_.coordinator, "a coordinator")) {
     if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls);
     if (options_.version.empty()) options_.version = library_version();
     const Deadline deadline(options_.timeout);
@@ -324,16 +237,7 @@ class Session::State {
 
   /// Throws when the connection fails because the two sides' certificates do not go together; trying again would not help.
   void explain_tls() const {
-    const Deadline deadline(kProbe);
-    const Reached reached = reach(endpoint_, deadline);
-    if (!reached.socket) return;
-    if (!certificates_) {
-      if (speaks_tls(reached.socket.get(), deadline))
-        fail<InvalidArgument>("{} speaks TLS: give --tls with a copy of its folder of certificates", coordinator());
-      return;
-    }
-    const std::string fault = handshake_fault(reached.socket.get(), *certificates_, deadline);
-    if (!fault.empty()) fail<InvalidArgument>("{} {} (ours is {})", coordinator(), fault, options_.tls);
+    if (const std::string fault = tls_fault(endpoint_, certificates_, options_.tls); !fault.empty()) fail<InvalidArgument>("{} {}", coordinator(), fault);
   }
 
   void wait_for_place(const Deadline& deadline) {
