@@ -1,10 +1,7 @@
 #include <trireme/cluster/coordinator.h>
 
-#include <arpa/inet.h>
 #include <grpcpp/ext/health_check_service_server_builder_option.h>
 #include <grpcpp/health_check_service_interface.h>
-#include <netdb.h>
-#include <sys/socket.h>
 
 #include <algorithm>
 #include <array>
@@ -17,27 +14,11 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
-#include <trireme/cluster/tls.h>
+#include <trireme/cluster/reach.h>
 #include "wire.h"
 
 namespace trireme::cluster {
 namespace {
-
-std::string token_of(const grpc::CallbackServerContext& context) {
-  const auto entry = context.client_metadata().find(kTokenKey);
-  return entry == context.client_metadata().end() ? "" : std::string(entry->second.data(), entry->second.size());
-}
-
-/// "10.0.0.2" of gRPC's "ipv4:10.0.0.2:4242"; "fe80::1" of "ipv6:%5Bfe80::1%5D:4242".
-std::string address_of(const std::string& peer) {
-  const size_t begin = peer.find(':'), end = peer.rfind(':');
-  if (begin == std::string::npos || end <= begin) return "";
-  std::string address = peer.substr(begin + 1, end - begin - 1);
-  for (const char* bracket : {"%5B", "%5D", "[", "]"})
-    if (const size_t place = address.find(bracket); place != std::string::npos) address.erase(place, std::string_view(bracket).size());
-  constexpr std::string_view kMapped = "::ffff:";  // how a socket for both families shows IPv4
-  return address.starts_with(kMapped) ? address.substr(kMapped.size()) : address;
-}
 
 /// The stream of one member. gRPC calls the On… functions, one at a time except OnCancel; the desk calls the others.
 class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::ToMember>, public Line {
@@ -251,33 +232,6 @@ void check(const CoordinatorOptions& options) {
     fail<InvalidArgument>("the host list has {} slots, the job {} ranks: every host needs at least one slot, and together one per rank", slots, options.ranks);
 }
 
-std::shared_ptr<grpc::ServerCredentials> credentials_of(const std::string& folder) {
-  if (folder.empty()) return grpc::InsecureServerCredentials();
-  const Certificates certificates = load_certificates(folder, own_host_name());
-  grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
-  options.pem_root_certs = certificates.authority;
-  options.pem_key_cert_pairs.push_back({certificates.key, certificates.certificate});
-  return grpc::SslServerCredentials(options);
-}
-
-std::string joined(const std::string& address, int port) {
-  return address.find(':') == std::string::npos ? fmt::format("{}:{}", address, port) : fmt::format("[{}]:{}", address, port);
-}
-
-/// gRPC does not say why it cannot listen: try it by hand.
-std::string listen_fault(const std::string& address, int port) {
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_flags = AI_PASSIVE;
-  hints.ai_socktype = SOCK_STREAM;
-  if (const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0) return gai_strerror(error);
-  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
-  const Descriptor probe(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  const int on = 1;
-  setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
-  const bool bound = bind(probe.get(), found->ai_addr, found->ai_addrlen) == 0 && listen(probe.get(), 1) == 0;
-  return bound ? "unknown reason" : errno_text();
-}
-
 DeskOptions desk_options(const CoordinatorOptions& options) {
   DeskOptions desk;
   desk.job = options.job;
@@ -305,7 +259,7 @@ struct Coordinator::State {
     // A little more than a message may have, so that most of what is too large gets our answer and not gRPC's.
     builder.SetMaxReceiveMessageSize(static_cast<int>(options.limits.message_bytes + (64 << 10)));
     builder.SetMaxSendMessageSize(static_cast<int>(options.limits.message_bytes + (64 << 10)));
-    builder.AddListeningPort(joined(options.address, options.port), credentials_of(options.tls), &port);
+    builder.AddListeningPort(joined(options.address, options.port), server_credentials(options.tls), &port);
     builder.RegisterService(&service);
     server = builder.BuildAndStart();
     if (server && port > 0) return;

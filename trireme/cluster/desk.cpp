@@ -1,7 +1,6 @@
 #include <trireme/cluster/desk.h>
 
 #include <fmt/format.h>
-#include <openssl/crypto.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -15,7 +14,7 @@
 #include <utility>
 
 #include <trireme/base/error.h>
-#include <trireme/base/sha256.h>
+#include <trireme/cluster/tls.h>
 
 namespace trireme::cluster {
 namespace {
@@ -23,12 +22,6 @@ namespace {
 constexpr size_t kMostEvents = 10'000;  // that wait to be taken; older ones are dropped
 constexpr size_t kMostFailures = 1'000;
 constexpr size_t kNameBytes = 255, kReportBytes = 4096;
-
-std::string digest(const std::string& text) {
-  Sha256 hash;
-  hash.add(text.data(), text.size());
-  return hash.finish();
-}
 
 double wall_clock() { return Seconds(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
@@ -55,10 +48,9 @@ void give(const Answers& answers) {
 }  // namespace
 
 struct Desk::State {
-  explicit State(DeskOptions given) : options(std::move(given)), token_digest(digest(options.token)), bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  explicit State(DeskOptions given) : options(std::move(given)), bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
 
   const DeskOptions options;
-  const std::string token_digest;
   const Descriptor bell;
 
   mutable std::mutex mutex;
@@ -219,11 +211,7 @@ struct Desk::State {
 Desk::Desk(DeskOptions options) : state_(std::make_unique<State>(std::move(options))) {}
 Desk::~Desk() = default;
 
-bool Desk::knows(const std::string& token) const {
-  // Digests have one length, so that not even the token's length can be measured.
-  const std::string theirs = digest(token);
-  return CRYPTO_memcmp(theirs.data(), state_->token_digest.data(), theirs.size()) == 0;
-}
+bool Desk::knows(const std::string& token) const { return same_secret(token, state_->options.token); }
 
 Refusal Desk::token_refusal() const { return {Refused::token, "refuses the token: give the same TRIREME_TOKEN on all hosts"}; }
 

@@ -1,6 +1,7 @@
 #include <trireme/cluster/reach.h>
 
 #include <fcntl.h>
+#include <fmt/format.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
@@ -8,7 +9,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cerrno>
 #include <memory>
 
 #include <trireme/base/error.h>
@@ -17,6 +17,7 @@ namespace trireme::cluster {
 namespace {
 
 constexpr Seconds kOneAddress{5};  // before the name's next address is tried, and then all again
+constexpr Seconds kProbe{2};       // for a look at the other side's TLS
 
 std::string numeric(const sockaddr_storage& address, socklen_t size) {
   std::array<char, NI_MAXHOST> host{};
@@ -38,10 +39,10 @@ int connect_within(int socket, const addrinfo& to, const Deadline& deadline, int
 
 }  // namespace
 
-Endpoint endpoint_of(const std::string& text) {
+Endpoint endpoint_of(const std::string& text, const char* whom) {
   const size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == text.size() || text.find_first_not_of("0123456789", colon + 1) != std::string::npos)
-    fail<InvalidArgument>("'{}' is not the address of a coordinator: give host:port", text);
+    fail<InvalidArgument>("'{}' is not the address of {}: give host:port", text, whom);
   std::string host = text.substr(0, colon);
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
   return {host, text.substr(colon + 1)};
@@ -73,6 +74,32 @@ Reached reach(const Endpoint& endpoint, const Deadline& deadline, int interrupt)
     break;
   }
   return reached;
+}
+
+std::string joined(const std::string& address, int port) {
+  return address.find(':') == std::string::npos ? fmt::format("{}:{}", address, port) : fmt::format("[{}]:{}", address, port);
+}
+
+std::string listen_fault(const std::string& address, int port) {
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_flags = AI_PASSIVE;
+  hints.ai_socktype = SOCK_STREAM;
+  if (const int error = getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found); error != 0) return gai_strerror(error);
+  const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(found, freeaddrinfo);
+  const Descriptor probe(socket(found->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = 1;
+  setsockopt(probe.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+  const bool bound = bind(probe.get(), found->ai_addr, found->ai_addrlen) == 0 && listen(probe.get(), 1) == 0;
+  return bound ? "unknown reason" : errno_text();
+}
+
+std::string tls_fault(const Endpoint& endpoint, const std::optional<Certificates>& own, const std::string& folder) {
+  const Deadline deadline(kProbe);
+  const Reached reached = reach(endpoint, deadline);
+  if (!reached.socket) return "";
+  if (!own) return speaks_tls(reached.socket.get(), deadline) ? "speaks TLS: give --tls with a copy of its folder of certificates" : "";
+  const std::string fault = handshake_fault(reached.socket.get(), *own, deadline);
+  return fault.empty() ? "" : fmt::format("{} (ours is {})", fault, folder);
 }
 
 }  // namespace trireme::cluster

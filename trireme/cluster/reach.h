@@ -1,9 +1,11 @@
 #pragma once
-// The way to a coordinator.
+// Connections made by hand: they say what is wrong where gRPC only says "unavailable".
+#include <optional>
 #include <string>
 
 #include <trireme/base/clock.h>
 #include <trireme/base/descriptor.h>
+#include <trireme/cluster/tls.h>
 
 namespace trireme::cluster {
 
@@ -11,10 +13,11 @@ struct Endpoint {
   std::string host, port;
 };
 
-/// "host:port" or "[::1]:port". Throws InvalidArgument.
-Endpoint endpoint_of(const std::string& text);
+/// Of "host:port" or "[address]:port". Throws InvalidArgument, which calls it the address of `whom`.
+Endpoint endpoint_of(const std::string& text, const char* whom);
+/// The opposite; puts brackets around what has colons.
+std::string joined(const std::string& address, int port);
 
-/// A connection made by hand: it says what is wrong where gRPC only says "unavailable", and what our own address is.
 struct Reached {
   Descriptor socket;
   std::string target;   // for gRPC: "ipv4:10.0.0.1:4242"
@@ -25,5 +28,12 @@ struct Reached {
 /// Tries all of the name's addresses. Blocks until the deadline, or until `interrupt` (a descriptor, or -1) becomes readable; the lookup of the name takes
 /// what it takes.
 Reached reach(const Endpoint& endpoint, const Deadline& deadline, int interrupt = -1);
+
+/// Why gRPC cannot listen: it does not say.
+std::string listen_fault(const std::string& address, int port);
+
+/// Why the two sides' certificates do not go together, as the rest of a sentence that begins with the other side's name; "" when it is not that. Blocks for two
+/// seconds at most.
+std::string tls_fault(const Endpoint& endpoint, const std::optional<Certificates>& own, const std::string& folder);
 
 }  // namespace trireme::cluster

@@ -20,7 +20,6 @@ namespace {
 
 constexpr Seconds kBetweenTries{0.1};
 constexpr Seconds kLastWords{1};
-constexpr Seconds kProbe{2};  // for a look at the coordinator's TLS
 
 std::chrono::system_clock::time_point system_time(const Deadline& deadline) {
   return std::chrono::system_clock::now() + std::chrono::duration_cast<std::chrono::system_clock::duration>(deadline.left());
@@ -30,7 +29,7 @@ std::chrono::system_clock::time_point system_time(const Deadline& deadline) {
 
 class Session::State {
  public:
-  State(SessionOptions options, Member member) : options_(std::move(options)), member_(std::move(member)), endpoint_(endpoint_of(options_.coordinator)) {
+  State(SessionOptions options, Member member) : options_(std::move(options)), member_(std::move(member)), endpoint_(endpoint_of(options_.coordinator, "a coordinator")) {
     if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls, member_.host);
     if (options_.version.empty()) options_.version = library_version();
     const Deadline deadline(options_.timeout);
@@ -176,16 +175,8 @@ class Session::State {
 
   /// Throws when the connection fails because the two sides' certificates do not go together; trying again would not help.
   void explain_tls() const {
-    const Deadline deadline(kProbe);
-    const Reached reached = reach(endpoint_, deadline);
-    if (!reached.socket) return;
-    if (!certificates_) {
-      if (speaks_tls(reached.socket.get(), deadline))
-        fail<InvalidArgument>("{} speaks TLS: give --tls with a copy of its folder of certificates", coordinator());
-      return;
-    }
-    const std::string fault = handshake_fault(reached.socket.get(), *certificates_, deadline);
-    if (!fault.empty()) fail<InvalidArgument>("{} {} (ours is {})", coordinator(), fault, options_.tls);
+    const std::string fault = tls_fault(endpoint_, certificates_, options_.tls);
+    if (!fault.empty()) fail<InvalidArgument>("{} {}", coordinator(), fault);
   }
 
   void wait_for_place(const Deadline& deadline) {

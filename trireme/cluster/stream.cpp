@@ -2,16 +2,6 @@
 
 namespace trireme::cluster {
 
-std::shared_ptr<grpc::Channel> channel_to(const std::string& target, const std::optional<Certificates>& certificates) {
-  grpc::ChannelArguments arguments;
-  arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a session's connection is its own: its end means something
-  arguments.SetInt(GRPC_ARG_ENABLE_HTTP_PROXY, 0);
-  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);
-  if (!certificates) return grpc::CreateCustomChannel(target, grpc::InsecureChannelCredentials(), arguments);
-  arguments.SetSslTargetNameOverride(kCertificateName);
-  return grpc::CreateCustomChannel(target, grpc::SslCredentials({certificates->authority, certificates->key, certificates->certificate}), arguments);
-}
-
 Stream::Stream(wire::Coordination::Stub& stub, const std::string& token, Received received, Ended ended)
     : received_(std::move(received)), ended_(std::move(ended)) {
   context_.AddMetadata(kTokenKey, token);

@@ -8,13 +8,9 @@
 #include <optional>
 #include <string>
 
-#include <trireme/cluster/tls.h>
 #include "wire.h"
 
 namespace trireme::cluster {
-
-/// `target` as gRPC names it. Without certificates: plain.
-std::shared_ptr<grpc::Channel> channel_to(const std::string& target, const std::optional<Certificates>& certificates);
 
 /// The session's stream. Calls back from gRPC's threads; the last call is `ended`.
 class Stream final : public grpc::ClientBidiReactor<wire::FromMember, wire::ToMember> {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/pem.h>
@@ -22,6 +23,7 @@
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
+#include <trireme/base/sha256.h>
 
 namespace trireme::cluster {
 namespace {
@@ -327,6 +329,17 @@ bool speaks_tls(int socket, const Deadline& deadline) {
   const bool certificate_seen = SSL_get0_peer_certificate(connection.get()) != nullptr;
   ERR_clear_error();
   return connected || certificate_seen;
+}
+
+bool same_secret(const std::string& given, const std::string& wanted) {
+  // Digests have one length, so that not even the secret's length can be measured.
+  const auto digest = [](const std::string& text) {
+    Sha256 hash;
+    hash.add(text.data(), text.size());
+    return hash.finish();
+  };
+  const std::string mine = digest(wanted), theirs = digest(given);
+  return CRYPTO_memcmp(mine.data(), theirs.data(), mine.size()) == 0;
 }
 
 std::string make_token() {

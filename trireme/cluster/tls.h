@@ -32,6 +32,9 @@ std::string handshake_fault(int socket, const Certificates& own, const Deadline&
 /// Does the other side speak TLS at all? Blocks until the deadline.
 bool speaks_tls(int socket, const Deadline& deadline);
 
+/// Compares secrets. Takes the same time whatever they are, of whatever length.
+bool same_secret(const std::string& given, const std::string& wanted);
+
 /// 32 hexadecimal digits from the system's source of randomness.
 std::string make_token();
 

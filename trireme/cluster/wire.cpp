@@ -1,8 +1,6 @@
 #include "wire.h"
 
 #include <algorithm>
-#include <csignal>
-#include <cstdlib>
 
 namespace trireme::cluster {
 namespace {
@@ -52,22 +50,6 @@ void to_wire(const JobSpec& spec, wire::JobSpec& message) {
 }
 
 }  // namespace
-
-void prepare_grpc() {
-  gpr_set_log_function([](gpr_log_func_args*) {});  // the library never prints; errors arrive as statuses
-}
-
-struct SignalsBlocked::Before {
-  sigset_t signals;
-};
-
-SignalsBlocked::SignalsBlocked() : before_(std::make_unique<Before>()) {
-  sigset_t all;
-  sigfillset(&all);
-  pthread_sigmask(SIG_BLOCK, &all, &before_->signals);
-}
-
-SignalsBlocked::~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_->signals, nullptr); }
 
 grpc::Status status_of(const std::optional<Refusal>& refusal) { return refusal ? grpc::Status(code_of(refusal->kind), refusal->text) : grpc::Status::OK; }
 

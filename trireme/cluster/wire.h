@@ -1,5 +1,5 @@
 #pragma once
-// Between the desk's structs and the messages of coordinator.proto. Not installed: of this folder, only wire.cpp, coordinator.cpp, stream.cpp, session.cpp and
+// Between the desk's structs and the messages of coordinator.proto. Not installed: of this folder, only wire.cpp, grpc.cpp, coordinator.cpp, stream.cpp, session.cpp and
 // requests.cpp see gRPC.
 #include <grpcpp/grpcpp.h>
 
@@ -9,27 +9,9 @@
 
 #include <trireme/cluster/desk.h>
 #include "coordinator.grpc.pb.h"
+#include "grpc.h"
 
 namespace trireme::cluster {
-
-constexpr const char* kTokenKey = "trireme-token";   // of the metadata of every call
-constexpr const char* kCertificateName = "trireme";  // what all nodes' certificates are issued to
-
-/// gRPC as this library uses it: silent, without fork handlers, its threads deaf to signals. Call before anything else of gRPC; cheap.
-void prepare_grpc();
-
-/// Blocks all signals in this thread, and so in the threads that are made meanwhile: signals belong to the program.
-class SignalsBlocked {
- public:
-  SignalsBlocked();
-  ~SignalsBlocked();
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  struct Before;
-  std::unique_ptr<Before> before_;
-};
 
 grpc::Status status_of(const std::optional<Refusal>& refusal);
 

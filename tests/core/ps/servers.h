@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <filesystem>
 #include <functional>
 #include <map>
 #include <memory>
@@ -13,6 +14,7 @@
 
 #include <fmt/format.h>
 #include <trireme/base/error.h>
+#include <trireme/cluster/tls.h>
 #include <trireme/ps/client.h>
 #include <trireme/ps/server.h>
 
@@ -52,13 +54,29 @@ inline std::string job_name() {
   return fmt::format("test {} {}", getpid(), count++);
 }
 
+/// A folder of certificates, the same for the whole program.
+inline const std::string& certificates() {
+  static const struct Folder {
+    Folder() {
+      std::string pattern = testing::TempDir() + "trireme-ps-tls-XXXXXX";
+      if (mkdtemp(pattern.data()) == nullptr) fail<IoError>("no folder for certificates: {}", errno_text());
+      path = pattern + "/certificates";
+      root = pattern;
+      cluster::make_certificates(path);
+    }
+    ~Folder() { std::filesystem::remove_all(root); }
+    std::string root, path;
+  } folder;
+  return folder.path;
+}
+
 /// Servers that run from construction to destruction.
 class Servers {
  public:
-  Servers(Way way, int workers, int servers, const std::string& tls = "") {
+  Servers(Way way, int workers, int servers) {
     meeting = {.job = job_name(), .token = "a token"};
     if (way != Way::shm) meeting.store = &store_, meeting.remote_only = true;
-    if (way == Way::network_tls) meeting.tls = tls;
+    if (way == Way::network_tls) meeting.tls = certificates();
     for (int server = 0; server < servers; server++)
       threads_.emplace_back([this, server, workers, servers] {
         try {

@@ -1,0 +1,86 @@
+#include "buffers.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+namespace trireme::ps::network {
+namespace {
+
+constexpr int kPingAfter = 1'000, kPingAnswer = 3'000;  // milliseconds
+constexpr int kFrame = 1 << 20;                         // of HTTP/2: the default of 16 KiB costs a pass through gRPC's parser each
+constexpr int kAhead = 4 << 20;                         // bytes of a stream that may be under way; measured, so that gRPC need not probe
+
+using Setting = std::pair<const char*, int>;
+constexpr std::array kBoth = {
+    Setting{GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(kMostBytes)},
+    Setting{GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, static_cast<int>(kMostBytes)},
+    Setting{GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrame},
+    Setting{GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kAhead},
+    Setting{GRPC_ARG_HTTP2_BDP_PROBE, 0},
+    Setting{GRPC_ARG_KEEPALIVE_TIME_MS, kPingAfter},
+    Setting{GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingAnswer},
+    Setting{GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
+    Setting{GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
+};
+
+void release(void* keep) { const std::unique_ptr<std::shared_ptr<const void>> last(static_cast<std::shared_ptr<const void>*>(keep)); }
+
+}  // namespace
+
+grpc::ByteBuffer compose(const Parts& parts) {
+  Head head = parts.head;
+  head.data = parts.data.size();
+  head.present = parts.present.size();
+  std::array<std::byte, kPrefix> prefix{};
+  std::memcpy(prefix.data(), &head, sizeof head);
+  if (head.kind == Kind::request) std::memcpy(prefix.data() + sizeof head, &parts.request, sizeof parts.request);
+  if (head.kind == Kind::reply) std::memcpy(prefix.data() + sizeof head, &parts.reply, sizeof parts.reply);
+  std::array<grpc::Slice, 3> slices = {grpc::Slice(prefix.data(), prefix.size())};
+  size_t count = 1;
+  if (!parts.data.empty()) {
+    auto keep = std::make_unique<std::shared_ptr<const void>>(parts.keep);
+    // gRPC takes memory that can be written to, and does not write.
+    slices[count++] = grpc::Slice(const_cast<std::byte*>(parts.data.data()), parts.data.size(), release, keep.release());
+  }
+  if (!parts.present.empty()) slices[count++] = grpc::Slice(parts.present.data(), parts.present.size());
+  return {slices.data(), count};
+}
+
+Reader::Reader(const grpc::ByteBuffer& buffer) {
+  if (!buffer.Dump(&slices_).ok()) slices_.clear();
+  for (const grpc::Slice& slice : slices_) left_ += slice.size();
+}
+
+void Reader::copy(void* to, size_t bytes) {
+  auto* out = static_cast<std::byte*>(to);
+  left_ -= bytes;
+  while (bytes > 0) {
+    const grpc::Slice& slice = slices_[slice_];
+    const size_t now = std::min(bytes, slice.size() - offset_);
+    std::memcpy(out, slice.begin() + offset_, now);
+    out += now;
+    bytes -= now;
+    offset_ += now;
+    if (offset_ == slice.size()) slice_++, offset_ = 0;
+  }
+}
+
+grpc::ChannelArguments lane_arguments() {
+  grpc::ChannelArguments arguments;
+  for (const auto& [name, value] : kBoth) arguments.SetInt(name, value);
+  return arguments;
+}
+
+void prepare(grpc::ServerBuilder& builder) {
+  for (const auto& [name, value] : kBoth) builder.AddChannelArgument(name, value);
+  builder.SetMaxReceiveMessageSize(static_cast<int>(kMostBytes));
+  builder.SetMaxSendMessageSize(static_cast<int>(kMostBytes));
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingAfter / 2);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // or two servers would share a port, and workers between them
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostChannels);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
+}
+
+}  // namespace trireme::ps::network

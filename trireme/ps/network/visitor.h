@@ -1,0 +1,116 @@
+#pragma once
+// One gRPC stream at a server's door. Not installed.
+#include <grpcpp/generic/async_generic_service.h>
+
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <thread>
+
+#include <trireme/ps/inbox.h>
+#include <trireme/ps/network/blocks.h>
+#include <trireme/ps/network/guests.h>
+#include <trireme/ps/service.h>
+#include "buffers.h"
+
+namespace trireme::ps::network {
+
+class Visitor;
+
+/// What all visitors of a door share. Thread-safe. A thread of its own watches for workers that do not come back.
+class Hall {
+ public:
+  Hall(int server, std::string token, Inbox& inbox);
+  ~Hall();
+  Hall(const Hall&) = delete;
+  Hall& operator=(const Hall&) = delete;
+
+  int server() const { return server_; }
+  const std::string& token() const { return token_; }
+  Inbox& inbox() { return inbox_; }
+  Blocks& blocks() { return blocks_; }
+
+  /// False when there are too many.
+  bool add(std::shared_ptr<Visitor> visitor);
+  void remove(const std::shared_ptr<Visitor>& visitor);
+  /// A stream has ended, admitted or not.
+  void ended(Visitor& visitor);
+  /// From the service's thread: why the visitor is not admitted, or "".
+  std::string admit(Visitor& visitor, Service& service, const Head& hello, const std::string& job);
+  bool goodbye(const Incoming& leave, size_t channel);
+  /// Ends all visits, and the thread. Those who come later are turned away.
+  void close();
+
+ private:
+  void run();
+
+  const int server_;
+  const std::string token_;
+  Inbox& inbox_;
+  Blocks blocks_;
+  std::mutex mutex_;
+  std::condition_variable bell_;
+  // All below is guarded by `mutex_`.
+  std::set<std::shared_ptr<Visitor>> visitors_;
+  Guests guests_;
+  bool closed_ = false;
+  std::thread thread_;  // last: it uses what stands above
+};
+
+/// gRPC calls the On… functions, one at a time except OnCancel; the service's thread calls reply().
+class Visitor final : public grpc::ServerGenericBidiReactor, public Connection {
+ public:
+  Visitor(std::shared_ptr<Hall> hall, grpc::GenericCallbackServerContext& context);
+
+  /// It lives until gRPC has done with it, whoever else holds it.
+  void start(std::shared_ptr<Visitor> self);
+  void reply(const Reply& reply, std::span<const std::byte> data) override;
+  std::string name() const override;
+  const std::string& address() const { return address_; }
+  /// What waits is sent, then the stream ends.
+  void close(const grpc::Status& status);
+
+  void OnReadDone(bool ok) override;
+  void OnWriteDone(bool ok) override;
+  void OnCancel() override { end(); }
+  void OnDone() override;
+
+ private:
+  friend class Hall;
+  struct Message {
+    Frame frame;
+    std::shared_ptr<std::byte> memory;
+    size_t bytes = 0;
+  };
+
+  Message take_message();
+  void greet(const Message& message);
+  void request(Message message);
+  void deliver(Service& service, const std::shared_ptr<Visitor>& self, const Message& message);
+  void handled(size_t bytes);
+  void end();
+  void send(grpc::ByteBuffer message);
+  void write_next();
+
+  const std::shared_ptr<Hall> hall_;
+  grpc::GenericCallbackServerContext& context_;  // until OnDone
+  const std::string address_;
+  std::shared_ptr<Visitor> self_;
+  grpc::ByteBuffer incoming_;
+  bool greeted_ = false;
+  size_t channel_ = 0;                    // of its worker
+  bool admitted_ = false, gone_ = false;  // guarded by the hall's mutex
+
+  std::mutex mutex_;
+  // All below is guarded by `mutex_`.
+  std::deque<grpc::ByteBuffer> outbox_;
+  grpc::ByteBuffer outgoing_;
+  grpc::Status status_;
+  size_t ahead_ = 0;  // bytes that the service has not seen yet
+  bool paused_ = false, writing_ = false, closing_ = false, finished_ = false;
+};
+
+}  // namespace trireme::ps::network
