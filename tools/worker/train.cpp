@@ -80,7 +80,8 @@ int work(const TrainSettings& settings) {
   if (!result.epochs.empty() && result.epochs.back().test_accuracy >= 0) summary += fmt::format(", test accuracy {:.4f}", result.epochs.back().test_accuracy);
   screen.say(summary);
   if (!result.saved.empty()) screen.say("model saved to " + result.saved);
-  if (!settings.options.report.empty() && !settings.quiet_report) screen.say("report written to " + std::filesystem::absolute(settings.options.report).string());
+  if (!settings.options.report.empty() && !settings.quiet_report)
+    screen.say("report written to " + std::filesystem::absolute(settings.options.report).string());
   return 0;
 }
 

@@ -29,7 +29,8 @@ std::chrono::system_clock::time_point system_time(const Deadline& deadline) {
 
 class Session::State {
  public:
-  State(SessionOptions options, Member member) : options_(std::move(options)), member_(std::move(member)), endpoint_(endpoint_of(options_.coordinator, "a coordinator")) {
+  State(SessionOptions options, Member member)
+      : options_(std::move(options)), member_(std::move(member)), endpoint_(endpoint_of(options_.coordinator, "a coordinator")) {
     if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls, member_.host);
     if (options_.version.empty()) options_.version = library_version();
     const Deadline deadline(options_.timeout);

@@ -1,6 +1,6 @@
 #pragma once
-// Between the desk's structs and the messages of coordinator.proto. Not installed: of this folder, only wire.cpp, grpc.cpp, coordinator.cpp, stream.cpp, session.cpp and
-// requests.cpp see gRPC.
+// Between the desk's structs and the messages of coordinator.proto. Not installed: of this folder, only wire.cpp, grpc.cpp, coordinator.cpp, stream.cpp,
+// session.cpp and requests.cpp see gRPC.
 #include <grpcpp/grpcpp.h>
 
 #include <memory>

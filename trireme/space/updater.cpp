@@ -108,7 +108,9 @@ void update_present(Updater& updater, size_t index, const Layout& layout, size_t
       if (source.present == nullptr || has(source)) gradients[count++] = source.gradients;
     return std::span<const std::byte* const>(gradients.data(), count);
   };
-  const auto complete = [&](const Source& source) { return std::find(source.present, source.present + (last - first), uint8_t{0}) == source.present + (last - first); };
+  const auto complete = [&](const Source& source) {
+    return std::find(source.present, source.present + (last - first), uint8_t{0}) == source.present + (last - first);
+  };
   if (collect(complete).size() == sources.size()) return updater.update(index, range, dtype, parameters, collect(complete));
   for (size_t slot = first; slot < last; slot++)
     if (const auto some = collect([&](const Source& source) { return source.present[slot - first] != 0; }); !some.empty())

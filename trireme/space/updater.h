@@ -68,8 +68,8 @@ struct Source {
   const uint8_t* present;      // by slot, from the first one of the call on: not 0 where there is a gradient. Null: everywhere
 };
 
-/// Updates `range`, which lies inside owned range `index` and covers slots [first, last) or parts of them, with the sum of all sources. A slot that some sources
-/// have no gradient for gets the sum of the others; one that none has is left as it is.
+/// Updates `range`, which lies inside owned range `index` and covers slots [first, last) or parts of them, with the sum of all sources. A slot that some
+/// sources have no gradient for gets the sum of the others; one that none has is left as it is.
 void update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* parameters,
                     std::span<const Source> sources);
 

@@ -105,8 +105,8 @@ TEST(SeenIds, TellsRepetitionsApart) {
   EXPECT_TRUE(seen.add(4));
   EXPECT_TRUE(seen.add(5000));
   EXPECT_FALSE(seen.add(5000));
-  EXPECT_FALSE(seen.add(4));     // too old to tell
-  EXPECT_TRUE(seen.add(4999));   // in the window, never seen
+  EXPECT_FALSE(seen.add(4));    // too old to tell
+  EXPECT_TRUE(seen.add(4999));  // in the window, never seen
   EXPECT_TRUE(seen.add(1u << 30));
   EXPECT_FALSE(seen.add(1u << 30));
   for (uint64_t id = (1u << 30) + 1; id < (1u << 30) + 10000; id++) ASSERT_TRUE(seen.add(id));

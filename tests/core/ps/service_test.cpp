@@ -140,7 +140,12 @@ TEST_F(ServiceTest, CompensatesForWhatHasChangedSinceThePull) {
   start(job);
   const size_t at = service->chunks()[0].range.begin / sizeof(float);
   for (int worker : {0, 1})
-    handle(worker, {.id = ++ids_[worker], .verb = Verb::pull, .chunk = 0, .step = -1, .begin = service->chunks()[0].range.begin, .bytes = service->chunks()[0].range.size()});
+    handle(worker, {.id = ++ids_[worker],
+                    .verb = Verb::pull,
+                    .chunk = 0,
+                    .step = -1,
+                    .begin = service->chunks()[0].range.begin,
+                    .bytes = service->chunks()[0].range.size()});
   push(0, push_request(0, 0), 1.f);  // θ = -1
   push(1, push_request(1, 0), 2.f);  // g = 2 + 0.5 · 4 · (-1 - 0) = 0
   EXPECT_FLOAT_EQ(parameters()[at], -1.f);
@@ -159,7 +164,8 @@ TEST_F(ServiceTest, DelaysAWorkersUpdates) {
   EXPECT_EQ(of(1).answers.size(), 1u);
   push(0, push_request(0, 0), 1.f);
   EXPECT_EQ(of(0).answers.size(), 1u);
-  for (const char* nonsense : {"delay", "delay 2 5", "delay 0 -1", "delay 0 1e9", "delay 0 5 5", "stop", ""}) EXPECT_THROW(service->control(nonsense), InvalidArgument) << nonsense;
+  for (const char* nonsense : {"delay", "delay 2 5", "delay 0 -1", "delay 0 1e9", "delay 0 5 5", "stop", ""})
+    EXPECT_THROW(service->control(nonsense), InvalidArgument) << nonsense;
 }
 
 TEST_F(ServiceTest, TheFastWaitForTheSlowWithinTheBound) {
