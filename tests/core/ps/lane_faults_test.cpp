@@ -271,6 +271,25 @@ TEST(LaneFaults, AServerThatIsKilledIsNamed) {
   expect_error<PeerLost>(running.errors[0], {"worker 0 at 127.0.0.1 is gone: its connection ended without a goodbye"});
 }
 
+TEST(LaneFaults, APulledCableIsNoticed) {
+  const Job job = large_job(1, Order::on_arrival);
+  Servers running(Way::network, 1, 1);
+  Proxy proxy(port_of(address_of(running.meeting)), 1, 0);
+  Detour detour(proxy.address());
+  Meeting meeting = running.meeting;
+  meeting.store = &detour;
+  {
+    Client client(meeting, 0, job, {.timeout = Seconds(60)});
+    client.set(whole(client)).wait();
+    proxy.freeze();
+    Seconds took{0};
+    expect_error<PeerLost>(push_until_lost(client, took), {"server 0 at " + proxy.address(), "is gone"});
+  }
+  running.join();
+  ASSERT_EQ(running.errors.size(), 1u);
+  expect_error<PeerLost>(running.errors[0], {"worker 0 at 127.0.0.1 is gone"});
+}
+
 TEST(LaneFaults, NobodyIsThere) {
   Detour detour("127.0.0.1:1");
   const Meeting meeting{.job = job_name(), .store = &detour, .token = "a token", .remote_only = true};

@@ -52,6 +52,8 @@ class Proxy {
 
   std::string address() const { return fmt::format("127.0.0.1:{}", port_); }
   int cuts() const { return cuts_.load(); }
+  /// As if the cable had been pulled, once the next bytes come: nothing passes, nothing is closed.
+  void freeze() { frozen_.store(true); }
   /// As if the other machine's process had been killed: all connections are reset, and new ones refused.
   void close() {
     if (!thread_.joinable()) return;
@@ -73,7 +75,9 @@ class Proxy {
       std::vector<pollfd> polls = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
       for (const Pair& pair : pairs_)
         for (int socket : {pair.from.get(), pair.to.get()}) polls.push_back({socket, POLLIN, 0});
+      if (frozen_.load()) polls.resize(1);
       if (poll(polls.data(), polls.size(), -1) < 0 || polls[0].revents != 0) return;
+      if (frozen_.load()) continue;
       if (polls[1].revents != 0) accept_one();
       for (size_t i = 2; i < polls.size(); i++) {
         if (polls[i].revents == 0) continue;
@@ -119,6 +123,7 @@ class Proxy {
   const size_t cut_after_;
   int left_, port_ = 0;
   std::atomic<int> cuts_{0};
+  std::atomic<bool> frozen_{false};
   size_t passed_ = 0;
   Descriptor listener_, stop_;
   std::vector<Pair> pairs_;
