@@ -231,7 +231,7 @@ void Visitor::end() {
 void Visitor::write_next() {
   if (writing_ || finished_) return;
   if (!outbox_.empty()) {
-    outgoing_ = std::move(outbox_.front());
+    outgoing_.Swap(&outbox_.front());
     outbox_.pop_front();
     writing_ = true;
     StartWrite(&outgoing_);
