@@ -19,8 +19,6 @@
 #include <optional>
 #include <random>
 
-extern char** environ;
-
 namespace trireme::cluster {
 namespace {
 
@@ -106,12 +104,13 @@ std::vector<std::string> environment_of(const LaunchOptions& options, int local)
     const auto same_name = [&](const auto& pair) { return text.substr(0, text.find('=')) == pair.first; };
     if (std::none_of(set.begin(), set.end(), same_name)) result.emplace_back(text);
   }
-  for (const auto& [name, value] : set) result.push_back(name + "=" + value);
+  for (const auto& [name, value] : set) result.push_back(fmt::format("{}={}", name, value));
   return result;
 }
 
 std::vector<char*> pointers(std::vector<std::string>& texts) {
   std::vector<char*> result;
+  result.reserve(texts.size() + 1);
   for (std::string& text : texts) result.push_back(text.data());
   result.push_back(nullptr);
   return result;
