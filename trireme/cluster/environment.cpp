@@ -19,7 +19,7 @@ constexpr int64_t kFirstSpecialStep = 0xfffffff0;  // Slurm numbers its batch, e
 
 /// TRIREME_COORDINATOR, checked; "" when it is not set or empty.
 std::string given_coordinator(const Variables& variables) {
-  const std::string text = variables.text("TRIREME_COORDINATOR");
+  std::string text = variables.text("TRIREME_COORDINATOR");
   if (text.empty()) return "";
   const size_t colon = text.rfind(':');
   const std::string_view all = text, port = colon == std::string::npos ? "" : all.substr(colon + 1);

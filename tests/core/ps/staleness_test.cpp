@@ -1,0 +1,71 @@
+// label: multiproc
+// Bounded staleness with workers of random speed: no gradient is older than the bound, and nobody waits without need.
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "servers.h"
+
+namespace trireme::ps::tests {
+namespace {
+
+constexpr int kWorkers = 8, kSteps = 1000;
+
+struct Observed {
+  int64_t furthest_ahead = 0;  // seen by the workers themselves, at every beginning
+  double age_max = 0;          // counted by the server
+  std::vector<int> pieces = std::vector<int>(kWorkers);
+};
+
+/// 1,000 steps of 8 pieces; a worker's delay is drawn anew for every piece, and now and then it is long.
+Observed run_with(int64_t bound) {
+  Job job = small_job(kWorkers, 1, Order::on_arrival);
+  job.rules.bound = bound;
+  Servers running(Way::shm, kWorkers, 1);
+  Observed seen;
+  std::mutex mutex;
+  std::vector<int64_t> at(kWorkers, 0);  // the steps that workers are at, as they know it
+  const auto outcomes = run_workers(
+      running.meeting, job,
+      [&](Client& client) {
+        if (client.worker() == 0) client.set(whole(client)).wait();
+        client.barrier();
+        client.pull(whole(client)).wait();
+        std::mt19937 random(static_cast<unsigned>(client.worker()));
+        for (Work work; (work = client.take(0, 0, kSteps * kWorkers, kWorkers, false)).what == Work::piece;) {
+          {
+            const std::lock_guard lock(mutex);
+            at[static_cast<size_t>(client.worker())] = work.step;
+            seen.pieces[static_cast<size_t>(client.worker())]++;
+            seen.furthest_ahead = std::max(seen.furthest_ahead, work.step - *std::min_element(at.begin(), at.end()));
+          }
+          if (random() % 50 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));  // the delay that is tested, not a wait
+          client.push(whole(client), {.step = work.step, .lr = 0.001, .pull = true}).wait();
+        }
+        {
+          const std::lock_guard lock(mutex);
+          at[static_cast<size_t>(client.worker())] = kSteps;
+        }
+        client.barrier();
+        if (client.worker() == 0) seen.age_max = nlohmann::json::parse(client.status()[0])["age.max"].get<double>();
+        client.barrier();
+      },
+      {.timeout = Seconds(60)});
+  expect_all_well(outcomes);
+  return seen;
+}
+
+TEST(Staleness, NeverExceedsTheBound) {
+  for (int64_t bound : {1, 3}) {
+    const Observed seen = run_with(bound);
+    EXPECT_LE(seen.age_max, static_cast<double>(bound));
+    // A worker knows that it has begun a little after the server does: what it believes of others may be one step old.
+    EXPECT_LE(seen.furthest_ahead, bound + 1);
+    EXPECT_EQ(std::accumulate(seen.pieces.begin(), seen.pieces.end(), 0), kSteps * kWorkers);
+  }
+}
+
+TEST(Staleness, WithoutABoundItDoes) { EXPECT_GT(run_with(-1).age_max, 3); }  // or the test above would prove nothing
+
+}  // namespace
+}  // namespace trireme::ps::tests

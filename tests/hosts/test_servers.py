@@ -1,0 +1,72 @@
+"""Parameter servers and workers on several hosts: the same results as on one, and named deaths."""
+import os
+import pathlib
+import signal
+import time
+
+import numpy
+
+import training
+from training import support
+
+ARGS = ["mlp:40,30", "--data", "synthetic:300", "--batch", 30, "--epochs", 3, "--lr", 0.02, "--dtype", "f64"]
+ENDLESS = ["mlp:64", "--data", "synthetic:2000", "--epochs", 100000, "--batch", 64]
+
+
+class Servers(training.HostsTest):
+    def alone(self):
+        save = self.folder / "alone.safetensors"
+        result = support.run("train", *ARGS, "--workers", 1, "--save", save, cwd=self.folder)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return support.read_safetensors(save)
+
+    def servers(self, host):
+        """Pids of the servers on a host, lowest number first."""
+        found = {}
+        for pid in self.hosts.pids(host):
+            try:
+                environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                words = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            number = [int(entry[15:]) for entry in environment if entry.startswith(b"TRIREME_SERVER=")]
+            if number and b"serve" in words:
+                found[number[0]] = pid
+        return [found[number] for number in sorted(found)]
+
+    def test_synchronous_servers_give_what_one_process_gives(self):
+        expected = self.alone()
+        for spec, servers in (("a:1,b:1", 1), ("a:2,b:1", 2)):
+            with self.subTest(spec=spec, servers=servers):
+                ours, _, printed = self.train(spec, *ARGS, "--sync", "server", "--servers", servers)
+                self.assertIn("2 machines", printed)
+                for name, values in expected.items():
+                    self.assertLess(numpy.abs(ours[name] - values).max(), 1e-9, name)
+
+    def test_asynchronous_modes_learn(self):
+        for sync in ("async", "stale:2", "elastic:4,0.3"):
+            with self.subTest(sync=sync):
+                _, report, _ = self.train("a:1,b:1", *ARGS, "--sync", sync, "--servers", 2, "--epochs", 8)
+                self.assertLess(report["epochs"][-1]["loss"], 0.6 * report["epochs"][0]["loss"])
+
+    def test_with_certificates(self):
+        self.hosts.check("a", [training.TRIREME, "tls", "init", self.folder / "tls"], env=support.environment())
+        self.train("a:1,b:1", *ARGS, "--sync", "async", "--servers", 2, "--tls", self.folder / "tls")
+
+    def test_a_killed_server_is_named(self):
+        process = self.start_train("a:1,b:1", *ENDLESS, "--sync", "async", "--servers", 2, "--heartbeat-limit", 2)
+        for line in process.stdout:
+            if line.startswith("epoch 1 "):
+                break
+        victim = self.servers("b")
+        self.assertEqual(len(victim), 1)
+        since = time.monotonic()
+        os.kill(victim[0], signal.SIGKILL)
+        _, text = process.communicate(timeout=30)
+        self.assertLess(time.monotonic() - since, 8, text)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertIn("server 1", text)
+
+
+if __name__ == "__main__":
+    training.main()
