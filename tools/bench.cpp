@@ -23,21 +23,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder that goes away with the process.
-const fs::path& scratch() {
-  struct Folder {
-    fs::path path;
-    Folder() {
-      std::string text = (fs::temp_directory_path() / "trireme-bench-XXXXXX").string();
-      if (mkdtemp(text.data()) == nullptr) fail<IoError>("cannot make a temporary folder: {}", errno_text());
-      path = text;
-    }
-    ~Folder() { fs::remove_all(path); }
-  };
-  static const Folder folder;
-  return folder.path;
-}
-
 struct Settings {
   std::string self, worker;  // this program, and the one with libtorch
   int rounds = 5;
@@ -46,12 +31,6 @@ struct Settings {
   double gbit = 0;  // speed of the hosts' links, for the limit
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
-
-/// Runs each of `who` once a round, and begins with another one every time: what a program leaves behind disturbs each of the others equally often.
-void alternate(int rounds, const std::vector<std::function<void()>>& who) {
-  for (int round = 0; round < rounds; round++)
-    for (size_t i = 0; i < who.size(); i++) who[(i + static_cast<size_t>(round)) % who.size()]();
-}
 
 /// Adds the "us" of each {"bytes": B, "us": T} line to the measurement of that size.
 void collect(std::map<size_t, Measurement>& all, const std::string& who, const std::vector<std::string>& lines) {
@@ -114,10 +93,6 @@ int bench_allreduce(const Settings& s) {
 
 double number_in(const std::vector<std::string>& lines, const char* key) { return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0); }
 
-void add_sample(Measurement& m, const std::string& who, double value) {
-  if (value > 0) m.samples[who].push_back(value);
-}
-
 /// What nothing can beat: computing alone, or an ideal ring over the links, whichever takes longer.
 void add_wire_limit(const Settings& s, Measurement& m, double bytes) {
   const double machines = static_cast<double>(s.hosts.options(s.self).hosts.size());
@@ -178,6 +153,29 @@ int bench_train(const Settings& s) {
 
 }  // namespace
 
+const fs::path& scratch() {
+  struct Folder {
+    fs::path path;
+    Folder() {
+      std::string text = (fs::temp_directory_path() / "trireme-bench-XXXXXX").string();
+      if (mkdtemp(text.data()) == nullptr) fail<IoError>("cannot make a temporary folder: {}", errno_text());
+      path = text;
+    }
+    ~Folder() { fs::remove_all(path); }
+  };
+  static const Folder folder;
+  return folder.path;
+}
+
+void alternate(int rounds, const std::vector<std::function<void()>>& who) {
+  for (int round = 0; round < rounds; round++)
+    for (size_t i = 0; i < who.size(); i++) who[(i + static_cast<size_t>(round)) % who.size()]();
+}
+
+void add_sample(Measurement& m, const std::string& who, double value) {
+  if (value > 0) m.samples[who].push_back(value);
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -201,7 +199,8 @@ void print_measurement(const Measurement& m) {
     line["peers"][who] = rounded(median(values));
     // Round by round, because the machine's speed drifts: neighbours in time are compared with each other.
     std::vector<double> ratios;
-    for (size_t i = 0; i < std::min(values.size(), ours->second.size()); i++) ratios.push_back(values[i] / ours->second[i]);
+    for (size_t i = 0; i < std::min(values.size(), ours->second.size()); i++)
+      ratios.push_back(m.more_is_better ? ours->second[i] / values[i] : values[i] / ours->second[i]);
     line["ratio"][who] = rounded(median(ratios));
   }
   fmt::print("{}\n", line.dump());
@@ -269,7 +268,9 @@ Run add_bench(CLI::App& app, const Invocation& invocation) {
   train->add_option("--gbit", s->gbit, "Speed of the hosts' links in Gbit/s: adds what an ideal ring takes as the peer \"limit\"")->group("Several hosts");
   allreduce->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
   train->add_option("--case", s->cases, "Cases, separated by commas; default: all")->delimiter(',');
-  return [s, allreduce] {
+  const Run ps = add_bench_ps(*bench, invocation);
+  return [s, allreduce, train, ps] {
+    if (!allreduce->parsed() && !train->parsed()) return ps();
     for (size_t& bytes : s->sizes) bytes = std::max<size_t>(4, bytes / 4 * 4);
     return allreduce->parsed() ? bench_allreduce(*s) : bench_train(*s);
   };
