@@ -91,8 +91,6 @@ int bench_allreduce(const Settings& s) {
   return 0;
 }
 
-double number_in(const std::vector<std::string>& lines, const char* key) { return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0); }
-
 /// What nothing can beat: computing alone, or an ideal ring over the links, whichever takes longer.
 void add_wire_limit(const Settings& s, Measurement& m, double bytes) {
   const double machines = static_cast<double>(s.hosts.options(s.self).hosts.size());
@@ -176,6 +174,8 @@ void add_sample(Measurement& m, const std::string& who, double value) {
   if (value > 0) m.samples[who].push_back(value);
 }
 
+double number_in(const std::vector<std::string>& lines, const char* key) { return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0); }
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -227,9 +227,13 @@ std::vector<std::string> read_results(const std::string& what, std::vector<std::
 
 }  // namespace
 
-std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command) {
-  return read_results(what, command,
-                      [&](const auto& words) { return cluster::launch({.command = words, .ranks = ranks, .threads = 1, .show = cluster::Show::first}); });
+std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command,
+                                      const std::vector<std::string>& server_command) {
+  return read_results(what, command, [&](const auto& words) {
+    cluster::LaunchOptions options{.command = words, .ranks = ranks, .threads = 1, .show = cluster::Show::first, .server_command = server_command};
+    if (!server_command.empty()) options.servers = {0};
+    return cluster::launch(options);
+  });
 }
 
 std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOptions hosts, const std::vector<std::string>& command) {

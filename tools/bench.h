@@ -28,8 +28,11 @@ void add_sample(Measurement& measurement, const std::string& who, double value);
 void alternate(int rounds, const std::vector<std::function<void()>>& who);
 
 /// Runs a command in `ranks` processes (with RANK, WORLD_SIZE, … set, one thread each) whose rank 0 writes JSON lines to the file that replaces "{out}" in it.
-/// Returns these lines; empty, with a line on stderr, when the command failed.
-std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command);
+/// Returns these lines; empty, with a line on stderr, when the command failed. With `server_command`, the job has a parameter server.
+std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command,
+                                      const std::vector<std::string>& server_command = {});
+/// A number in the last of such lines; -1 when it is not there.
+double number_in(const std::vector<std::string>& lines, const char* key);
 /// The same on hosts; the first of them must be this one, as rank 0 writes the file.
 std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOptions hosts, const std::vector<std::string>& command);
 

@@ -12,12 +12,13 @@
 #include <trireme/cluster/tls.h>
 #include "bench.h"
 #include "commands.h"
+#include "peers.h"
 
 namespace trireme::tools {
 namespace {
 
 struct Settings {
-  std::string self;
+  std::string self, worker;  // this program, and the one with libtorch
   int rounds = 5;
   std::vector<std::string> cases;
   std::vector<size_t> sizes = {1 << 20, 4 << 20, 16 << 20, 64 << 20};
@@ -109,6 +110,26 @@ void bench_network(const Settings& s, bool encrypted) {
     }
 }
 
+/// Asynchronous training of LeNet, two workers and one server, against PyTorch's RPC.
+void bench_train(const Settings& s) {
+  Measurement m{"ps", "async-lenet-32", "samples/s", {}, true};
+  const std::vector<std::string> train = {s.worker,     "train",      "lenet",     "--data=synthetic:12800", "--sync=async",    "--servers=1",
+                                          "--batch=64", "--epochs=3", "--lr=0.01", "--optimizer=momentum",   "--progress=none", "--report={out}"};
+  std::vector<std::function<void()>> who = {[&] {
+    std::string text;
+    for (const std::string& line : run_and_read("ours", 2, train, {s.self, "serve"})) text += line;
+    if (!text.empty()) add_sample(m, "ours", nlohmann::json::parse(text)["epochs"].back()["samples_per_second"]);
+  }};
+  if (!has_python_torch()) leave_out("rpc", "apt-get install python3-torch");
+  if (has_python_torch())
+    who.push_back([&] {
+      const std::vector<std::string> peer = {kPython, std::string(TRIREME_PEERS) + "/rpc_server.py", "{out}", "lenet-32"};
+      add_sample(m, "rpc", number_in(run_and_read("PyTorch RPC", 3, peer), "samples_per_second"));
+    });
+  alternate(s.rounds, who);
+  print_measurement(m);
+}
+
 const std::vector<std::pair<std::string, std::function<void(const Settings&)>>>& cases() {
   static const std::vector<std::pair<std::string, std::function<void(const Settings&)>>> all = {
       {"push", [](const Settings& s) { bench_range(s, "push"); }},
@@ -119,6 +140,7 @@ const std::vector<std::pair<std::string, std::function<void(const Settings&)>>>&
       {"sparse", [](const Settings& s) { bench_sparse(s); }},
       {"grpc", [](const Settings& s) { bench_network(s, false); }},
       {"tls", [](const Settings& s) { bench_network(s, true); }},
+      {"train", [](const Settings& s) { bench_train(s); }},
   };
   return all;
 }
@@ -138,9 +160,11 @@ int run(const Settings& s) {
 Run add_bench_ps(CLI::App& bench, const Invocation& invocation) {
   auto s = std::make_shared<Settings>();
   s->self = invocation.program;
-  CLI::App* ps = bench.add_subcommand("ps", "Parameter servers: push, pull and round trips against memcpy and TCP; keys per second of sparse tables");
+  s->worker = invocation.worker;
+  CLI::App* ps = bench.add_subcommand(
+      "ps", "Parameter servers: push, pull and round trips against memcpy and TCP, keys per second of sparse tables, training against PyTorch RPC");
   ps->add_option("--rounds", s->rounds, "Rounds; the median counts")->capture_default_str()->check(CLI::PositiveNumber);
-  ps->add_option("--case", s->cases, "push, pull, pull-in-place, round-trip, round-trip-busy, sparse, grpc, tls, separated by commas; default: all")
+  ps->add_option("--case", s->cases, "push, pull, pull-in-place, round-trip, round-trip-busy, sparse, grpc, tls, train, separated by commas; default: all")
       ->delimiter(',');
   ps->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
   auto m = std::make_shared<PsMeasure>();
