@@ -24,12 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A folder that goes away with the process.
-const fs::path& scratch() {
-  static const ScratchFolder folder("trireme-bench");
-  return folder.path();
-}
-
 struct Settings {
   std::string self, worker;  // this program, and the one with libtorch
   int rounds = 5;
@@ -39,12 +33,6 @@ struct Settings {
   double gbit = 0;  // speed of the hosts' links, for the limit
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
-
-/// Runs each of `who` once a round, and begins with another one every time: what a program leaves behind disturbs each of the others equally often.
-void alternate(int rounds, const std::vector<std::function<void()>>& who) {
-  for (int round = 0; round < rounds; round++)
-    for (size_t i = 0; i < who.size(); i++) who[(i + static_cast<size_t>(round)) % who.size()]();
-}
 
 /// Adds the "us" of each {"bytes": B, "us": T} line to the measurement of that size.
 void collect(std::map<size_t, Measurement>& all, const std::string& who, const std::vector<std::string>& lines) {
@@ -106,17 +94,11 @@ int bench_allreduce(const Settings& s) {
   return 0;
 }
 
-double number_in(const std::vector<std::string>& lines, const char* key) { return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0); }
-
 /// One step's time at the mean of the processes' speeds: two unrelated ones do not wait for the slower.
 double joint_time(const std::vector<std::string>& lines) {
   double speed = 0;
   for (const std::string& line : lines) speed += 1 / nlohmann::json::parse(line)["ms_per_step"].get<double>();
   return lines.empty() ? -1 : static_cast<double>(lines.size()) / speed;
-}
-
-void add_sample(Measurement& m, const std::string& who, double value) {
-  if (value > 0) m.samples[who].push_back(value);
 }
 
 /// What nothing can beat: computing alone, or an ideal ring over the links, whichever takes longer.
@@ -179,6 +161,22 @@ int bench_train(const Settings& s) {
 
 }  // namespace
 
+const fs::path& scratch() {
+  static const ScratchFolder folder("trireme-bench");
+  return folder.path();
+}
+
+void alternate(int rounds, const std::vector<std::function<void()>>& who) {
+  for (int round = 0; round < rounds; round++)
+    for (size_t i = 0; i < who.size(); i++) who[(i + static_cast<size_t>(round)) % who.size()]();
+}
+
+void add_sample(Measurement& m, const std::string& who, double value) {
+  if (value > 0) m.samples[who].push_back(value);
+}
+
+double number_in(const std::vector<std::string>& lines, const char* key) { return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0); }
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::sort(values.begin(), values.end());
@@ -202,7 +200,8 @@ void print_measurement(const Measurement& m) {
     line["peers"][who] = rounded(median(values));
     // Round by round, because the machine's speed drifts: neighbours in time are compared with each other.
     std::vector<double> ratios;
-    for (size_t i = 0; i < std::min(values.size(), ours->second.size()); i++) ratios.push_back(values[i] / ours->second[i]);
+    for (size_t i = 0; i < std::min(values.size(), ours->second.size()); i++)
+      ratios.push_back(m.more_is_better ? ours->second[i] / values[i] : values[i] / ours->second[i]);
     line["ratio"][who] = rounded(median(ratios));
   }
   fmt::print("{}\n", line.dump());
@@ -229,9 +228,13 @@ std::vector<std::string> read_results(const std::string& what, std::vector<std::
 
 }  // namespace
 
-std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command) {
-  return read_results(what, command,
-                      [&](const auto& words) { return cluster::launch({.command = words, .ranks = ranks, .threads = 1, .show = cluster::Show::first}); });
+std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command,
+                                      const std::vector<std::string>& server_command) {
+  return read_results(what, command, [&](const auto& words) {
+    cluster::LaunchOptions options{.command = words, .ranks = ranks, .threads = 1, .show = cluster::Show::first, .server_command = server_command};
+    if (!server_command.empty()) options.servers = {0};
+    return cluster::launch(options);
+  });
 }
 
 std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOptions hosts, const std::vector<std::string>& command) {
@@ -274,7 +277,9 @@ Run add_bench(CLI::App& app, const Invocation& invocation) {
       ->capture_default_str()
       ->check(CLI::Range(2, 256));
   train->add_option("--case", s->cases, "Cases, separated by commas; default: all")->delimiter(',');
-  return [s, allreduce] {
+  const Run ps = add_bench_ps(*bench, invocation);
+  return [s, allreduce, train, ps] {
+    if (!allreduce->parsed() && !train->parsed()) return ps();
     for (size_t& bytes : s->sizes) bytes = std::max<size_t>(4, bytes / 4 * 4);
     return allreduce->parsed() ? bench_allreduce(*s) : bench_train(*s);
   };

@@ -47,7 +47,8 @@ Expanded expand_recipe(std::vector<std::string> args) {
     if (args[i].starts_with("-") || !args[i].ends_with(".toml")) continue;
     const std::string file = args[i];
     if (!std::ifstream(file)) fail<IoError>("cannot read the recipe {}: {}", file, errno_text());
-    Recipe recipe{{}, file, ""};
+    Recipe recipe;
+    recipe.file = file;
     try {
       append_flags(toml::parse_file(file), recipe);
     } catch (const toml::parse_error& error) {

@@ -318,7 +318,7 @@ void Service::apply_one(ChunkState& state, Incoming in) {
   if (server_ == 0) {
     int64_t furthest = in.request.step;
     for (const Worker& w : workers_)
-      if (w.clock != kGone) furthest = std::max(furthest, w.clock);
+      if (w.clock != kGone) furthest = std::max(furthest, w.begun);
     age_.add(static_cast<double>(furthest - in.request.step));
   }
   if (!state.then.empty() && !state.then[worker].empty() && staleness > 0) compensate(state, in);
@@ -429,6 +429,7 @@ void Service::release_waiting() {
       i++;
       continue;
     }
+    worker_of(waiting.incoming).begun = waiting.step;
     answer(waiting.incoming, {.value = waiting.piece});
     beginning_.erase(beginning_.begin() + static_cast<ptrdiff_t>(i));
   }

@@ -63,7 +63,8 @@ class Service {
   struct Worker {
     enum Standing : uint8_t { absent, present, left, lost, victim } standing = absent;  // victim: left because of another
     SeenIds seen;
-    int64_t clock = 0;  // the step that it is at
+    int64_t clock = 0;  // the step that it is at, or waits for
+    int64_t begun = 0;  // the last step that it began
     Seconds delay{0};   // of its pushes
     Reply answer;       // the last one to take or lock, for a repeated request
   };

@@ -2,6 +2,8 @@
 // The server without its network: requests in, answers out.
 #include <gtest/gtest.h>
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -23,7 +25,7 @@ struct Answer {
 
 struct Recorder final : Connection {
   void reply(const Reply& reply, std::span<const std::byte> data) override { answers.push_back({reply, {data.begin(), data.end()}}); }
-  std::string name() const override { return "worker " + std::to_string(worker); }
+  std::string name() const override { return fmt::format("worker {}", worker); }
   std::vector<Answer> answers;
 };
 
