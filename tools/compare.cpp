@@ -257,9 +257,7 @@ int compare(const Settings& s, const CLI::App& command, const Invocation& invoca
   for (const std::string& mode : modes) jobs.push_back(job_of(mode, s, flags_given(command), own, scratch.path(), invocation));
   for (const std::string& file : {s.csv, s.plot}) train::check_writable(file);
 
-  std::vector<std::string> flags = flags_given(command);
-  flags.insert(flags.begin(), {"train", s.train.options.model, "--sync=" + modes[0]});
-  const std::string subtitle = description(parse_train(flags, cluster::place_here()));
+  const std::string subtitle = description(jobs[0].settings);
   const cluster::SignalsForLauncher hold;  // Ctrl-C ends a training, and not this process before it has told
   const Outcome outcome = run_all(jobs);
   show(outcome, s, subtitle, modes.size());

@@ -11,6 +11,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/ps/sparse_table.h>
+#include "chunk_state.h"
 
 namespace trireme::ps {
 namespace {
@@ -19,13 +20,6 @@ constexpr size_t kMostKeys = 1 << 24;   // of one request
 constexpr double kLongestDelay = 60e3;  // milliseconds
 
 std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text.data(), text.size())); }
-
-/// g += λ g² (θ − θ₀)
-template <class T>
-void compensate_as(T* g, const T* now, const T* then, size_t count, double lambda) {
-  const T factor = static_cast<T>(lambda);
-  for (size_t i = 0; i < count; i++) g[i] += factor * g[i] * g[i] * (now[i] - then[i]);
-}
 
 }  // namespace
 
@@ -39,25 +33,6 @@ bool SeenIds::add(uint64_t id) {
   recent_.set(id % kWindow);
   return true;
 }
-
-/// A chunk of this server's.
-struct Service::ChunkState {
-  explicit ChunkState(const Chunk& chunk, const Job& job)
-      : chunk(chunk),
-        updater(job.optimizer, std::array{chunk.range}),
-        pushed(static_cast<size_t>(job.workers)),
-        pulled(static_cast<size_t>(job.workers)),
-        then(static_cast<size_t>(job.rules.stale == Stale::compensated ? job.workers : 0)) {}
-
-  const Chunk& chunk;
-  space::Updater updater;
-  uint64_t version = 0;                         // updates so far; the first parameters are version 1
-  std::vector<std::optional<Incoming>> pushed;  // by worker: gradients that wait
-  std::vector<uint64_t> pulled;                 // by worker: the version that it has
-  std::vector<std::vector<std::byte>> then;     // by worker: the parameters that it has, if gradients are to be compensated
-  std::vector<Incoming> pulls;                  // that wait for a version
-  int turn = 0;
-};
 
 Service::Service(int server, std::function<std::byte*(size_t)> memory)
     : server_(server),
@@ -248,241 +223,6 @@ void Service::refuse(const Incoming& in, Status status, const std::string& why) 
       status == Status::peer_lost ? why : fmt::format("server {} refused a {} of worker {}: {}", server_, name_of(in.request.verb), in.from->worker, why);
   Reply reply{.id = in.request.id, .verb = in.request.verb, .status = status, .bytes = text.size()};
   in.from->reply(reply, bytes_of(text));
-}
-
-// ---- dense ----
-
-void Service::push(Incoming in, Clock::time_point now) {
-  Worker& worker = worker_of(in);
-  if (!worker.seen.add(in.request.id)) return repeat_push(in);
-  pushes_++;
-  if (const Decision decision = judge_push(job_->rules, {.worker = in.from->worker, .delay = worker.delay.count()}); decision.why == Decision::Why::delayed) {
-    held_++;
-    delayed_.emplace_back(now + std::chrono::duration_cast<Clock::duration>(worker.delay), std::move(in));
-    return;
-  }
-  arrive(std::move(in));
-}
-
-/// Sent again: it waits still, then the answer goes where the repetition came from; or it was applied, then it is only answered.
-void Service::repeat_push(Incoming& in) {
-  repeated_++;
-  ChunkState& state = *states_[in.request.chunk];
-  const auto same = [&](const Incoming& other) { return other.from->worker == in.from->worker && other.request.id == in.request.id; };
-  if (auto& waiting = state.pushed[static_cast<size_t>(in.from->worker)]; waiting && same(*waiting)) return void(waiting = std::move(in));
-  for (auto& [due, waiting] : delayed_)
-    if (same(waiting)) return void(waiting = std::move(in));
-  answer_push(state, in);
-}
-
-void Service::arrive(Incoming in) {
-  ChunkState& state = *states_[in.request.chunk];
-  const int worker = in.from->worker;
-  if (job_->rules.order == Order::on_arrival) return apply_one(state, std::move(in));
-  if (const int missing = first_gone(); missing >= 0)
-    return refuse(in, Status::peer_lost,
-                  failure_.empty() ? fmt::format("worker {} has ended its part of the job; worker {} still waits for it", missing, worker) : failure_);
-  auto& place = state.pushed[static_cast<size_t>(worker)];
-  if (place) return refuse(in, Status::invalid, fmt::format("a second gradient of chunk {} before the first was applied", in.request.chunk));
-  place = std::move(in);
-  job_->rules.order == Order::together ? apply_together(state) : apply_in_turn(state);
-}
-
-void Service::apply_together(ChunkState& state) {
-  const auto missing = std::find_if(state.pushed.begin(), state.pushed.end(), [](const auto& in) { return !in; });
-  const int who = missing == state.pushed.end() ? -1 : static_cast<int>(missing - state.pushed.begin());
-  if (judge_push(job_->rules, {.missing = who}).verdict != Verdict::apply) return void(held_++);
-  std::vector<space::Source> sources;
-  for (const auto& in : state.pushed) sources.push_back({in->data.data() - state.chunk.range.begin, in->present});
-  state.updater.begin_step(state.pushed[0]->request.lr);
-  update_present(state.updater, 0, job_->layout, state.chunk.first, state.chunk.last, state.chunk.range, state.chunk.dtype, parameters_, sources);
-  updated(state);
-  for (auto& in : state.pushed) answer_push(state, *std::exchange(in, std::nullopt));
-}
-
-void Service::apply_in_turn(ChunkState& state) {
-  while (true) {
-    auto& next = state.pushed[static_cast<size_t>(state.turn)];
-    if (!next || judge_push(job_->rules, {.worker = next->from->worker, .turn = state.turn}).verdict != Verdict::apply) break;
-    Incoming in = *std::exchange(next, std::nullopt);
-    state.turn = (state.turn + 1) % job_->workers;
-    apply_one(state, std::move(in));
-  }
-  if (std::any_of(state.pushed.begin(), state.pushed.end(), [](const auto& in) { return in.has_value(); })) held_++;
-}
-
-void Service::apply_one(ChunkState& state, Incoming in) {
-  const auto worker = static_cast<size_t>(in.from->worker);
-  const uint64_t staleness = state.version - std::min(state.version, state.pulled[worker]);
-  staleness_.add(static_cast<double>(staleness));
-  if (server_ == 0) {
-    int64_t furthest = in.request.step;
-    for (const Worker& w : workers_)
-      if (w.clock != kGone) furthest = std::max(furthest, w.begun);
-    age_.add(static_cast<double>(furthest - in.request.step));
-  }
-  if (!state.then.empty() && !state.then[worker].empty() && staleness > 0) compensate(state, in);
-  const space::Range range{in.request.begin, in.request.begin + in.request.bytes};
-  const space::Source source[] = {{in.data.data() - in.request.begin, in.present}};
-  state.updater.begin_step(rate_for(job_->rules, in.request.lr, staleness));
-  update_present(state.updater, 0, job_->layout, state.chunk.first, state.chunk.last, range, state.chunk.dtype, parameters_, source);
-  updated(state);
-  answer_push(state, in);
-}
-
-/// The gradient that the worker would have found with today's parameters, to first order. It goes into a copy: the worker's own stays as it is.
-void Service::compensate(ChunkState& state, Incoming& in) {
-  auto copy = std::make_shared<std::vector<std::byte>>(in.data.begin(), in.data.end());
-  const size_t offset = in.request.begin - state.chunk.range.begin;
-  const std::byte *now = parameters_ + in.request.begin, *then = state.then[static_cast<size_t>(in.from->worker)].data() + offset;
-  const auto as = [&]<class T>(T) {
-    compensate_as(reinterpret_cast<T*>(copy->data()), reinterpret_cast<const T*>(now), reinterpret_cast<const T*>(then), copy->size() / sizeof(T),
-                  job_->rules.lambda);
-  };
-  state.chunk.dtype == DType::f64 ? as(double{}) : as(float{});
-  in.data = *copy;
-  in.keep = std::shared_ptr<const void>(copy, copy->data());
-}
-
-void Service::updated(ChunkState& state) {
-  state.version++;
-  updates_++;
-  for (size_t i = 0; i < state.pulls.size();) {
-    if (state.version < state.pulls[i].request.version) {
-      i++;
-      continue;
-    }
-    const Incoming in = std::move(state.pulls[i]);
-    state.pulls.erase(state.pulls.begin() + static_cast<ptrdiff_t>(i));
-    answer_pull(state, in);
-  }
-}
-
-void Service::answer_push(ChunkState& state, const Incoming& in) {
-  if ((in.request.flags & kAnswerWithParameters) != 0) return answer_pull(state, in);
-  answer(in, {.version = state.version});
-}
-
-void Service::pull(Incoming in) {
-  ChunkState& state = *states_[in.request.chunk];
-  if (state.version >= in.request.version) return answer_pull(state, in);
-  state.pulls.push_back(std::move(in));
-}
-
-/// A worker has the chunk as it is now.
-void Service::has(ChunkState& state, int worker) {
-  state.pulled[static_cast<size_t>(worker)] = state.version;
-  if (!state.then.empty()) state.then[static_cast<size_t>(worker)].assign(parameters_ + state.chunk.range.begin, parameters_ + state.chunk.range.end);
-}
-
-void Service::answer_pull(ChunkState& state, const Incoming& in) {
-  pulls_++;
-  const Request& r = in.request;
-  if (r.verb == Verb::pull && r.step >= 0 && static_cast<uint64_t>(r.step) == state.version)
-    return answer(in, {.status = Status::unchanged, .version = state.version, .begin = r.begin});
-  has(state, in.from->worker);
-  if ((r.flags & kInPlace) != 0) return answer(in, {.version = state.version, .begin = r.begin});
-  answer(in, {.version = state.version, .begin = r.begin}, {parameters_ + r.begin, r.bytes});
-}
-
-void Service::set(const Incoming& in) {
-  ChunkState& state = *states_[in.request.chunk];
-  if (worker_of(in).seen.add(in.request.id)) {
-    if ((in.request.flags & kInPlace) == 0) std::memcpy(parameters_ + in.request.begin, in.data.data(), in.request.bytes);
-    updated(state);
-  }
-  has(state, in.from->worker);
-  answer(in, {.version = state.version});
-}
-
-// ---- clocks, work, locks ----
-
-void Service::begin(Incoming in, int64_t step, int64_t piece) {
-  worker_of(in).clock = step;
-  beginning_.push_back({std::move(in), step, piece});
-  const size_t waiting = beginning_.size();
-  release_waiting();
-  if (beginning_.size() >= waiting) begins_held_++;
-}
-
-/// A step of a worker that does its own share. All stop before the same one: the first that nobody has begun when one asks for it.
-void Service::begin_own(Incoming in) {
-  const int64_t step = in.request.step;
-  if ((in.request.flags & kStop) != 0 && stop_before_ == kGone) {
-    stop_before_ = step;
-    for (const Worker& worker : workers_)
-      if (worker.clock != kGone) stop_before_ = std::max(stop_before_, worker.clock + 1);
-  }
-  if (step < stop_before_) return begin(std::move(in), step, 0);
-  worker_of(in).clock = kGone;
-  answer(in, {.status = Status::stopped});
-  release_waiting();
-}
-
-/// Every change of a clock may let others begin.
-void Service::release_waiting() {
-  clocks_.clear();
-  for (const Worker& worker : workers_) clocks_.push_back(worker.clock);
-  for (size_t i = 0; i < beginning_.size();) {
-    const Waiting& waiting = beginning_[i];
-    if (judge_begin(job_->rules, clocks_, waiting.incoming.from->worker, waiting.step).verdict != Verdict::apply) {
-      i++;
-      continue;
-    }
-    worker_of(waiting.incoming).begun = waiting.step;
-    answer(waiting.incoming, {.value = waiting.piece});
-    beginning_.erase(beginning_.begin() + static_cast<ptrdiff_t>(i));
-  }
-}
-
-void Service::take(Incoming in) {
-  Worker& worker = worker_of(in);
-  const Request& r = in.request;
-  if (!worker.seen.add(r.id)) {
-    repeated_++;
-    for (Waiting& waiting : beginning_)
-      if (waiting.incoming.from->worker == in.from->worker && waiting.incoming.request.id == r.id) return void(waiting.incoming = std::move(in));
-    if (worker.answer.id == r.id) in.from->reply(worker.answer, {});
-    return;
-  }
-  if ((r.flags & kStop) != 0) stopped_ = true;
-  const auto epoch = static_cast<int64_t>(r.version);
-  if (epoch > epoch_) epoch_ = epoch, next_piece_ = 0;
-  const bool end = epoch < epoch_ || next_piece_ >= static_cast<int64_t>(r.bytes);
-  if (stopped_ || end) {
-    worker.clock = kGone;  // nobody waits for one that has nothing to do
-    answer(in, {.status = stopped_ ? Status::stopped : Status::end});
-    return release_waiting();
-  }
-  const int64_t piece = next_piece_++, step = r.step + piece / static_cast<int64_t>(r.extra);
-  begin(std::move(in), step, piece);
-}
-
-void Service::lock(const Incoming& in) {
-  Worker& worker = worker_of(in);
-  if (!worker.seen.add(in.request.id)) {
-    repeated_++;
-    if (worker.answer.id == in.request.id) in.from->reply(worker.answer, {});
-    return;
-  }
-  const bool tried = (in.request.flags & kSkip) == 0;
-  const bool granted = tried && judge_lock(lock_holder_, in.from->worker).verdict == Verdict::apply;
-  if (granted) lock_holder_ = in.from->worker;
-  if (!granted) dropped_++;
-  answer(in, {.status = granted ? Status::ok : Status::denied});
-}
-
-void Service::barrier(Incoming in) {
-  if (const int missing = first_gone(); missing >= 0)
-    return refuse(in, Status::peer_lost, failure_.empty() ? fmt::format("worker {} has left: it will not come to the barrier", missing) : failure_);
-  if (!worker_of(in).seen.add(in.request.id)) {
-    for (Incoming& waiting : at_barrier_)
-      if (waiting.from->worker == in.from->worker) return void(waiting = std::move(in));
-    return answer(in, {});
-  }
-  at_barrier_.push_back(std::move(in));
-  if (at_barrier_.size() < workers_.size()) return;
-  for (const Incoming& waiting : std::exchange(at_barrier_, {})) answer(waiting, {});
 }
 
 // ---- sparse ----

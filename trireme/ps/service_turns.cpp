@@ -1,0 +1,99 @@
+// Who may begin, who gets which work, who has the lock, who has come to the barrier.
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <trireme/ps/service.h>
+
+namespace trireme::ps {
+
+void Service::begin(Incoming in, int64_t step, int64_t piece) {
+  worker_of(in).clock = step;
+  beginning_.push_back({std::move(in), step, piece});
+  const size_t waiting = beginning_.size();
+  release_waiting();
+  if (beginning_.size() >= waiting) begins_held_++;
+}
+
+/// A step of a worker that does its own share. All stop before the same one: the first that nobody has begun when one asks for it.
+void Service::begin_own(Incoming in) {
+  const int64_t step = in.request.step;
+  if ((in.request.flags & kStop) != 0 && stop_before_ == kGone) {
+    stop_before_ = step;
+    for (const Worker& worker : workers_)
+      if (worker.clock != kGone) stop_before_ = std::max(stop_before_, worker.clock + 1);
+  }
+  if (step < stop_before_) return begin(std::move(in), step, 0);
+  worker_of(in).clock = kGone;
+  answer(in, {.status = Status::stopped});
+  release_waiting();
+}
+
+/// Every change of a clock may let others begin.
+void Service::release_waiting() {
+  clocks_.clear();
+  for (const Worker& worker : workers_) clocks_.push_back(worker.clock);
+  for (size_t i = 0; i < beginning_.size();) {
+    const Waiting& waiting = beginning_[i];
+    if (judge_begin(job_->rules, clocks_, waiting.incoming.from->worker, waiting.step).verdict != Verdict::apply) {
+      i++;
+      continue;
+    }
+    worker_of(waiting.incoming).begun = waiting.step;
+    answer(waiting.incoming, {.value = waiting.piece});
+    beginning_.erase(beginning_.begin() + static_cast<ptrdiff_t>(i));
+  }
+}
+
+void Service::take(Incoming in) {
+  Worker& worker = worker_of(in);
+  const Request& r = in.request;
+  if (!worker.seen.add(r.id)) {
+    repeated_++;
+    for (Waiting& waiting : beginning_)
+      if (waiting.incoming.from->worker == in.from->worker && waiting.incoming.request.id == r.id) return void(waiting.incoming = std::move(in));
+    if (worker.answer.id == r.id) in.from->reply(worker.answer, {});
+    return;
+  }
+  if ((r.flags & kStop) != 0) stopped_ = true;
+  const auto epoch = static_cast<int64_t>(r.version);
+  if (epoch > epoch_) epoch_ = epoch, next_piece_ = 0;
+  const bool end = epoch < epoch_ || next_piece_ >= static_cast<int64_t>(r.bytes);
+  if (stopped_ || end) {
+    worker.clock = kGone;  // nobody waits for one that has nothing to do
+    answer(in, {.status = stopped_ ? Status::stopped : Status::end});
+    return release_waiting();
+  }
+  const int64_t piece = next_piece_++, step = r.step + piece / static_cast<int64_t>(r.extra);
+  begin(std::move(in), step, piece);
+}
+
+void Service::lock(const Incoming& in) {
+  Worker& worker = worker_of(in);
+  if (!worker.seen.add(in.request.id)) {
+    repeated_++;
+    if (worker.answer.id == in.request.id) in.from->reply(worker.answer, {});
+    return;
+  }
+  const bool tried = (in.request.flags & kSkip) == 0;
+  const bool granted = tried && judge_lock(lock_holder_, in.from->worker).verdict == Verdict::apply;
+  if (granted) lock_holder_ = in.from->worker;
+  if (!granted) dropped_++;
+  answer(in, {.status = granted ? Status::ok : Status::denied});
+}
+
+void Service::barrier(Incoming in) {
+  if (const int missing = first_gone(); missing >= 0)
+    return refuse(in, Status::peer_lost, failure_.empty() ? fmt::format("worker {} has left: it will not come to the barrier", missing) : failure_);
+  if (!worker_of(in).seen.add(in.request.id)) {
+    for (Incoming& waiting : at_barrier_)
+      if (waiting.from->worker == in.from->worker) return void(waiting = std::move(in));
+    return answer(in, {});
+  }
+  at_barrier_.push_back(std::move(in));
+  if (at_barrier_.size() < workers_.size()) return;
+  for (const Incoming& waiting : std::exchange(at_barrier_, {})) answer(waiting, {});
+}
+
+}  // namespace trireme::ps
