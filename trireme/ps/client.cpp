@@ -117,6 +117,8 @@ Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions option
   for (const Chunk& chunk : chunks_) by_place_.push_back(chunk.index);
   std::sort(by_place_.begin(), by_place_.end(), [&](uint32_t a, uint32_t b) { return chunks_[a].range.begin < chunks_[b].range.begin; });
   connect(meeting, Deadline(options_.timeout));
+  if (std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return !line.lane->local(); }))
+    patience_ = patience_for(2 * (job_.workers + job_.servers), usable_cores());  // gRPC's threads must not wait for those that wait for them
   if (options_.in_place) look_in_place();
 }
 

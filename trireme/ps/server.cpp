@@ -70,7 +70,7 @@ struct Server::State {
   }
 
   void run() {
-    const Patience patience = patience_for(options.workers + options.servers, usable_cores());
+    const int cores = usable_cores();
     const auto start = Clock::now();
     while (!stopped.load() && !service.finished()) {
       const auto now = Clock::now();
@@ -83,7 +83,8 @@ struct Server::State {
       if (service.job() == nullptr && Seconds(now - start) > options.timeout)
         fail<Timeout>("no worker has come to server {} within {:g} s", options.server, options.timeout.count());
       const Seconds longest = due ? std::min(kLongestSleep, std::max(Seconds(0), Seconds(*due - now))) : kLongestSleep;
-      await(bell, patience, Deadline(longest), [&] { return anything(); });
+      const int threads = network && network->used() ? 2 : 1;  // of each process: gRPC's must not wait for those that wait for them
+      await(bell, patience_for((options.workers + options.servers) * threads, cores), Deadline(longest), [&] { return anything(); });
     }
     const std::lock_guard lock(mutex);
     if (!reason.empty()) throw PeerLost(reason);

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kPingAfter = 1'000, kPingAnswer = 3'000;  // milliseconds
 constexpr int kFrame = 1 << 20;                         // of HTTP/2: the default of 16 KiB costs a pass through gRPC's parser each
-constexpr int kAhead = 4 << 20;                         // bytes of a stream that may be under way; measured, so that gRPC need not probe
+constexpr int kAhead = 4 << 20;                         // bytes of a stream that may be under way: a few chunks, without probes
 
 using Setting = std::pair<const char*, int>;
 constexpr std::array kBoth = {

@@ -48,6 +48,7 @@ class NetworkDoor final : public Door {
   NetworkDoor& operator=(const NetworkDoor&) = delete;
 
   int port() const override { return port_; }
+  bool used() const override { return hall_->used(); }
 
  private:
   const std::shared_ptr<Hall> hall_;

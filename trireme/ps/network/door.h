@@ -19,6 +19,8 @@ class Door {
  public:
   virtual ~Door() = default;
   virtual int port() const = 0;
+  /// Whether a worker has come this way: then gRPC's threads need cores, too.
+  virtual bool used() const = 0;
 };
 
 /// Throws IoError when it cannot listen, InvalidArgument when certificates are wrong.

@@ -1,5 +1,6 @@
 #pragma once
 // Which of the requests that wait goes next.
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <utility>

@@ -53,6 +53,7 @@ std::string Hall::admit(Visitor& visitor, Service& service, const Head& hello, c
   if (std::string why = service.open(hello.worker, job); !why.empty()) return why;
   visitor.worker = hello.worker;
   visitor.admitted_ = true;
+  used_.store(true);
   guests_.enter(hello.worker, hello.visit, hello.channels, visitor.address());
   if (visitor.gone_) guests_.exit(hello.worker, Clock::now());
   bell_.notify_all();

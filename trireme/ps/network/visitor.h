@@ -2,6 +2,7 @@
 // One gRPC stream at a server's door. Not installed.
 #include <grpcpp/generic/async_generic_service.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -32,6 +33,8 @@ class Hall {
   const std::string& token() const { return token_; }
   Inbox& inbox() { return inbox_; }
   Blocks& blocks() { return blocks_; }
+  /// Whether anybody was admitted.
+  bool used() const { return used_.load(); }
 
   /// False when there are too many.
   bool add(std::shared_ptr<Visitor> visitor);
@@ -51,6 +54,7 @@ class Hall {
   const std::string token_;
   Inbox& inbox_;
   Blocks blocks_;
+  std::atomic<bool> used_{false};
   std::mutex mutex_;
   std::condition_variable bell_;
   // All below is guarded by `mutex_`.
