@@ -70,7 +70,7 @@ struct Server::State {
   }
 
   void run() {
-    const Patience patience = patience_for(options.workers + options.servers, usable_cores());
+    Patience patience = patience_for(options.workers + options.servers, usable_cores());
     const auto start = Clock::now();
     while (!stopped.load() && !service.finished()) {
       const auto now = Clock::now();
