@@ -22,25 +22,34 @@ inline void ring(Bell& bell) {
   futex_wake_all(bell.rings);
 }
 
-/// How long to look before sleeping.
+/// How long to look before sleeping. Each waiter has its own, as it learns from its waits.
 struct Patience {
   int spins = 0, yields = 0;
+  int crowded = 0;  // waits to come that sleep at once, because somebody else wanted this core
 };
+
+constexpr Seconds kAnotherRan{50e-6};  // a yield that took longer gave the core to somebody who computes
+constexpr int kCrowdedWaits = 100;
 
 /// Waking a sleeper costs tens of microseconds: whoever has a core to itself looks for a while. Where processes outnumber the cores, looking keeps others from
 /// what is waited for.
 constexpr Patience patience_for(int processes, int cores) { return processes > cores ? Patience{0, 30} : Patience{4000, 5000}; }
 
 /// Waits until `ready()`; false when the deadline passes first. Who makes it ready rings `bell` afterwards.
+/// Who yields to somebody who computes gets the core back milliseconds later, whatever happens; who sleeps gets it when the bell rings.
 template <class Ready>
-bool await(Bell& bell, const Patience& patience, const Deadline& deadline, const Ready& ready) {
-  for (int i = 0; i < patience.spins; i++) {
+bool await(Bell& bell, Patience& patience, const Deadline& deadline, const Ready& ready) {
+  const bool look = patience.crowded == 0;
+  if (!look) patience.crowded--;
+  for (int i = 0; look && i < patience.spins; i++) {
     if (ready()) return true;
     __builtin_ia32_pause();
   }
-  for (int i = 0; i < patience.yields; i++) {
+  for (int i = 0; look && patience.crowded == 0 && i < patience.yields; i++) {
     if (ready()) return true;
+    const auto before = Clock::now();
     std::this_thread::yield();
+    if (Clock::now() - before > kAnotherRan) patience.crowded = kCrowdedWaits;
   }
   while (!ready()) {
     if (deadline.passed()) return false;

@@ -15,6 +15,9 @@ class Connection {
   virtual ~Connection() = default;
   /// Sends an answer; `data` is copied or sent before this returns. Never blocks; a worker that does not read loses its connection.
   virtual void reply(const Reply& reply, std::span<const std::byte> data) = 0;
+  /// Where the data of an answer to a sparse pull may be written before reply() is called with them: memory of the worker's, which saves a copy. Empty when
+  /// there is none; then the data come from elsewhere.
+  virtual std::span<std::byte> room(const Request& /*request*/, size_t /*bytes*/) { return {}; }
   /// "worker 1 (process 4242)", "worker 1 on host b"
   virtual std::string name() const = 0;
 

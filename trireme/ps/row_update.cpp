@@ -67,12 +67,12 @@ inline uint32_t count_step(const RowShape& shape, float* row) {
 
 /// All rows of a push. A width known to the compiler makes the inner loops straight lines of vector instructions; 0: any width.
 template <Optimizer kind, size_t kWidth>
-void run(const RowShape& shape, Corrections& corrections, std::span<float* const> rows, const float* gradients, const Constants& c, double lr) {
+void run(const RowShape& shape, Corrections& corrections, std::span<float* const> rows, const float* const* gradients, const Constants& c, double lr) {
   const size_t width = kWidth != 0 ? kWidth : shape.width, stride = shape.stride();
   for (size_t k = 0; k < rows.size(); k++) {
     if (k + kRowsAhead < rows.size()) prefetch_row(rows[k + kRowsAhead], stride);
     float* __restrict p = rows[k];
-    const float* __restrict g = gradients + k * width;
+    const float* __restrict g = gradients[k];
     if constexpr (kind == Optimizer::sgd) {
       for (size_t i = 0; i < width; i++) p[i] -= c.lr * (g[i] + c.decay * p[i]);
     } else if constexpr (kind == Optimizer::momentum) {
@@ -138,7 +138,7 @@ Corrections::Pair Corrections::at(uint32_t step) {
   return known_[step];
 }
 
-void RowUpdater::update(std::span<float* const> rows, const float* gradients, double lr) {
+void RowUpdater::update(std::span<float* const> rows, const float* const* gradients, double lr) {
   const Constants c = constants_of(optimizer_, lr);
   switch (optimizer_.kind) {
     case Optimizer::sgd:

@@ -68,8 +68,8 @@ class RowUpdater {
   RowUpdater(const space::UpdaterOptions& optimizer, const RowShape& shape)
       : optimizer_(optimizer), shape_(shape), corrections_(optimizer.beta1, optimizer.beta2) {}
 
-  /// Updates rows[k] with gradient number k; each row occurs once. Counts the rows' steps. Throws nothing.
-  void update(std::span<float* const> rows, const float* gradients, double lr);
+  /// Updates rows[k] with gradients[k], as many of these as rows; each row occurs once. Counts the rows' steps. Throws nothing.
+  void update(std::span<float* const> rows, const float* const* gradients, double lr);
 
  private:
   space::UpdaterOptions optimizer_;

@@ -70,7 +70,8 @@ struct Server::State {
   }
 
   void run() {
-    const int cores = usable_cores();
+    Patience patience = patience_for(options.workers + options.servers, usable_cores());
+    bool remote = false;
     const auto start = Clock::now();
     while (!stopped.load() && !service.finished()) {
       const auto now = Clock::now();
@@ -83,8 +84,11 @@ struct Server::State {
       if (service.job() == nullptr && Seconds(now - start) > options.timeout)
         fail<Timeout>("no worker has come to server {} within {:g} s", options.server, options.timeout.count());
       const Seconds longest = due ? std::min(kLongestSleep, std::max(Seconds(0), Seconds(*due - now))) : kLongestSleep;
-      const int threads = network && network->used() ? 2 : 1;  // of each process: gRPC's must not wait for those that wait for them
-      await(bell, patience_for((options.workers + options.servers) * threads, cores), Deadline(longest), [&] { return anything(); });
+      if (!remote && network && network->used()) {  // gRPC's threads must not wait for those that wait for them
+        remote = true;
+        patience = patience_for(2 * (options.workers + options.servers), usable_cores());
+      }
+      await(bell, patience, Deadline(longest), [&] { return anything(); });
     }
     const std::lock_guard lock(mutex);
     if (!reason.empty()) throw PeerLost(reason);

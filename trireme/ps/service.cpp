@@ -238,9 +238,12 @@ void Service::sparse(const Incoming& in) try {
     table.tick();
     return answer(in, {});
   }
-  rows_.resize(keys.size() * job_->tables[r.table].width);
-  table.pull(keys, rows_.data());
-  answer(in, {.begin = r.extra}, std::as_bytes(std::span(rows_)));
+  const size_t floats = keys.size() * job_->tables[r.table].width;
+  const std::span<std::byte> room = in.from->room(r, floats * sizeof(float));
+  if (room.empty()) rows_.resize(floats);
+  float* rows = room.empty() ? rows_.data() : reinterpret_cast<float*>(room.data());
+  table.pull(keys, rows);
+  answer(in, {.begin = r.extra}, std::as_bytes(std::span(rows, floats)));
 } catch (const Error& error) {
   refuse(in, Status::invalid, error.what());
 }

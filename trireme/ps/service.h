@@ -111,7 +111,7 @@ class Service {
   std::vector<std::unique_ptr<ChunkState>> states_;  // by chunk; null: another server's
   std::byte* parameters_ = nullptr;
   std::vector<std::unique_ptr<SparseTable>> tables_;
-  std::vector<float> rows_;  // of a sparse pull
+  std::vector<float> rows_;  // of a sparse pull, where the worker's memory has no room for them
 
   std::vector<Worker> workers_;
   std::vector<int64_t> clocks_;  // of judge_begin

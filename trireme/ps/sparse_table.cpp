@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <functional>
 #include <numbers>
+#include <utility>
 
 namespace trireme::ps {
 namespace {
@@ -229,32 +231,39 @@ void SparseTable::pull(std::span<const uint64_t> keys, float* out) {
   }
 }
 
-/// The gradients of the distinct keys. Groups are numbered in the order of their first keys, so that a group's first gradient is known by its number.
-const float* SparseTable::sum_groups(size_t keys, const float* gradients) {
-  const size_t width = options_.width;
-  if (sums_.size() < distinct_ * width) sums_.resize(distinct_ * width);
+/// Fills gradients_ with the gradient of each distinct key. Groups are numbered in the order of their first keys, so that a group's first gradient is known by
+/// its number. Few keys repeat: only what is summed is copied.
+void SparseTable::sum_groups(size_t keys, const float* gradients) {
+  const size_t width = options_.width, room = (keys - distinct_) * width;
+  if (gradients_.size() < distinct_) gradients_.resize(distinct_);
+  if (sums_.size() < room) sums_.resize(room);
+  float* free = sums_.data();
   size_t seen = 0;
   for (size_t i = 0; i < keys; i++) {
-    const float* __restrict g = gradients + i * width;
-    float* __restrict sum = sums_.data() + group_[i] * width;
+    const float* g = gradients + i * width;
+    const float*& of_group = gradients_[group_[i]];
     if (group_[i] == seen) {
-      std::memcpy(sum, g, width * sizeof(float));
+      of_group = g;
       seen++;
-    } else {
-      for (size_t k = 0; k < width; k++) sum[k] += g[k];
+      continue;
     }
+    const std::less<const float*> before;
+    const bool second = before(of_group, sums_.data()) || !before(of_group, free);  // of its group; a third one finds a sum
+    float* sum = second ? std::exchange(free, free + width) : sums_.data() + (of_group - sums_.data());
+    if (second) std::memcpy(sum, of_group, width * sizeof(float));
+    of_group = sum;
+    for (size_t k = 0; k < width; k++) sum[k] += g[k];
   }
-  return sums_.data();
 }
 
 void SparseTable::push(std::span<const uint64_t> keys, const float* gradients, double lr) {
   check_call(keys);
   if (!(lr >= 0) || !std::isfinite(lr)) fail<InvalidArgument>("table '{}': the learning rate must be a number of at least 0, not {}", options_.name, lr);
   if (!locate<true>(keys)) create_missing(keys), locate<true>(keys);
-  if (distinct_ < keys.size()) gradients = sum_groups(keys.size(), gradients);
+  sum_groups(keys.size(), gradients);
   const std::span<float* const> rows(found_.data(), distinct_);
   touch(rows);
-  updater_.update(rows, gradients, lr);
+  updater_.update(rows, gradients_.data(), lr);
 }
 
 // ---- eviction ----
@@ -299,7 +308,8 @@ size_t SparseTable::evict() {
 // ---- checkpoints ----
 
 size_t SparseTable::bytes() const {
-  size_t sum = slots_memory_.bytes() + found_.capacity() * sizeof(float*) + group_.capacity() * sizeof(uint32_t) + sums_.capacity() * sizeof(float);
+  size_t sum = slots_memory_.bytes() + found_.capacity() * sizeof(float*) + group_.capacity() * sizeof(uint32_t) + gradients_.capacity() * sizeof(float*) +
+               sums_.capacity() * sizeof(float);
   for (const space::Arena& slab : slabs_) sum += slab.bytes();
   return sum;
 }

@@ -94,7 +94,7 @@ class SparseTable {
   void resize_slots(size_t capacity, const std::vector<bool>& dropped);
   Slot& create(uint64_t key);
   void initialise(uint64_t key, float* row) const;
-  const float* sum_groups(size_t keys, const float* gradients);
+  void sum_groups(size_t keys, const float* gradients);
   void touch(std::span<float* const> rows) const;
   void check_call(std::span<const uint64_t> keys) const;
   std::vector<bool> stale_rows() const;
@@ -124,7 +124,8 @@ class SparseTable {
   std::vector<float*> found_;    // the rows of its keys; of its distinct keys in a push
   std::vector<uint32_t> group_;  // push: which of the distinct keys each one is
   size_t distinct_ = 0;
-  std::vector<float> sums_;  // push with equal keys: the gradients of the distinct ones
+  std::vector<const float*> gradients_;  // push: of the distinct keys; the caller's, or in sums_
+  std::vector<float> sums_;              // of the keys that occur more than once
 };
 
 }  // namespace trireme::ps

@@ -41,6 +41,12 @@ void Port::welcome(const std::string& refusal, const Segment& bell, const Segmen
   if (!refusal.empty()) shutdown(socket_.get(), SHUT_RDWR);
 }
 
+std::span<std::byte> Port::room(const Request& request, size_t bytes) {
+  const uint64_t all = memory_.plot().staging_bytes;
+  if (request.extra > all || bytes > all - request.extra || request.extra % alignof(float) != 0) return {};
+  return {memory_.staging() + request.extra, bytes};
+}
+
 void Port::reply(const Reply& given, std::span<const std::byte> data) {
   Reply reply = given;
   const Plot& plot = memory_.plot();
@@ -52,7 +58,8 @@ void Port::reply(const Reply& given, std::span<const std::byte> data) {
     reply.bytes = std::min(data.size(), line_.texts[reply.text].size());
     std::memcpy(line_.texts[reply.text].data(), data.data(), reply.bytes);
   } else if (!data.empty() && reply.begin <= room && data.size() <= room - reply.begin) {
-    std::memcpy((sparse ? memory_.staging() : memory_.parameters()) + reply.begin, data.data(), data.size());
+    std::byte* place = (sparse ? memory_.staging() : memory_.parameters()) + reply.begin;
+    if (place != data.data()) std::memcpy(place, data.data(), data.size());
   } else if (!data.empty()) {
     reply.status = Status::invalid;  // the worker gave no room for the answer
     reply.bytes = 0;

@@ -19,6 +19,7 @@ class Port final : public Connection {
   Port(Memory memory, int server, Descriptor socket, std::string name);
   /// From the service's thread.
   void reply(const Reply& reply, std::span<const std::byte> data) override;
+  std::span<std::byte> room(const Request& request, size_t bytes) override;
   std::string name() const override { return name_; }
   /// Whether poll() would find something.
   bool waiting() const { return line_.requests.written.load() != line_.requests.read.load(std::memory_order_relaxed); }
