@@ -71,7 +71,7 @@ void Shared::begin_first_waiting() {
   if (last(open.bucket)) hear_machine();
   if (one_machine_) {
     update_from_local(open.bucket);
-  } else if (lane_ != nullptr && slices_[open.bucket].size() > 0) {
+  } else if (lane_ != nullptr && !slices_[open.bucket].empty()) {
     begin_lane(open);
   }
 }
@@ -134,10 +134,11 @@ void Shared::update_from_local(size_t bucket) {
 void Shared::reduce_local(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
   const auto sum = [&](space::Range range, const std::vector<const std::byte*>& sources) {
-    if (range.size() == 0) return;
+    if (range.empty()) return;
     std::byte* own = gradients() + range.begin;
     if (sources.empty()) return void(std::memset(own, 0, range.size()));
     std::vector<const void*> from;
+    from.reserve(sources.size());
     for (const std::byte* source : sources) from.push_back(source + range.begin);
     void* const outs[] = {own};
     space::kernels().reduce(b.dtype, Op::sum, outs, 1, from.data(), static_cast<int>(from.size()), range.size() / size_of(b.dtype));

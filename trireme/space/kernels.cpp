@@ -81,7 +81,7 @@ inline void gather_block(A* __restrict acc, const void* const* sources, int n, s
 template <class T, Op op>
 void reduce_pair(T* out0, T* out1, const T* a, const T* b, size_t count) {
   using A = decltype(load(T{}));
-#pragma GCC ivdep
+#pragma GCC ivdep  // NOLINT: clang, which only looks, does not know it
   for (size_t i = 0; i < count; i++) {
     A value = combine<op, A>(load(a[i]), load(b[i]));
     if constexpr (op == Op::mean) value = static_cast<A>(value / 2);

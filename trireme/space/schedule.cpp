@@ -18,8 +18,10 @@ double rate_at(const ScheduleOptions& options, double lr, int64_t step) {
   switch (options.kind) {
     case Schedule::constant:
       return lr;
-    case Schedule::step:
-      return options.step_size > 0 ? lr * std::pow(options.gamma, static_cast<double>(after / options.step_size)) : lr;
+    case Schedule::step: {
+      const int64_t drops = options.step_size > 0 ? after / options.step_size : 0;
+      return lr * std::pow(options.gamma, static_cast<double>(drops));
+    }
     case Schedule::cosine: {
       const double span = static_cast<double>(std::max<int64_t>(1, options.total - options.warmup));
       const double way = std::min(1.0, static_cast<double>(after) / span);

@@ -68,6 +68,7 @@ Communicator::Open Communicator::arrive(void* data, size_t count, DType type, Op
 /// Everybody's `slice`, on this machine.
 std::vector<std::byte*> Communicator::parts(const Open& open, space::Range slice) {
   std::vector<std::byte*> all;
+  all.reserve(static_cast<size_t>(local_.size()));
   for (int r = 0; r < local_.size(); r++)
     all.push_back((r == local_.rank() ? open.data : local_.segment().at(local_.rounds().offset_of(r, open.round))) + slice.begin);
   return all;
