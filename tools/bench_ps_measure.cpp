@@ -26,7 +26,7 @@
 namespace trireme::tools {
 namespace {
 
-constexpr Seconds kTimeout{20};
+constexpr Seconds kTimeout{20}, kServerTimeout{120};  // a server may have to wait until others have been measured
 constexpr float kGradient = 1.0f;
 constexpr double kRate = 1.0 / 1024;  // sums of it are exact, so that what the server did can be checked
 constexpr size_t kKeys = 100'000, kRows = 1'000'000, kWidth = 16;
@@ -89,7 +89,7 @@ class ServerProcess {
 
  private:
   int serve(bool network) try {
-    ps::ServerOptions options{.meeting = meeting, .timeout = kTimeout};
+    ps::ServerOptions options{.meeting = meeting, .timeout = kServerTimeout};
     if (network) options.meeting.store = &store_;
     ps::Server(options).run();
     return 0;
@@ -150,8 +150,7 @@ std::unique_ptr<void, decltype(&std::free)> touched_pages(size_t bytes) {
   return {std::memset(pages, 1, bytes), &std::free};
 }
 
-std::string measure_range(const PsMeasure& o, size_t bytes) {
-  ServerProcess server(o);
+std::string measure_range(const PsMeasure& o, const ServerProcess& server, size_t bytes) {
   const ps::Job job = job_of(bytes);
   ps::Client client(server.meeting, 0, job, {.timeout = kTimeout, .in_place = o.what == "pull-in-place"});
   const space::Range range{0, bytes};
@@ -168,7 +167,16 @@ std::string measure_range(const PsMeasure& o, size_t bytes) {
   const int rounds = static_cast<int>(std::clamp<size_t>((size_t{512} << 20) / bytes, 11, 201));
   const Pair times = by_turns(rounds, o.what == "push" ? std::function<void()>(push) : pull, copy);
   check(client, range, pushes);
+  if (o.network) return fmt::format("{{\"bytes\": {}, \"us\": {:.3f}}}\n", bytes, times.ours);  // its peer is TCP
   return fmt::format("{{\"bytes\": {}, \"us\": {:.3f}, \"memcpy\": {:.3f}}}\n", bytes, times.ours, times.peer);
+}
+
+std::string measure_ranges(const PsMeasure& o) {
+  std::vector<std::unique_ptr<ServerProcess>> servers;  // all of them first: gRPC's threads do not survive a fork
+  for (size_t i = 0; i < o.sizes.size(); i++) servers.push_back(std::make_unique<ServerProcess>(o));
+  std::string text;
+  for (size_t i = 0; i < o.sizes.size(); i++) text += measure_range(o, *servers[i], o.sizes[i]);
+  return text;
 }
 
 /// Four bytes there, and the answer back.
@@ -230,8 +238,7 @@ int measure_ps(const PsMeasure& options) {
   std::string text;
   if (options.what == "round-trip") text = measure_round_trip(options);
   if (options.what == "sparse") text = measure_sparse_requests(options);
-  if (text.empty())
-    for (size_t bytes : options.sizes) text += measure_range(options, bytes);
+  if (text.empty()) text = measure_ranges(options);
   std::ofstream(options.out) << text;
   return 0;
 }

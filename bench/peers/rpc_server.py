@@ -4,6 +4,7 @@ Rank 0 is the server: it keeps the parameters and applies each gradient as it ar
 pushes the gradients and brings the new parameters back, as in PyTorch's tutorial on asynchronous RPC.
 """
 import json, os, sys, threading, time
+os.environ.setdefault("GLOG_minloglevel", "1")  # its agents announce their end
 import torch, torch.distributed.rpc as rpc, torch.nn.functional as F
 from ddp_train import CASES
 

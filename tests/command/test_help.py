@@ -30,7 +30,7 @@ class Help(support.CommandTest):
 
     def test_others(self):
         for args, words in ((["launch"], ["-n", "-- PROGRAM", "Examples:", "torchrun", "--hosts"]), (["bench"], ["allreduce", "train", "ratio above 1"]), (["bench", "allreduce"], ["--rounds", "--sizes"]),
-                            (["bench", "train"], ["--rounds", "--case"]), (["models"], ["--help"]), (["doctor"], ["--help"])):
+                            (["bench", "train"], ["--rounds", "--case"]), (["bench", "ps"], ["--rounds", "--case", "--sizes"]), (["models"], ["--help"]), (["doctor"], ["--help"])):
             with self.subTest(args=args):
                 text = self.succeeds(*args, "--help")
                 for word in words:
