@@ -28,9 +28,9 @@ size_t reclaimable() {
   return 0;
 }
 
-void reserve(int file, size_t offset, size_t bytes, const char* purpose) {
+void reserve(int file, size_t offset, size_t bytes, size_t addresses, const char* purpose) {
   constexpr double kMiB = 1 << 20;
-  const size_t room = std::min(available_memory(), offset < Segment::kAddresses ? Segment::kAddresses - offset : 0);
+  const size_t room = std::min(available_memory(), offset < addresses ? addresses - offset : 0);
   struct stat now {};  // after the memory was looked at: another rank may be reserving the same bytes at this moment, and they must not count twice
   fstat(file, &now);
   const size_t reserved = static_cast<size_t>(now.st_blocks) * 512;
@@ -46,24 +46,24 @@ void reserve(int file, size_t offset, size_t bytes, const char* purpose) {
 
 }  // namespace
 
-std::shared_ptr<Segment> Segment::create() {
+std::shared_ptr<Segment> Segment::create(size_t addresses) {
   Descriptor file(memfd_create("trireme", MFD_CLOEXEC));
   if (!file) fail<IoError>("cannot make shared memory (memfd_create): {}", errno_text());
-  return std::make_shared<Segment>(std::move(file));
+  return std::make_shared<Segment>(std::move(file), addresses);
 }
 
-Segment::Segment(Descriptor file) : file_(std::move(file)) {
-  void* base = mmap(nullptr, kAddresses, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) fail<IoError>("cannot reserve {} GiB of addresses: {}. Is 'ulimit -v' set?", kAddresses >> 30, errno_text());
+Segment::Segment(Descriptor file, size_t addresses) : file_(std::move(file)), addresses_(round_up(addresses, kPage)) {
+  void* base = mmap(nullptr, addresses_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) fail<IoError>("cannot reserve {} MiB of addresses: {}. Is 'ulimit -v' set?", addresses_ >> 20, errno_text());
   base_ = static_cast<std::byte*>(base);
 }
 
-Segment::~Segment() { munmap(base_, kAddresses); }
+Segment::~Segment() { munmap(base_, addresses_); }
 
 std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
   const std::lock_guard lock(mutex_);
   if (mapped_.contains(offset)) return at(offset);
-  reserve(file_.get(), offset, bytes, purpose);
+  reserve(file_.get(), offset, bytes, addresses_, purpose);
   void* data = mmap(at(offset), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, file_.get(), static_cast<off_t>(offset));
   if (data == MAP_FAILED) fail<IoError>("cannot map {} bytes of shared memory for {}: {}", bytes, purpose, errno_text());
   mapped_.insert(offset);

@@ -11,15 +11,16 @@
 namespace trireme {
 
 /// One growing memory file. Every rank that holds its descriptor maps the same bytes at the same offsets. Thread-safe.
-/// The address range is reserved once, so that pointers and offsets turn into each other by an addition.
+/// The address range is reserved once, so that pointers and offsets turn into each other by an addition. A process has room for a few hundred ranges of the
+/// default size: who knows the final size says it.
 class Segment {
  public:
   static constexpr size_t kAddresses = size_t{1} << 38;  // 256 GiB of addresses; memory is taken only by map()
 
-  /// A new, empty one (a memfd).
-  static std::shared_ptr<Segment> create();
+  /// A new, empty one (a memfd) that grows to `addresses` bytes at most.
+  static std::shared_ptr<Segment> create(size_t addresses = kAddresses);
   /// One that another process made and whose descriptor it passed on.
-  explicit Segment(Descriptor file);
+  explicit Segment(Descriptor file, size_t addresses = kAddresses);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
@@ -36,12 +37,13 @@ class Segment {
   /// The offset of a pointer into the segment; nothing for the caller's private memory.
   std::optional<size_t> offset_of(const void* pointer) const {
     const auto* wanted = static_cast<const std::byte*>(pointer);
-    if (wanted < base_ || wanted >= base_ + kAddresses) return std::nullopt;
+    if (wanted < base_ || wanted >= base_ + addresses_) return std::nullopt;
     return static_cast<size_t>(wanted - base_);
   }
 
  private:
   Descriptor file_;
+  size_t addresses_;
   std::byte* base_;
   std::mutex mutex_;
   std::set<size_t> mapped_;  // offsets of blocks; guarded by mutex_

@@ -109,7 +109,7 @@ Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions option
   const std::string text = job_.encode();
   const auto servers = static_cast<size_t>(job_.servers);
   const auto plot = shm::Plot::plan(servers, text.size(), job_.layout.bytes(), job_.layout.size(), job_.tables.empty() ? 0 : options_.staging_bytes);
-  memory_ = std::make_shared<shm::Memory>(Segment::create(), plot);
+  memory_ = std::make_shared<shm::Memory>(Segment::create(plot.total), plot);
   std::memcpy(memory_->job(), text.data(), text.size());
   std::fill_n(memory_->present(), job_.layout.size(), uint8_t{1});
   parameters_ = memory_->parameters();
@@ -155,8 +155,9 @@ void Client::look_in_place() {
     const auto* local = dynamic_cast<const shm::Lane*>(line.lane.get());
     if (local == nullptr || !local->shared()) return;
   }
-  shared_parameters_ = dynamic_cast<const shm::Lane&>(*lines_[0].lane).parameters();
-  parameters_ = shared_parameters_->map(0, round_up(std::max<size_t>(1, job_.layout.bytes()), kPage), "the servers' parameters");
+  const size_t bytes = round_up(std::max<size_t>(1, job_.layout.bytes()), kPage);
+  shared_parameters_ = dynamic_cast<shm::Lane&>(*lines_[0].lane).open_parameters(bytes);
+  parameters_ = shared_parameters_->map(0, bytes, "the servers' parameters");
   in_place_ = true;
 }
 

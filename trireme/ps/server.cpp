@@ -48,7 +48,7 @@ std::shared_ptr<Segment> parameters_of_sibling(const ServerOptions& options) {
 struct Server::State {
   explicit State(const ServerOptions& given)
       : options(given),
-        bell_memory(Segment::create()),
+        bell_memory(Segment::create(kPage)),
         bell(*reinterpret_cast<Bell*>(bell_memory->map(0, kPage, "a server's bell"))),
         inbox(bell),
         parameters(options.server == 0 || options.meeting.remote_only ? nullptr : parameters_of_sibling(options)),

@@ -302,7 +302,7 @@ TEST(JobText, RefusesAHundredThousandDamagedTexts) {
         default:
           text[at] = static_cast<char>('0' + random() % 10);
       }
-      if (text.empty()) text = "{";
+      if (text.empty()) text.assign(1, '{');
     }
     try {
       const Job job = Job::decode(text);

@@ -179,7 +179,7 @@ void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor>
       hello.plot.lines <= static_cast<uint64_t>(options_.server))
     return refuse("the worker's memory is not as it says");
   try {
-    const Memory memory(std::make_shared<Segment>(std::move(descriptors[0])), hello.plot);
+    const Memory memory(std::make_shared<Segment>(std::move(descriptors[0]), hello.plot.total), hello.plot);
     visit.worker = hello.worker;
     visit.port = std::make_shared<Port>(memory, options_.server, std::move(visit.socket), fmt::format("worker {} (process {})", hello.worker, visit.process));
     inbox_.post([this, port = visit.port, worker = hello.worker](Service& service) {

@@ -32,9 +32,9 @@ Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int worker, int se
   answer.text.back() = 0;
   if (answer.welcome == 0) fail<InvalidArgument>("{} does not admit worker {}: {}", name(), worker, answer.text.data());
   if (descriptors.size() != 2) fail<PeerLost>("{} sent no memory to worker {}", name(), worker);
-  bell_memory_ = std::make_shared<Segment>(std::move(descriptors[0]));
+  bell_memory_ = std::make_shared<Segment>(std::move(descriptors[0]), kPage);
   bell_ = reinterpret_cast<Bell*>(bell_memory_->map(0, kPage, "a server's bell"));
-  parameters_ = std::make_shared<Segment>(std::move(descriptors[1]));
+  parameters_ = std::move(descriptors[1]);
   shared_ = answer.shared != 0;
 }
 

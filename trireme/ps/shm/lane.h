@@ -28,7 +28,8 @@ class Lane final : public ps::Lane {
   int socket() const { return socket_.get(); }
   /// The parameters that this server keeps are in server 0's memory.
   bool shared() const { return shared_; }
-  const std::shared_ptr<Segment>& parameters() const { return parameters_; }
+  /// That memory. Once.
+  std::shared_ptr<Segment> open_parameters(size_t bytes) { return std::make_shared<Segment>(std::move(parameters_), bytes); }
 
  private:
   Descriptor socket_;
@@ -36,7 +37,8 @@ class Lane final : public ps::Lane {
   int server_;
   pid_t process_;
   Line& line_;
-  std::shared_ptr<Segment> bell_memory_, parameters_;
+  std::shared_ptr<Segment> bell_memory_;
+  Descriptor parameters_;
   Bell* bell_ = nullptr;
   bool shared_ = false;
 };
