@@ -50,7 +50,8 @@ class Modes(support.CommandTest):
     def test_every_mode_learns(self):
         for sync in ASYNCHRONOUS:
             with self.subTest(sync=sync):
-                report = self.train(*SMALL, "--workers", 2, "--sync", sync, "--epochs", 8)
+                # Plain SGD: staleness acts like momentum, and together with momentum so small a run is unsteady.
+                report = self.train(*SMALL, "--workers", 2, "--sync", sync, "--epochs", 10, "--optimizer", "sgd", "--lr", 0.1)
                 self.assertLess(report["epochs"][-1]["loss"], 0.6 * report["epochs"][0]["loss"])
                 self.assertGreater(report["epochs"][-1]["test_accuracy"], 0.5)
                 self.assertEqual(report["sync"], sync)
