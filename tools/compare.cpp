@@ -50,8 +50,9 @@ const std::vector<std::string> kOwnFlags = {"sync", "report", "save", "csv", "pl
 std::vector<std::string> modes_in(const std::string& list) {
   std::vector<std::string> modes;
   std::stringstream in(list);
-  for (std::string mode; std::getline(in, mode, ',');) {
-    exchange::sync_named(mode);  // throws for a name that is none
+  for (std::string mode, more; std::getline(in, mode, ',');) {
+    if (mode.starts_with("elastic:") && std::getline(in, more, ',')) mode += "," + more;  // its two settings have a comma between them
+    exchange::sync_named(mode);                                                           // throws for a name that is none
     if (std::find(modes.begin(), modes.end(), mode) != modes.end()) fail<InvalidArgument>("--sync has '{}' twice: each mode has one line", mode);
     modes.push_back(mode);
   }

@@ -156,10 +156,11 @@ std::string table_of(const std::vector<ModeResult>& results, std::optional<doubl
 
 std::string csv_of(const std::vector<ModeResult>& results) {
   const auto cell = [](const std::optional<double>& value) { return value ? fmt::format("{}", *value) : ""; };
+  const auto name = [](const std::string& mode) { return mode.find(',') == std::string::npos ? mode : fmt::format("\"{}\"", mode); };
   std::string text = "mode,epoch,seconds,samples_per_second,loss,test_loss,test_accuracy,staleness_mean,staleness_max,dropped\n";
   for (const ModeResult& r : results)
     for (const EpochRow& e : r.epochs)
-      text += fmt::format("{},{},{},{},{},{},{},{},{},{}\n", r.mode, e.epoch, e.seconds, e.samples_per_second, cell(e.loss), cell(e.test_loss),
+      text += fmt::format("{},{},{},{},{},{},{},{},{},{}\n", name(r.mode), e.epoch, e.seconds, e.samples_per_second, cell(e.loss), cell(e.test_loss),
                           cell(e.test_accuracy), cell(r.staleness_mean), cell(r.staleness_max), cell(r.dropped));
   return text;
 }

@@ -1,4 +1,5 @@
 """Parameter servers from the command line: what each mode promises, and what becomes of it when somebody dies."""
+import csv
 import json
 import os
 import pathlib
@@ -81,6 +82,13 @@ class Modes(support.CommandTest):
         self.refused("train", *SMALL, "--straggler", "one", says=["WORKER:FACTOR"], code=2)
         self.refused("serve", says=["--servers"], code=2)
         self.refused("ctl", "--job", "x", says=["ctl"], code=2)
+
+    def test_a_mode_with_a_comma_can_be_compared(self):
+        result = support.run("compare", *SMALL[:3], "--workers", 2, "--epochs", 1, "--sync", "shared,elastic:4,0.3,local:4", cwd=self.folder)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertRegex(result.stdout, r"(?m)^elastic:4,0\.3 ")
+        with open(self.folder / "out" / "compare.csv", newline="") as file:
+            self.assertEqual([(row["mode"], row["epoch"]) for row in csv.DictReader(file)], [("shared", "1"), ("elastic:4,0.3", "1"), ("local:4", "1")])
 
     def test_launched_programs_find_servers(self):
         result = support.run("launch", "-n", 2, "--servers", 2, "--", "sh", "-c", "echo $TRIREME_SERVERS of $TRIREME_SIZE")
