@@ -159,12 +159,19 @@ class ByVariables(Launched):
         self.check(self.outcome(workers), "ps-lite variables", 2, 2, "Gloo")
         self.assertIn("all 2 ranks have registered", self.outcome([scheduler]))
 
-    def test_of_ps_lite_a_server_is_no_rank(self):
-        common = {"DMLC_NUM_WORKER": 2, "DMLC_NUM_SERVER": 3, "DMLC_PS_ROOT_URI": "a", "DMLC_PS_ROOT_PORT": 9000}
+    def test_of_ps_lite_with_servers(self):
+        common = {"DMLC_NUM_WORKER": 2, "DMLC_NUM_SERVER": 2, "DMLC_PS_ROOT_URI": "a", "DMLC_PS_ROOT_PORT": 9010}
+        roles = [("a", "worker"), ("b", "server"), ("b", "worker"), ("a", "server"), ("a", "scheduler")]  # in no order: all run the same command
+        processes = [self.rank(host, "--sync", "server", DMLC_ROLE=role, **common) for host, role in roles]
+        self.check(self.outcome(processes), "ps-lite variables", 2, 2, "Gloo")
+        self.assertEqual(json.loads(self.report.read_text())["sync"], "server")
+
+    def test_of_ps_lite_a_server_of_a_job_without(self):
+        common = {"DMLC_NUM_WORKER": 2, "DMLC_NUM_SERVER": 0, "DMLC_PS_ROOT_URI": "a", "DMLC_PS_ROOT_PORT": 9000}
         process = self.rank("a", DMLC_ROLE="server", **common)
-        _, error = process.communicate(timeout=10)
+        _, error = process.communicate(timeout=LIMIT)
         self.assertEqual(process.returncode, 2, error)
-        self.assertIn("trireme serve", error)
+        self.assertIn("DMLC_NUM_SERVER=0: the job has no servers", error)
 
     def test_of_our_own(self):
         coordinator = self.coordinator(2, 7070)
