@@ -3,9 +3,11 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 
+#include <trireme/base/blas.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/base/segment.h>
@@ -61,6 +63,17 @@ void check_libtorch(const std::string& worker) {
   text.starts_with("libtorch ") ? found("libtorch", text.substr(9)) : problem("libtorch", fmt::format("{} does not run: {}", worker, text));
 }
 
+/// As trireme's workers get it: main() has set the variable where that helps.
+void check_openblas() {
+  const std::string core = openblas_core(true);
+  const char* const set = std::getenv("OPENBLAS_CORETYPE");
+  if (core.empty()) return;
+  if (const std::string better = better_openblas_core(core, vector_units()); !better.empty())
+    return problem("OpenBLAS", fmt::format("uses kernels for {}: with OPENBLAS_CORETYPE={} matrix products are several times faster", core, better));
+  found("OpenBLAS", fmt::format("kernels for {}{}", core,
+                                set == nullptr ? "" : fmt::format(": OPENBLAS_CORETYPE={}, which programs that are started without trireme need too", set)));
+}
+
 int look_here(const std::string& worker) {
   problems = 0;
   fmt::print("trireme {}\n", TRIREME_VERSION);
@@ -70,6 +83,7 @@ int look_here(const std::string& worker) {
   for (const space::Kernels* variant : space::runnable_kernels()) variants += (variants.empty() ? "" : ", ") + std::string(variant->name);
   found("kernels", fmt::format("{} (this processor runs: {})", space::kernels().name, variants));
   check_libtorch(worker);
+  check_openblas();
   check_shared_memory();
   check_processes();
   check_environment();

@@ -1,8 +1,10 @@
 // The `trireme` command. It does not load libtorch: what trains is `trireme-worker` (folder worker/), which it starts.
+#include <trireme/base/blas.h>
 #include "commands.h"
 
 int main(int argc, char** argv) {
   using namespace trireme::tools;
+  trireme::help_openblas();  // for the workers, and for the peers of a benchmark alike
   return run_command(argc, argv,
                      {{"train", add_train},
                       {"compare", add_compare},

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <numeric>
 
+#include <trireme/base/blas.h>
 #include <trireme/base/error.h>
 #include <trireme/cluster/coordinator.h>
 #include <trireme/cluster/launcher.h>
@@ -141,6 +142,18 @@ void FailureWatch::reset() {
   listeners->waiting.erase(id_);
 }
 
+namespace {
+
+/// A program that no `trireme` started may have got the wrong kernels, and it is too late to change that.
+std::vector<std::string> warnings_here() {
+  const std::string core = openblas_core(false), better = better_openblas_core(core, vector_units());
+  if (better.empty()) return {};
+  return {fmt::format("OpenBLAS takes this processor for {}: start the program with OPENBLAS_CORETYPE={}, and matrix products are several times faster", core,
+                      better)};
+}
+
+}  // namespace
+
 World::World(cluster::Place place, JoinOptions options) : place_(std::move(place)), job_(place_.job), listeners_(std::make_shared<FailureWatch::Listeners>()) {
   if (place_.role == "server")
     fail<InvalidArgument>(
@@ -153,6 +166,7 @@ World::World(cluster::Place place, JoinOptions options) : place_(std::move(place
         "DMLC_ROLE=scheduler: this program is a rank, and the scheduler is none. Run `trireme coordinator --ranks {} --servers {} --port {} --job {}` for "
         "it, with the workers' TRIREME_TOKEN",
         place_.size, place_.servers, port_of(place_.coordinator), place_.job);
+  warnings_ = warnings_here();
   if (place_.coordinator.empty() && !place_.mpi) {
     local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout), place_.rank, place_.size,
                                                        comm::shm::Options{.timeout = options.timeout});
@@ -200,7 +214,7 @@ void World::meet_machines(const JoinOptions& options) {
   place_.size = n.session->size();
   place_.servers = n.session->servers();
   job_ = n.session->meeting();
-  warnings_ = n.session->warnings();
+  warnings_.insert(warnings_.end(), n.session->warnings().begin(), n.session->warnings().end());
 
   // A rank's leader is the lowest rank whose beacon it can see: that is how machines are told apart, and not by names.
   const Deadline deadline(options.timeout);
