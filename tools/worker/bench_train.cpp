@@ -49,7 +49,7 @@ int measure_step(const std::string& out, const std::string& name, bool alone) {
   double seconds = 0;
   size_t bytes = 0;
   {
-    auto train = parallel(world, *net, space::momentum({.lr = 0.01, .momentum = 0.9}), {.channels_last = format.channels_last});
+    auto train = parallel(world, *net, space::momentum({.lr = 0.01, .momentum = 0.9}), {.overlap_next = true, .channels_last = format.channels_last});
     bytes = train.exchange().layout().bytes();
     Clock::time_point start;
     for (int step = 0; step < 20 + c.steps; step++) {

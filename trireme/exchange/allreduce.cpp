@@ -23,7 +23,7 @@ void Allreduce::ready(size_t bucket) {
   while (options_.overlap && !open_.empty() && open_.front()->test()) open_.pop_front();
 }
 
-void Allreduce::finish() {
+void Allreduce::close() {
   for (; !open_.empty(); open_.pop_front()) open_.front()->wait();
   group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
   if (!updater_) return;

@@ -16,7 +16,7 @@ class Allreduce final : public Exchange {
   bool parameters_are_shared() const override { return false; }
   void publish_parameters() override;
   void ready(size_t bucket) override;
-  void finish() override;
+  void close() override;
 
  private:
   uint8_t* flags() const override { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(local_rank_)]); }

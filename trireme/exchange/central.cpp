@@ -19,7 +19,7 @@ Central::Central(comm::Communicator& group, const space::Layout& layout, const s
 
 void Central::publish_parameters() { group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters"); }
 
-void Central::finish() {
+void Central::close() {
   for (const space::Bucket& bucket : buckets_) zero_absent(layout_, bucket, flags(), gradients());
   group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
   if (group_.rank() != 0) group_.send(gradients(), layout_.bytes(), DType::u8, 0, "gradients");

@@ -15,7 +15,7 @@ class Central final : public Exchange {
   bool parameters_are_shared() const override { return false; }
   void publish_parameters() override;
   void ready(size_t) override {}
-  void finish() override;
+  void close() override;
 
  private:
   uint8_t* flags() const override { return flags_.get(); }

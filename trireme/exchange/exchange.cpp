@@ -7,6 +7,7 @@
 #include <trireme/exchange/local.h>
 #include <trireme/exchange/servers.h>
 #include <trireme/exchange/shared.h>
+#include <trireme/exchange/spread.h>
 #include <algorithm>
 
 namespace trireme::exchange {
@@ -39,10 +40,14 @@ Exchange::Exchange(space::Layout layout, const Options& options)
     : layout_(std::move(layout)), options_(options), buckets_(space::plan_buckets(layout_, options.bucket_bytes)) {}
 
 bool Exchange::begin(double lr) {
-  if (!begin_step(lr)) return false;
+  lr_ = lr;
+  return begin_step();
+}
+
+void Exchange::open() {
+  land();
   std::fill_n(flags(), layout_.size(), uint8_t{0});
-  if (updater_) updater_->begin_step(lr);
-  return true;
+  if (updater_) updater_->begin_step(lr_);
 }
 
 ps::Work Exchange::take(int64_t /*epoch*/, int64_t /*first_step*/, int64_t /*pieces*/) {
@@ -67,7 +72,8 @@ std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout&
     fail<InvalidArgument>("sync '{}' needs parameter servers: start the job with --servers 1 or more", name_of(options.sync));
   switch (options.sync.kind) {
     case Sync::shared:
-      return std::make_unique<Shared>(group, layout, *optimizer, options);
+      if (group.one_machine()) return std::make_unique<Shared>(group.local, layout, *optimizer, options);
+      return std::make_unique<Spread>(group, layout, *optimizer, options);
     case Sync::allreduce:
       return std::make_unique<Allreduce>(group, layout, optimizer, options);
     case Sync::central:

@@ -56,8 +56,9 @@ struct Group {
 /// Numbers that travel with a step: its loss, and whether a rank wants to stop.
 using Told = std::array<double, 2>;
 
-/// One step: begin(), then for every slot with a gradient write it to gradients() and call present(), ready() for each bucket in order, finish().
-/// Gradients are summed over ranks: whoever wants a mean weights them before. Not thread-safe.
+/// One step: begin(), forward pass, open(), then for every slot with a gradient write it to gradients() and call present(), ready() for each bucket in order,
+/// finish(). Or close() in the place of finish(): then parameters may still be on their way during the next forward pass, which has to await() them. Gradients
+/// are summed over ranks: whoever wants a mean weights them before. Not thread-safe.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -72,13 +73,24 @@ class Exchange {
 
   /// False, and nothing has begun, when the ranks have agreed to stop. May block where the consistency rules make this rank wait.
   bool begin(double lr);
+  /// Gradients will come now. Blocks until the step before has landed.
+  virtual void open();
   /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, like libtorch
   /// does (but Adam's bias correction counts steps of the run, not of the slot).
   void present(size_t slot) { flags()[slot] = 1; }
   /// All gradients of a bucket are in place, or will not come. Buckets become ready in the order of buckets(); may do work, does not wait.
   virtual void ready(size_t bucket) = 0;
-  /// Blocks until this step's parameters are in place on this rank and may be used.
-  virtual void finish() = 0;
+  /// All buckets are ready. Blocks until told() is valid.
+  virtual void close() = 0;
+  /// After close(): blocks until this step's parameters of a bucket are in place on this rank and may be used.
+  virtual void await(size_t /*bucket*/) {}
+  /// After close(): blocks until all of them are. Does nothing when they have landed().
+  virtual void land() {}
+  virtual bool landed() const { return true; }
+  void finish() {
+    close();
+    land();
+  }
 
   /// Whether a step is one update of all ranks together. Otherwise each rank trains on its own, with gradients that are means over its own samples, and only
   /// the functions below are collective.
@@ -102,7 +114,7 @@ class Exchange {
 
   /// A few numbers of this rank's, before the last bucket's ready().
   void tell(const Told& numbers) { mine_ = numbers; }
-  /// After finish(): their sums over all ranks, the same bits everywhere, if this exchange carries them along with the gradients; null if it does not.
+  /// After close(): their sums over all ranks, the same bits everywhere, if this exchange carries them along with the gradients; null if it does not.
   virtual const Told* told() const { return nullptr; }
 
   /// After finish() of an exchange without optimizer: whether any rank had a gradient for the slot.
@@ -110,13 +122,13 @@ class Exchange {
 
   const space::Layout& layout() const { return layout_; }
   const std::vector<space::Bucket>& buckets() const { return buckets_; }
-  /// Null when the user keeps an optimizer: then finish() leaves the summed gradients in gradients().
+  /// Null when the user keeps an optimizer: then close() leaves the summed gradients in gradients().
   const space::Updater* updater() const { return updater_ ? &*updater_ : nullptr; }
 
  protected:
   Exchange(space::Layout layout, const Options& options);
   /// The part of begin() that is an implementation's own.
-  virtual bool begin_step(double /*lr*/) { return true; }
+  virtual bool begin_step() { return true; }
   /// One byte per slot: this rank has a gradient for it.
   virtual uint8_t* flags() const = 0;
   /// Updates the parameters of all slots that flags() has, with the gradients as they stand here.
@@ -124,6 +136,7 @@ class Exchange {
 
   space::Layout layout_;
   Options options_;
+  double lr_ = 0;
   Told mine_{};
   std::vector<space::Bucket> buckets_;
   std::optional<space::Updater> updater_;

@@ -15,7 +15,7 @@ class Hogwild final : public Exchange {
   bool parameters_are_shared() const override { return true; }
   void publish_parameters() override { local_.barrier("parameters"); }
   void ready(size_t bucket) override;
-  void finish() override {}
+  void close() override {}
   bool lockstep() const override { return false; }
   bool gives_work() const override { return true; }
   ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) override;

@@ -54,12 +54,12 @@ void Local::publish_parameters() {
   (*servers_)->barrier();
 }
 
-bool Local::begin_step(double /*lr*/) {
+bool Local::begin_step() {
   if (options_.sync.kind == Sync::elastic) stopped_ = !(*servers_)->begin(steps_, stop_wanted_);
   return !stopped_;
 }
 
-void Local::finish() {
+void Local::close() {
   if (options_.clip > 0) clip_norm(layout_, flags(), gradients(), options_.clip);
   update_all();
   if (++steps_ % options_.sync.period == 0) meet();

@@ -18,14 +18,14 @@ class Local final : public Exchange {
   bool kept_elsewhere() const override { return true; }
   void publish_parameters() override;
   void ready(size_t) override {}
-  void finish() override;
+  void close() override;
   bool lockstep() const override { return false; }
   void settle() override;
   void resume() override;
   std::optional<Statistics> statistics() override { return servers_ ? std::optional(servers_->statistics()) : std::nullopt; }
 
  private:
-  bool begin_step(double lr) override;
+  bool begin_step() override;
   uint8_t* flags() const override { return flags_.get(); }
   space::Range whole() const { return {0, layout_.bytes()}; }
   void meet();

@@ -89,8 +89,7 @@ ps::Work Servers::take(int64_t epoch, int64_t first_step, int64_t pieces) {
   return work;
 }
 
-bool Servers::begin_step(double lr) {
-  lr_ = lr;
+bool Servers::begin_step() {
   if (!lockstep() && !taken_) stopped_ = !client_->begin(step_, stop_wanted_);
   return !stopped_;
 }
@@ -111,15 +110,27 @@ bool Servers::wins_lock() {
   return client_->lock(draw < options_.sync.probability);
 }
 
-void Servers::finish() {
+/// Whether others may go on while this rank's gradients are on their way: not where their age is bounded, or where a lock is held.
+bool Servers::lands_later() const { return options_.sync == Sync::server || options_.sync == Sync::async || options_.sync == Sync::round_robin; }
+
+void Servers::close() {
   if (options_.clip > 0) clip_norm(layout_, flags(), gradients(), options_.clip);
   const bool locks = options_.sync.kind == Sync::trylock, pushes = !locks || wins_lock();
   if (pushes && pushes_.empty()) push_all();
-  for (const ps::Pending& pending : std::exchange(pushes_, {})) pending.wait();
+  if (!lands_later()) land();
   if (locks && pushes) client_->unlock();
   if (!pushes) client_->pull(whole()).wait();  // its gradient is dropped; the others' are not
   step_++;
   taken_ = false;
+}
+
+void Servers::await(size_t bucket) {
+  if (bucket < pushes_.size()) pushes_[bucket].wait();
+}
+
+void Servers::land() {
+  for (const ps::Pending& pending : pushes_) pending.wait();
+  pushes_.clear();
 }
 
 void Servers::settle() {

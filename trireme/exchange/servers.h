@@ -33,7 +33,10 @@ class Servers final : public Exchange {
   bool kept_elsewhere() const override { return true; }
   void publish_parameters() override;
   void ready(size_t bucket) override;
-  void finish() override;
+  void close() override;
+  void await(size_t bucket) override;
+  void land() override;
+  bool landed() const override { return pushes_.empty(); }
   bool lockstep() const override { return client_->job().rules.order == ps::Order::together; }
   bool gives_work() const override { return client_->job().rules.order == ps::Order::on_arrival; }
   ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) override;
@@ -42,7 +45,8 @@ class Servers final : public Exchange {
   ps::Client* client() override { return &*client_; }
 
  private:
-  bool begin_step(double lr) override;
+  bool begin_step() override;
+  bool lands_later() const;
   uint8_t* flags() const override { return client_->present(); }
   space::Range whole() const { return {0, layout_.bytes()}; }
   void push(size_t bucket);
@@ -50,10 +54,9 @@ class Servers final : public Exchange {
   bool wins_lock();
 
   Connected client_;
-  std::vector<ps::Pending> pushes_;  // of this step
+  std::vector<ps::Pending> pushes_;  // of this step, by bucket, until they have landed
   int64_t step_ = 0;
   bool taken_ = false;  // step_ has begun already, with take()
-  double lr_ = 0;
 };
 
 /// Scales the gradients of the slots in `flags` so that their common norm is at most `limit`.

@@ -5,6 +5,7 @@
 #include <trireme/base/sha256.h>
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/comm/c10d/torch_compat.h>
+#include <trireme/parallel/arrivals.h>
 #include <trireme/parallel/placement.h>
 #include <atomic>
 #include <cstring>
@@ -81,6 +82,10 @@ class Parallel::Impl {
   }
 
   ~Impl() {
+    try {
+      land();
+    } catch (...) {  // whoever is not there any more was reported by the call that needed it
+    }
     const torch::NoGradGuard no_grad;
     for (auto& [name, parameter] : parameters_) {
       parameter.set_data(parameter.detach().clone());
@@ -92,7 +97,10 @@ class Parallel::Impl {
     if (micro_ == 0 && !begin()) return {false, 0, updates_, true};
     const bool last = micro_ + 1 == options_.accumulate;
     if (!exchange_->lockstep()) weight *= world_.size();  // of its own samples, it has all
-    if (weight > 0) backward(weight, loss, last);
+    if (weight > 0)
+      backward(weight, loss, last);
+    else if (micro_ == 0)
+      open();
     store_deferred();
     micro_ = last ? 0 : micro_ + 1;
     if (!last) return {false, 0, updates_, false};
@@ -100,6 +108,7 @@ class Parallel::Impl {
   }
 
   void exclusive(const std::function<void()>& change) {
+    land();
     world_.comm().barrier("exclusive: begin");
     const torch::NoGradGuard no_grad;
     const bool one_decides = exchange_->parameters_are_shared() || exchange_->kept_elsewhere();
@@ -110,6 +119,7 @@ class Parallel::Impl {
   }
 
   void settled(const std::function<void()>& look) {
+    land();
     sync_buffers();
     exchange_->settle();
     look();
@@ -163,6 +173,9 @@ class Parallel::Impl {
     }
     exchange_->publish_parameters();
     placement_.emplace(gradients_);
+    std::vector<torch::Tensor> homes;
+    for (const auto& [name, parameter] : parameters_) homes.push_back(parameter);
+    arrivals_.emplace(homes, [this](size_t slot) { exchange_->await(bucket_of_[slot]); });
   }
 
   void listen() {
@@ -193,11 +206,23 @@ class Parallel::Impl {
     return true;
   }
 
+  /// All parameters of the last update are in place.
+  void land() {
+    arrivals_->dismiss();
+    exchange_->land();
+  }
+
+  void open() {
+    arrivals_->dismiss();
+    exchange_->open();
+  }
+
   void backward(double weight, const std::function<torch::Tensor()>& loss, bool last) {
     for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
     const torch::Tensor value = loss();
     if (value.numel() != 1) fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
     loss_ += weight * value.item<double>();
+    if (micro_ == 0) open();
     last_ = last;
     const Collecting collecting(*this);
     std::optional<Placement::Watch> watch;
@@ -263,7 +288,9 @@ class Parallel::Impl {
 
   Step update() {
     while (next_bucket_ < missing_.size()) ready_next();
-    exchange_->finish();
+    exchange_->close();
+    if (!options_.overlap_next) exchange_->land();
+    if (!exchange_->landed()) arrivals_->expect();
     updates_++;
     if (exchange_->updater() == nullptr)
       for (size_t slot = 0; slot < parameters_.size(); slot++)
@@ -283,6 +310,7 @@ class Parallel::Impl {
   std::unique_ptr<exchange::Exchange> exchange_;
   std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
   std::optional<Placement> placement_;
+  std::optional<Arrivals> arrivals_;
   std::vector<size_t> bucket_of_;  // by slot
   std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;
   std::shared_ptr<int> alive_ = std::make_shared<int>();  // hooks may outlive us inside a graph

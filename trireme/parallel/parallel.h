@@ -20,6 +20,8 @@ struct ParallelOptions {
   space::ScheduleOptions schedule{};             // of the learning rate, by update
   size_t bucket_bytes = 1 << 20;                 // gradients travel in buckets of about this size
   bool overlap = true;                           // reduce complete buckets while the backward pass goes on
+  bool overlap_next = false;                     // return from step() when the parameters that come first are there; operators of this thread that use
+                                                 // others wait for them. Before looking at raw memory (data_ptr) use settled() or exclusive()
   bool channels_last = false;                    // store 4-d weights as N, H, W, C: faster for most convolutions with oneDNN
 
   // With parameter servers.

@@ -53,6 +53,7 @@ class Run {
                                  .gamma = options_.gamma},
                     .bucket_bytes = options_.bucket_bytes,
                     .overlap = options_.overlap,
+                    .overlap_next = options_.overlap,
                     .channels_last = channels_last,
                     .stale = options_.stale,
                     .clip = options_.clip,

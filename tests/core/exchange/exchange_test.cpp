@@ -108,6 +108,7 @@ Parameters train(Communicator& group, const Layout& layout, const UpdaterOptions
   exchange->publish_parameters();
   for (int step = 1; step <= kSteps; step++) {
     exchange->begin(rate(step));
+    exchange->open();
     for (size_t b = 0; b < exchange->buckets().size(); b++) {
       for (size_t slot = exchange->buckets()[b].first; slot < exchange->buckets()[b].last; slot++) {
         const bool present = has_gradient(group.rank(), step, slot);
@@ -217,6 +218,7 @@ TEST_P(EveryExchange, WithoutAnOptimizerOnlyAllreduceWorks) {
     const auto exchange = make_exchange(group, layout, std::nullopt, options());
     EXPECT_EQ(exchange->updater(), nullptr);
     exchange->begin(0.1);
+    exchange->open();
     for (size_t slot = 0; slot < layout.size(); slot++) {
       for (size_t i = 0; i < layout[slot].elements(); i++) elements(exchange->gradients(), layout[slot])[i] = gradient(group.rank(), 1, slot, i);
       exchange->present(slot);
@@ -264,6 +266,7 @@ TEST(Exchange, SharedCarriesWhatRanksTell) {
       const auto exchange = make_exchange(group, small_model(), space::sgd(), {.bucket_bytes = 3000});
       for (int step = 0; step < 50; step++) {
         exchange->begin(0.1);
+        exchange->open();
         exchange->tell({group.rank() + 0.25 * step, group.rank() == step % ranks ? 1.0 : 0.0});
         for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
         exchange->finish();

@@ -2,6 +2,8 @@
 // The shared exchange over several machines: ranks as threads, a segment per machine, sockets between them.
 #include <gtest/gtest.h>
 
+#include <stdexcept>
+
 #include <fmt/format.h>
 #include <trireme/exchange/exchange.h>
 
@@ -15,25 +17,33 @@ using trireme::tests::expect_all_well;
 using trireme::tests::OnMachine;
 using trireme::tests::run_machines;
 
-constexpr int kSteps = 10;
+constexpr int kSteps = 18;  // beyond the plans of steps 4, 8 and 16
 constexpr double kRate = 0.5;
 
 double gradient(int rank, int step, size_t i) { return (rank + 1) * 0.125 + step * 0.25 + static_cast<double>(i % 64); }  // sums are exact
 
 /// What every parameter becomes: it begins at 0.
-double expected(int ranks, size_t i) {
+double expected(int ranks, size_t i, int steps = kSteps) {
   double value = 0;
-  for (int step = 0; step < kSteps; step++)
+  for (int step = 0; step < steps; step++)
     for (int rank = 0; rank < ranks; rank++) value -= kRate * gradient(rank, step, i);
   return value;
 }
 
-void train(const OnMachine& rank, const Layout& layout, const Options& options) {
+/// `later`: parameters are awaited in the next forward pass, first layers first, and this rank's bucket by bucket as it uses them.
+void train(const OnMachine& rank, const Layout& layout, const Options& options, bool later = false) {
   const int ranks = rank.all.size(), me = rank.all.rank();
   const Group group(rank.all, rank.here, rank.lane, rank.all.topology().lanes());
   const auto exchange = make_exchange(group, layout, space::sgd(), options);
   for (int step = 0; step < kSteps; step++) {
     exchange->begin(kRate);
+    for (size_t b = exchange->buckets().size(); later && step > 0 && b-- > 0;) {
+      exchange->await(b);
+      for (size_t slot = exchange->buckets()[b].first; slot < exchange->buckets()[b].last; slot++)
+        for (size_t i = 0; i < layout[slot].elements(); i += 97)
+          ASSERT_EQ(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i], expected(ranks, i, step)) << layout[slot].name;
+    }
+    exchange->open();
     for (size_t b = 0; b < exchange->buckets().size(); b++) {
       for (size_t slot = exchange->buckets()[b].first; slot < exchange->buckets()[b].last; slot++) {
         auto* const values = reinterpret_cast<double*>(exchange->gradients() + layout[slot].range.begin);
@@ -43,9 +53,12 @@ void train(const OnMachine& rank, const Layout& layout, const Options& options) 
       if (b + 1 == exchange->buckets().size()) exchange->tell({me + 0.5 * step, me == step % ranks ? 1.0 : 0.0});
       exchange->ready(b);
     }
-    exchange->finish();
+    exchange->close();
+    if (!later) exchange->land();
     ASSERT_EQ(*exchange->told(), (Told{ranks * (ranks - 1) / 2 + 0.5 * step * ranks, 1.0})) << "rank " << me << ", step " << step;
   }
+  exchange->land();
+  ASSERT_TRUE(exchange->landed());
   for (size_t slot = 0; slot < layout.size(); slot++)
     for (size_t i = 0; i < layout[slot].elements(); i++)
       ASSERT_EQ(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i], expected(ranks, i)) << layout[slot].name;
@@ -59,6 +72,31 @@ TEST(SharedOverMachines, SumsGradientsAndWhatRanksTell) {
   for (const auto& machine_of : kShapes)
     for (bool overlap : {false, true})
       expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000, .overlap = overlap}); }));
+}
+
+/// More pieces than one per bucket, in whatever order the measured times lead to.
+TEST(SharedOverMachines, ParametersLandDuringTheNextForwardPass) {
+  const Layout layout({{"first", DType::f64, {300, 700}}, {"b", DType::f64, {7}}, {"c", DType::f64, {400, 900}}, {"last", DType::f64, {100}}});
+  for (const auto& machine_of : kShapes)
+    expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000}, true); }));
+}
+
+/// Ranks leave in the middle of a step, with pieces on their way that point into what they destroy.
+TEST(SharedOverMachines, WhoeverIsLeftAloneHearsIt) {
+  const Layout layout({{"a", DType::f64, {3000}}, {"b", DType::f64, {300, 900}}});
+  const auto outcomes = run_machines({0, 1}, [&](const OnMachine& rank) {
+    const auto exchange = make_exchange(Group(rank.all, rank.here, rank.lane, 1), layout, space::sgd(), {.bucket_bytes = 20000});
+    exchange->begin(kRate);
+    exchange->open();
+    for (size_t slot = 0; slot < layout.size(); slot++) exchange->present(slot);
+    exchange->ready(0);
+    if (rank.all.rank() == 1) throw std::runtime_error("this rank has had enough");
+    exchange->ready(1);
+    exchange->finish();
+  });
+  ASSERT_TRUE(outcomes[0]);
+  trireme::tests::expect_error<PeerLost>(outcomes[0], {"rank 1"});
+  EXPECT_THROW(std::rethrow_exception(outcomes[1]), std::runtime_error);
 }
 
 /// One line of parameters: most lanes have nothing to send, and what ranks tell travels all the same.

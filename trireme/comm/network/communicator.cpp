@@ -60,6 +60,8 @@ std::shared_ptr<Ticket> Communicator::enqueue(std::unique_ptr<Operation> operati
   std::shared_ptr<Ticket> ticket = operation->ticket();
   {
     const std::lock_guard lock(mutex_);
+    if (idle()) busy_since_ = Clock::now();
+    traffic_.bytes += static_cast<double>(operation->bytes());
     queue_.push_back(std::move(operation));
     post_ahead();
   }
@@ -89,6 +91,7 @@ void Communicator::work() {
     operation.reset();  // before anybody is told: after a failure its messages still point into the caller's memory
     lock.lock();
     active_--;
+    if (idle()) traffic_.seconds += seconds_since(busy_since_);
     if (!error) post_ahead();
     ticket->settle(error);
   }
@@ -102,6 +105,13 @@ std::exception_ptr Communicator::complete(Operation& operation) noexcept {
     wire_.fail(std::current_exception());
     return wire_.cause();
   }
+}
+
+Traffic Communicator::traffic() {
+  const std::lock_guard lock(mutex_);
+  Traffic now = traffic_;
+  if (!idle()) now.seconds += seconds_since(busy_since_);
+  return now;
 }
 
 // ---- the calls ----

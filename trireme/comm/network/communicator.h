@@ -17,6 +17,12 @@ struct Options {
   std::vector<int> names{};        // what messages call the ranks, where they have other numbers in the job; default: 0, 1, ...
 };
 
+/// What collectives have carried so far.
+struct Traffic {
+  double bytes = 0;    // of the callers' data
+  double seconds = 0;  // in which at least one was under way
+};
+
 /// Collectives run on threads of the communicator's own, so a started allreduce moves on while its caller computes. They begin in the order of the calls, and a
 /// few are under way at a time, so that the wire does not idle while one of them waits or reduces. Any memory will do. send() and receive() run on the
 /// caller's thread and wait for no collective. After an error everything fails with that error.
@@ -44,6 +50,8 @@ class Communicator final : public comm::Communicator {
   void receive(void* data, size_t count, DType type, int from, std::string_view name) override;
   void barrier(std::string_view name) override;
 
+  Traffic traffic();
+
   /// From any thread: every wait, now and later, ends with `cause`, unless the group has failed before.
   void interrupt(std::exception_ptr cause) noexcept { wire_.fail(std::move(cause)); }
 
@@ -59,6 +67,7 @@ class Communicator final : public comm::Communicator {
   void post_ahead();
   void work();
   std::exception_ptr complete(Operation& operation) noexcept;
+  bool idle() const { return queue_.empty() && active_ == 0; }
 
   Options options_;
   Wire wire_;
@@ -70,6 +79,8 @@ class Communicator final : public comm::Communicator {
   std::deque<std::unique_ptr<Operation>> queue_;  // guarded by mutex_, like all below; those that no thread has taken
   size_t posted_ = 0;                             // of the queue
   size_t active_ = 0;                             // that a thread has taken
+  Traffic traffic_;
+  Clock::time_point busy_since_{};  // while there are operations
   bool stopping_ = false;
   std::vector<std::thread> threads_;
 };

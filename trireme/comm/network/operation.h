@@ -44,6 +44,7 @@ class Operation {
   /// Blocks until this rank's part is done and the memory is the caller's again. Throws Mismatch, Timeout, PeerLost, or the group's cause.
   void complete();
 
+  size_t bytes() const { return what_.bytes(); }
   const std::shared_ptr<Ticket>& ticket() const { return ticket_; }
 
  protected:

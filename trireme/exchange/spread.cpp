@@ -1,0 +1,208 @@
+#include <trireme/exchange/spread.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include <fmt/format.h>
+#include <trireme/space/kernels.h>
+
+namespace trireme::exchange {
+namespace {
+
+/// One piece is reduced and updated while the next ones travel.
+constexpr size_t kPieceBytes = 1 << 20;
+/// The first step that follows a plan, and then every power of two: machines warm up, and may change later.
+constexpr uint32_t kFirstPlan = 4;
+
+}  // namespace
+
+Spread::Spread(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
+    : Shared(group.local, layout, optimizer, options,
+             [&](space::Range bucket) { return group.lane != nullptr ? space::part_of(bucket, group.local.rank(), group.lanes) : space::Range{}; }),
+      all_(group.all),
+      lane_(group.lane),
+      lanes_(group.lanes),
+      lane_flags_(layout_.size()),
+      trips_(buckets_.size()),
+      ready_seconds_(buckets_.size()) {
+  total_ = local_.allocate(sizeof(Told), "what ranks of all machines tell");
+  landings_ = local_.allocate(sizeof(Landings) * buckets_.size(), "which buckets have landed");
+  while (space::part_of(buckets_.back().range, speaker_, lanes_).empty()) speaker_++;
+  std::vector<Freight> freight(buckets_.size());  // ready at once, on a wire without a limit: in their order
+  for (size_t b = 0; b < freight.size(); b++) freight[b] = {static_cast<double>(b), static_cast<double>(buckets_[b].range.size())};
+  order_ = plan_order(freight, kPieceBytes, std::numeric_limits<double>::infinity());
+}
+
+Spread::~Spread() {
+  for (const Piece& piece : travelling_) try {
+      piece.sum->wait();
+    } catch (...) {  // after an error all of them fail, and it was thrown before
+    }
+}
+
+void Spread::publish_parameters() {
+  if (local_.rank() == 0) lane_->broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
+  local_.barrier("parameters");
+}
+
+void Spread::open() {
+  Exchange::open();
+  step_++;
+  if (step_ >= kFirstPlan && std::has_single_bit(step_)) plan();
+  if (std::has_single_bit(step_)) measure_anew();
+  departed_ = 0;
+  landed_ = false;
+  for (size_t b = 0; b < trips_.size(); b++) trips_[b] = {.rest = slices_[b]};
+  opened_ = Clock::now();
+}
+
+void Spread::ready(size_t bucket) {
+  ready_seconds_[bucket] += seconds_since(opened_);
+  Shared::ready(bucket);
+}
+
+void Spread::proceed() {
+  Shared::proceed();
+  depart();
+  while (!travelling_.empty() && travelling_.front().sum->test()) land_first();
+}
+
+/// All ranks measure; the slowest decides, and all find the same order.
+void Spread::plan() {
+  const comm::network::Traffic now = traffic();
+  double speed = std::numeric_limits<double>::max();  // of a rank that sends nothing
+  if (now.seconds > traffic_.seconds) speed = (now.bytes - traffic_.bytes) / (now.seconds - traffic_.seconds);
+  for (double& seconds : ready_seconds_) seconds /= step_ - measured_;
+  all_.allreduce(ready_seconds_.data(), ready_seconds_.size(), DType::f64, Op::max, "when buckets are ready");
+  all_.allreduce(&speed, 1, DType::f64, Op::min, "speed of the wire");
+  std::vector<Freight> freight;
+  for (size_t b = 0; b < buckets_.size(); b++) freight.push_back({ready_seconds_[b], static_cast<double>(buckets_[b].range.size()) / lanes_});
+  order_ = plan_order(freight, kPieceBytes, speed);
+}
+
+void Spread::measure_anew() {
+  std::fill(ready_seconds_.begin(), ready_seconds_.end(), 0.0);
+  measured_ = step_;
+  traffic_ = traffic();
+}
+
+void Spread::close() {
+  while (!open_.empty()) {
+    work_next();
+    depart();
+  }
+  await(buckets_.size() - 1);
+  told_ = total();
+}
+
+void Spread::await(size_t bucket) {
+  while (!landed_on(local_.rank(), bucket)) land_first();
+  for (int step = 1; step < local_.size(); step++) {
+    const int peer = (local_.rank() + step) % local_.size();
+    // A peer may need what travels here before it can go on to this bucket: land that first, and only then sleep.
+    while (!landed_on(peer, bucket) && !travelling_.empty()) land_first();
+    local_.rounds().await(
+        peer, [&] { return landed_on(peer, bucket); }, [&] { return fmt::format("the parameters of '{}'", buckets_[bucket].name); });
+  }
+}
+
+void Spread::land() {
+  if (landed_) return;
+  while (!travelling_.empty()) land_first();
+  for (size_t bucket = 0; bucket < buckets_.size(); bucket++) await(bucket);
+  landed_ = true;
+}
+
+void Spread::work(size_t bucket) {
+  if (slices_[bucket].empty()) return mark_landed(bucket);
+  reduce_local(bucket);
+  trips_[bucket].reduced = true;
+}
+
+/// As far as the order goes: a bucket that is not ready holds up those that come after it.
+void Spread::depart() {
+  for (; departed_ < order_.size(); departed_++) {
+    const size_t bucket = order_[departed_];
+    if (slices_[bucket].empty()) continue;
+    if (!trips_[bucket].reduced) return;
+    depart_piece(bucket);
+  }
+}
+
+void Spread::depart_piece(size_t bucket) {
+  Trip& trip = trips_[bucket];
+  if (trip.rest.empty()) return;  // another lane's slice has a piece more
+  const space::Bucket& b = buckets_[bucket];
+  std::span<uint8_t> flags;
+  std::span<double> sums;
+  if (trip.rest.begin == slices_[bucket].begin) {  // the first piece carries what the bucket has besides
+    flags = {lane_flags_.data() + b.first, b.last - b.first};
+    if (flags.size() > lane_->kMostFlags) lane_->allreduce(std::exchange(flags, {}).data(), b.last - b.first, DType::u8, Op::max, b.name);
+    if (last(bucket) && local_.rank() == speaker_) sums = told_;
+  }
+  const space::Range piece{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + kPieceBytes)};
+  trip.rest.begin = piece.end;
+  trip.travelling++;
+  travelling_.push_back(
+      {bucket, piece,
+       lane_->start_allreduce(gradients() + piece.begin, piece.size() / size_of(b.dtype), b.dtype, Op::sum, {.flags = flags, .sums = sums}, b.name)});
+}
+
+void Spread::land_first() {
+  travelling_.front().sum->wait();
+  const Piece piece = std::move(travelling_.front());
+  travelling_.pop_front();
+  const space::Bucket& b = buckets_[piece.bucket];
+  const space::Source sum[] = {{gradients(), lane_flags_.data() + b.first}};
+  update_present(*updater_, piece.bucket, layout_, b.first, b.last, piece.range, b.dtype, parameters(), sum);
+  Trip& trip = trips_[piece.bucket];
+  if (--trip.travelling == 0 && trip.rest.empty()) mark_landed(piece.bucket);
+}
+
+void Spread::mark_landed(size_t bucket) {
+  if (last(bucket) && local_.rank() == speaker_) total() = told_;
+  landings(local_.rank(), bucket).store(step_);
+  local_.rounds().ring();
+}
+
+bool Spread::landed_on(int rank, size_t bucket) const { return static_cast<int32_t>(landings(rank, bucket).load() - step_) >= 0; }
+
+/// The gradients of a slot in this machine. True when every rank has one.
+bool Spread::sources_of(size_t slot, std::vector<const std::byte*>& sources) const {
+  sources.clear();
+  for (int rank = 0; rank < local_.size(); rank++)
+    if (flags_of(rank)[slot] != 0) sources.push_back(gradients_of(rank));
+  return sources.size() == static_cast<size_t>(local_.size());
+}
+
+/// The slice's sum over this machine, into this rank's own gradients: nobody else reads them there.
+void Spread::reduce_local(size_t bucket) {
+  const space::Bucket& b = buckets_[bucket];
+  const auto sum = [&](space::Range range, const std::vector<const std::byte*>& sources) {
+    if (range.empty()) return;
+    std::byte* own = gradients() + range.begin;
+    if (sources.size() == 1 && sources[0] == gradients()) return;  // a rank that is alone on its machine: the sum is there
+    if (sources.empty()) return void(std::memset(own, 0, range.size()));
+    std::vector<const void*> from;
+    from.reserve(sources.size());
+    for (const std::byte* source : sources) from.push_back(source + range.begin);
+    void* const outs[] = {own};
+    space::kernels().reduce(b.dtype, Op::sum, outs, 1, from.data(), static_cast<int>(from.size()), range.size() / size_of(b.dtype));
+  };
+  std::vector<const std::byte*> sources;
+  bool everybody = true;
+  for (size_t slot = b.first; slot < b.last; slot++) {
+    everybody = sources_of(slot, sources) && everybody;
+    lane_flags_[slot] = sources.empty() ? 0 : 1;
+  }
+  if (everybody) return sum(slices_[bucket], sources);
+  for (size_t slot = b.first; slot < b.last; slot++) {
+    sources_of(slot, sources);
+    sum(intersect(slices_[bucket], layout_[slot].range), sources);
+  }
+}
+
+}  // namespace trireme::exchange

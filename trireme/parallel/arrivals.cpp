@@ -1,0 +1,66 @@
+#include <trireme/parallel/arrivals.h>
+
+#include <ATen/record_function.h>
+
+#include <utility>
+
+namespace trireme {
+namespace {
+
+thread_local Arrivals* expected = nullptr;  // a callback of libtorch's is a bare function
+
+}  // namespace
+
+struct ArrivalsObserver {
+  static std::unique_ptr<at::ObserverContext> operator_begins(const at::RecordFunction& function) {
+    if (expected == nullptr) return nullptr;
+    for (const c10::IValue& input : function.inputs()) {
+      if (input.isTensor()) {
+        expected->use(input.toTensor());
+      } else if (input.isTensorList()) {
+        for (const at::Tensor& tensor : input.toTensorVector()) expected->use(tensor);
+      } else if (input.isOptionalTensorList()) {
+        for (const c10::optional<at::Tensor>& tensor : input.toOptionalTensorVector())
+          if (tensor) expected->use(*tensor);
+      }
+    }
+    return nullptr;
+  }
+};
+
+Arrivals::Arrivals(const std::vector<torch::Tensor>& parameters, std::function<void(size_t)> await) : await_(std::move(await)) {
+  for (size_t slot = 0; slot < parameters.size(); slot++) slots_.emplace(parameters[slot].storage().data(), slot);
+}
+
+Arrivals::~Arrivals() {
+  failure_ = nullptr;
+  dismiss();
+}
+
+void Arrivals::expect() {
+  if (expecting_) return;
+  expecting_ = true;
+  expected = this;
+  callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&ArrivalsObserver::operator_begins).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+}
+
+void Arrivals::dismiss() {
+  if (!expecting_) return;
+  expecting_ = false;
+  expected = nullptr;
+  at::removeCallback(callback_);
+  if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+}
+
+void Arrivals::use(const torch::Tensor& tensor) noexcept {
+  if (failure_ || !tensor.defined() || !tensor.has_storage()) return;
+  const auto found = slots_.find(tensor.storage().data());
+  if (found == slots_.end()) return;
+  try {
+    await_(found->second);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+}  // namespace trireme
