@@ -154,7 +154,8 @@ std::vector<std::string> warnings_here() {
 
 }  // namespace
 
-World::World(cluster::Place place, JoinOptions options) : place_(std::move(place)), job_(place_.job), listeners_(std::make_shared<FailureWatch::Listeners>()) {
+World::World(cluster::Place place, const JoinOptions& options)
+    : place_(std::move(place)), job_(place_.job), listeners_(std::make_shared<FailureWatch::Listeners>()) {
   if (place_.role == "server")
     fail<InvalidArgument>(
         "{} has started this process as a parameter server, and a server is no rank: the program must call trireme::ps::serve() where its role is server, or "
@@ -235,6 +236,7 @@ void World::meet_machines(const JoinOptions& options) {
   }
   n.session->put(fmt::format("leader/{}", place_.rank), std::to_string(leader));
   std::vector<int> machine_of, leaders;
+  machine_of.reserve(static_cast<size_t>(place_.size));
   for (int rank = 0; rank < place_.size; rank++) {
     const int theirs = std::stoi(word_of(rank, "leader"));
     if (theirs == rank) leaders.push_back(rank);
@@ -300,6 +302,6 @@ std::string World::engine() const {
   return machines() == 1 ? "shared memory" : fmt::format("shared memory, and {} between {} machines", network_->engine, machines());
 }
 
-World join(JoinOptions options) { return {cluster::place_here(), std::move(options)}; }
+World join(const JoinOptions& options) { return {cluster::place_here(), options}; }
 
 }  // namespace trireme

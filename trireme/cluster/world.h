@@ -43,7 +43,7 @@ class FailureWatch {
 /// This process's membership in a job. Move-only; leaving is destroying it. One thread at a time.
 class World {
  public:
-  World(cluster::Place place, JoinOptions options);
+  World(cluster::Place place, const JoinOptions& options);
   ~World();
   World(World&&) noexcept;
 
@@ -90,6 +90,6 @@ class World {
 };
 
 /// Joins the ranks that a launcher started, or makes a world of one when there is no launcher. Blocks until all are there.
-World join(JoinOptions options = {});
+World join(const JoinOptions& options = {});
 
 }  // namespace trireme
