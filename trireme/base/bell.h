@@ -1,5 +1,6 @@
 #pragma once
 // Waiting for news that other threads or processes bring.
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -25,11 +26,17 @@ inline void ring(Bell& bell) {
 /// How long to look before sleeping. Each waiter has its own, as it learns from its waits.
 struct Patience {
   int spins = 0, yields = 0;
-  int crowded = 0;  // waits to come that sleep at once, because somebody else wanted this core
+  int most_crowded = 100;  // 0: it does not learn
+  int crowded = 0;         // waits to come that sleep at once, because somebody else wanted this core
+  int penalty = 0;         // how many they were last time: twice as many where it happens again, none where it does not
+
+  void learn_crowded() {
+    penalty = std::min(std::max(4, 2 * penalty), most_crowded);
+    crowded = penalty;
+  }
 };
 
 constexpr Seconds kAnotherRan{50e-6};  // a yield that took longer gave the core to somebody who computes
-constexpr int kCrowdedWaits = 100;
 
 /// Waking a sleeper costs tens of microseconds: whoever has a core to itself looks for a while. Where processes outnumber the cores, looking keeps others from
 /// what is waited for.
@@ -45,11 +52,15 @@ bool await(Bell& bell, Patience& patience, const Deadline& deadline, const Ready
     if (ready()) return true;
     __builtin_ia32_pause();
   }
-  for (int i = 0; look && patience.crowded == 0 && i < patience.yields; i++) {
+  for (int i = 0; look && i < patience.yields; i++) {
     if (ready()) return true;
     const auto before = Clock::now();
     std::this_thread::yield();
-    if (Clock::now() - before > kAnotherRan) patience.crowded = kCrowdedWaits;
+    if (Clock::now() - before > kAnotherRan) {
+      patience.learn_crowded();
+      break;
+    }
+    patience.penalty = 0;
   }
   while (!ready()) {
     if (deadline.passed()) return false;

@@ -20,4 +20,7 @@ void name_thread(const char* name);
 /// Cores that this process may use.
 int usable_cores();
 
+/// Moves the calling thread to another core, if it may use another. Where it may run stays as it is: the kernel can bring it back later.
+void leave_core();
+
 }  // namespace trireme

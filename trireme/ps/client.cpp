@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 
+#include <trireme/base/crew.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/ps/network/lane.h>
@@ -20,6 +21,8 @@ namespace {
 
 constexpr size_t kMostOpen = 200;  // requests under way to one server: fewer than a ring holds
 constexpr Seconds kGoodbye{2}, kShortGoodbye{0.2};
+constexpr size_t kYieldBytes = 1 << 20;  // a pass over so many is shorter than two wake-ups
+constexpr int kYields = 5000;
 
 }  // namespace
 
@@ -27,6 +30,7 @@ constexpr Seconds kGoodbye{2}, kShortGoodbye{0.2};
 struct Operation {
   const char* what = "";
   size_t left = 0;
+  size_t bytes = 0;  // that servers of this machine read or write for it
   uint64_t version = ~uint64_t{0};
   bool changed = false;
   Status failed = Status::ok;
@@ -104,7 +108,9 @@ Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions option
       options_(options),
       buckets_(plan_buckets(job_.layout, job_.bucket_bytes)),
       chunks_(plan_chunks(job_.layout, buckets_, job_.servers, job_.chunk_bytes)),
-      patience_(patience_for(job_.workers + job_.servers, usable_cores())) {
+      patience_(patience_for(job_.workers + job_.servers, usable_cores())),
+      lending_{0, kYields},
+      lends_(lends_core(job_.workers, job_.servers, usable_cores())) {
   job_.rules.workers = job_.workers;
   const std::string text = job_.encode();
   const auto servers = static_cast<size_t>(job_.servers);
@@ -242,10 +248,28 @@ void Client::give_up(bool in_time, const char* what) {
       silent->lane->name(), worker_, options_.timeout.count(), what);
 }
 
+/// One wake-up for all answers of a line.
+void Client::expect(const Operation& operation) {
+  for (Line& line : lines_) {
+    const auto count = std::count_if(line.open.begin(), line.open.end(), [&](const auto& entry) { return entry.second.first.get() == &operation; });
+    line.lane->expect(static_cast<size_t>(std::max<ptrdiff_t>(1, count)));
+  }
+}
+
+/// Who waits for a long pass gives its core to the server's helper: by yielding to it, or, where the pass takes much longer than waking up does, by sleeping.
+Patience& Client::patience_with(const Operation& operation) {
+  if (!lends_ || operation.bytes < Crew::kLong) return patience_;
+  return operation.bytes <= kYieldBytes ? lending_ : asleep_;
+}
+
 void Client::wait_for(const Operation& operation) {
   const Deadline deadline(options_.timeout);
   while (operation.left > 0) {
-    const bool came = await(memory_->bell(), patience_, deadline, [&] { return progress(), operation.left == 0 || alarm_->raised.load(); });
+    const bool several = operation.left > 1;
+    if (several) expect(operation);
+    const bool came = await(memory_->bell(), patience_with(operation), deadline, [&] { return progress(), operation.left == 0 || alarm_->raised.load(); });
+    for (Line& line : lines_)
+      if (several) line.lane->expect(1);
     if (operation.left > 0) give_up(came, operation.what);
   }
   victim_ = operation.failed == Status::peer_lost;
@@ -291,6 +315,7 @@ Pending Client::send_range(space::Range range, Request request, const char* what
     const std::span<const std::byte> data = source == nullptr ? std::span<const std::byte>() : std::span(source + part.begin, part.size());
     const std::span<const uint8_t> flags =
         request.verb == Verb::push ? std::span<const uint8_t>(present() + chunk.first, chunk.last - chunk.first) : std::span<const uint8_t>();
+    if ((request.flags & kInPlace) == 0 && lines_[static_cast<size_t>(chunk.server)].lane->local()) operation->bytes += part.size();
     send(static_cast<size_t>(chunk.server), request, operation, {data, flags, static_cast<uint32_t>(chunk.first)});
   }
   return {this, operation};

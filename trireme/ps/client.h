@@ -150,6 +150,8 @@ class Client {
   void progress();
   void take_answer(Line& line, const Reply& reply, const std::string& text);
   void wait_for(const Operation& operation);
+  void expect(const Operation& operation);
+  Patience& patience_with(const Operation& operation);
   void give_up(bool in_time, const char* what);
   Pending send_rows(Verb verb, size_t table, std::span<const uint64_t> keys, const float* gradients, float* rows, double lr);
   size_t stage(size_t bytes);
@@ -165,7 +167,8 @@ class Client {
   std::shared_ptr<Segment> shared_parameters_;
   std::byte* parameters_ = nullptr;
   bool in_place_ = false;
-  Patience patience_;
+  Patience patience_, lending_, asleep_;  // of short waits, and of long ones during which a server's helper needs this core
+  bool lends_ = false;
   std::vector<Line> lines_;
   bool victim_ = false;     // the last wait ended because somebody else is gone
   size_t staged_ = 0;       // bytes of the staging area in use

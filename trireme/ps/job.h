@@ -1,5 +1,6 @@
 #pragma once
 // What workers and servers must agree on. The first worker tells a server; all others are compared with it.
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -25,6 +26,15 @@ struct Job {
   /// Throws InvalidArgument for anything that is not a job that this library could have encoded. The text may come from anywhere.
   static Job decode(const std::string& text);
 };
+
+/// How many threads help each server with long passes over memory: as many as there are cores that nobody computes on meanwhile, three at most, as the memory
+/// is not faster for more. One worker is not counted: it waits for what it has pushed.
+constexpr int helpers_for(int workers, int servers, int cores) { return std::clamp((cores - (workers - 1) - servers) / servers, 0, 3); }
+/// Whether a helper has no other core than that of a worker that waits.
+constexpr bool lends_core(int workers, int servers, int cores) {
+  const int helpers = helpers_for(workers, servers, cores);
+  return helpers > 0 && workers + servers * (1 + helpers) > cores;
+}
 
 /// Where two jobs differ, as a sentence; "" when they do not.
 std::string first_difference(const std::string& mine, int my_worker, const std::string& theirs, int their_worker);

@@ -41,6 +41,8 @@ class Lane {
   virtual void send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present, uint32_t urgency) = 0;
   /// The next answer, if there is one: its data are then where they belong. Does not block. `text` is the message of an error, or the text of Verb::status.
   virtual bool receive(Reply& reply, std::string& text) = 0;
+  /// The worker is about to wait for so many answers: it need not be woken before the last of them has come. 1: every answer wakes it, as at first.
+  virtual void expect(size_t /*answers*/) {}
   /// Why nothing more will come, or "". Does not block.
   virtual std::string fault() = 0;
   /// "server 0 (process 4242)", "server 0 on host b"

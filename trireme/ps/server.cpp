@@ -53,7 +53,9 @@ struct Server::State {
         inbox(bell),
         parameters(options.server == 0 || options.meeting.remote_only ? nullptr : parameters_of_sibling(options)),
         shared(options.server == 0 || parameters != nullptr),
-        service(options.server, [this](size_t bytes) { return parameters->map(0, round_up(std::max<size_t>(1, bytes), kPage), "the model's parameters"); }) {
+        crew(options.helpers.value_or(helpers_for(options.workers, options.servers, usable_cores()))),
+        service(
+            options.server, [this](size_t bytes) { return parameters->map(0, round_up(std::max<size_t>(1, bytes), kPage), "the model's parameters"); }, crew) {
     if (!parameters) parameters = Segment::create();
     if (!options.meeting.remote_only)
       door.emplace(shm::DoorOptions{.job = options.meeting.job,
@@ -61,6 +63,7 @@ struct Server::State {
                                     .bell = bell_memory.get(),
                                     .parameters = parameters.get(),
                                     .shared = shared,
+                                    .crew = &crew,
                                     .admitted = [this](std::shared_ptr<shm::Port> port) { ports.push_back(std::move(port)); }},
                    inbox);
     if (options.meeting.store != nullptr) {
@@ -88,7 +91,10 @@ struct Server::State {
         remote = true;
         patience = patience_for(2 * (options.workers + options.servers), usable_cores());
       }
+      const bool crowded = patience.crowded > 0;
       await(bell, patience, Deadline(longest), [&] { return anything(); });
+      // A server and a worker that sleep by turns on one core would stay there: neither is ever seen waiting for it.
+      if (!crowded && patience.crowded > 0) leave_core();
     }
     const std::lock_guard lock(mutex);
     if (!reason.empty()) throw PeerLost(reason);
@@ -105,6 +111,7 @@ struct Server::State {
   Inbox inbox;
   std::shared_ptr<Segment> parameters;
   bool shared;
+  Crew crew;
   Service service;
   std::vector<std::shared_ptr<shm::Port>> ports;
   std::atomic<bool> stopped{false};

@@ -1,6 +1,7 @@
 #pragma once
 // A parameter server: the service, its doors, and the thread that goes between them.
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <trireme/base/clock.h>
@@ -15,6 +16,7 @@ struct ServerOptions {
   Meeting meeting;
   std::string host = "127.0.0.1";  // several machines: this one, as workers reach it
   Seconds timeout{60};             // for the first worker to come
+  std::optional<int> helpers{};    // threads for long passes; default: helpers_for(workers, servers, usable cores)
 };
 
 /// Serves until all workers have left. `run()` in one thread; stop() from any.

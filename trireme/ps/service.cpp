@@ -34,9 +34,10 @@ bool SeenIds::add(uint64_t id) {
   return true;
 }
 
-Service::Service(int server, std::function<std::byte*(size_t)> memory)
+Service::Service(int server, std::function<std::byte*(size_t)> memory, Crew& crew)
     : server_(server),
       memory_(std::move(memory)),
+      crew_(crew),
       pushes_(metrics_.counter("pushes")),
       pulls_(metrics_.counter("pulls")),
       updates_(metrics_.counter("updates")),

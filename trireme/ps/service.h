@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <trireme/base/clock.h>
+#include <trireme/base/crew.h>
 #include <trireme/metrics/metrics.h>
 #include <trireme/ps/job.h>
 #include <trireme/ps/lane.h>
@@ -31,8 +32,8 @@ class SeenIds {
 /// One thread at a time. Everything that arrives is checked before it is used: a wrong request gets an answer that says so and changes nothing.
 class Service {
  public:
-  /// `memory` gives the room for a flat vector of so many bytes, once, zeroed.
-  Service(int server, std::function<std::byte*(size_t bytes)> memory);
+  /// `memory` gives the room for a flat vector of so many bytes, once, zeroed. `crew` helps with long updates; it stays the caller's.
+  Service(int server, std::function<std::byte*(size_t bytes)> memory, Crew& crew);
   ~Service();
 
   /// A worker has come with a description of the job. Returns why it cannot be admitted, or "".
@@ -81,6 +82,7 @@ class Service {
   void apply_together(ChunkState& state);
   void apply_in_turn(ChunkState& state);
   void apply_one(ChunkState& state, Incoming in);
+  void update(ChunkState& state, space::Range range, std::span<const space::Source> sources);
   void compensate(ChunkState& state, Incoming& in);
   void updated(ChunkState& state);
   void answer_push(ChunkState& state, const Incoming& in);
@@ -104,6 +106,7 @@ class Service {
 
   const int server_;
   std::function<std::byte*(size_t)> memory_;
+  Crew& crew_;
   std::optional<Job> job_;
   std::string job_text_, failure_;
   int job_from_ = -1;

@@ -62,7 +62,7 @@ void Service::apply_together(ChunkState& state) {
   std::vector<space::Source> sources;
   for (const auto& in : state.pushed) sources.push_back({in->data.data() - state.chunk.range.begin, in->present});
   state.updater.begin_step(state.pushed[0]->request.lr);
-  update_present(state.updater, 0, job_->layout, state.chunk.first, state.chunk.last, state.chunk.range, state.chunk.dtype, parameters_, sources);
+  update(state, state.chunk.range, sources);
   updated(state);
   for (auto& in : state.pushed) answer_push(state, *std::exchange(in, std::nullopt));
 }
@@ -92,9 +92,17 @@ void Service::apply_one(ChunkState& state, Incoming in) {
   const space::Range range{in.request.begin, in.request.begin + in.request.bytes};
   const space::Source source[] = {{in.data.data() - in.request.begin, in.present}};
   state.updater.begin_step(rate_for(job_->rules, in.request.lr, staleness));
-  update_present(state.updater, 0, job_->layout, state.chunk.first, state.chunk.last, range, state.chunk.dtype, parameters_, source);
+  update(state, range, source);
   updated(state);
   answer_push(state, in);
+}
+
+/// Element by element, so that it does not matter who does which piece.
+void Service::update(ChunkState& state, space::Range range, std::span<const space::Source> sources) {
+  crew_.run(range.size(), [&](size_t begin, size_t end) {
+    const space::Range piece{range.begin + begin, range.begin + end};
+    update_present(state.updater, 0, job_->layout, state.chunk.first, state.chunk.last, piece, state.chunk.dtype, parameters_, sources);
+  });
 }
 
 /// The gradient that the worker would have found with today's parameters, to first order. It goes into a copy: the worker's own stays as it is.

@@ -36,7 +36,7 @@ Optimizer optimizer_named(const std::string& name);
 std::string name_of(Optimizer kind);
 std::vector<std::string> optimizer_names();
 
-/// The optimizer and its state for the ranges that this process owns. Not thread-safe.
+/// The optimizer and its state for the ranges that this process owns. Not thread-safe, but several threads may update() disjoint ranges at a time.
 class Updater {
  public:
   /// `owned`: ranges of the flat space, disjoint; state is kept for them alone. Throws InvalidArgument for impossible settings.

@@ -41,10 +41,11 @@ class ServiceTest : public testing::Test {
  protected:
   void start(const Job& job) {
     job_ = job;
-    service = std::make_unique<Service>(0, [this](size_t bytes) {
+    const auto memory = [this](size_t bytes) {
       memory_.assign(bytes / sizeof(float) + 16, 0.f);
       return reinterpret_cast<std::byte*>(memory_.data());
-    });
+    };
+    service = std::make_unique<Service>(0, memory, crew_);
     for (int worker = 0; worker < job.workers; worker++) {
       workers.push_back(std::make_shared<Recorder>());
       EXPECT_EQ(service->open(worker, job.encode()), "");
@@ -76,6 +77,7 @@ class ServiceTest : public testing::Test {
 
  private:
   Job job_;
+  Crew crew_{0};
   std::vector<float> memory_;
   std::vector<std::vector<float>> gradients_;
 };

@@ -31,8 +31,8 @@ Welcome welcome_of(const std::string& refusal, bool shared) {
 
 // ---- a worker ----
 
-Port::Port(Memory memory, int server, Descriptor socket, std::string name)
-    : memory_(std::move(memory)), line_(memory_.line(static_cast<size_t>(server))), socket_(std::move(socket)), name_(std::move(name)) {}
+Port::Port(Memory memory, int server, Descriptor socket, std::string name, Crew& crew)
+    : memory_(std::move(memory)), line_(memory_.line(static_cast<size_t>(server))), socket_(std::move(socket)), name_(std::move(name)), crew_(crew) {}
 
 void Port::welcome(const std::string& refusal, const Segment& bell, const Segment& parameters, bool shared) {
   const Welcome answer = welcome_of(refusal, shared);
@@ -59,13 +59,13 @@ void Port::reply(const Reply& given, std::span<const std::byte> data) {
     std::memcpy(line_.texts[reply.text].data(), data.data(), reply.bytes);
   } else if (!data.empty() && reply.begin <= room && data.size() <= room - reply.begin) {
     std::byte* place = (sparse ? memory_.staging() : memory_.parameters()) + reply.begin;
-    if (place != data.data()) std::memcpy(place, data.data(), data.size());
+    if (place != data.data()) crew_.run(data.size(), [&](size_t begin, size_t end) { std::memcpy(place + begin, data.data() + begin, end - begin); });
   } else if (!data.empty()) {
     reply.status = Status::invalid;  // the worker gave no room for the answer
     reply.bytes = 0;
   }
   if (!line_.replies.push(reply)) shutdown(socket_.get(), SHUT_RDWR);  // it does not read
-  ring(memory_.bell());
+  if (static_cast<int32_t>(line_.replies.written.load() - line_.awaited.load()) >= 0) ring(memory_.bell());
 }
 
 bool Port::poll(Service& service, const std::shared_ptr<Port>& self, Clock::time_point now) {
@@ -181,7 +181,8 @@ void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor>
   try {
     const Memory memory(std::make_shared<Segment>(std::move(descriptors[0]), hello.plot.total), hello.plot);
     visit.worker = hello.worker;
-    visit.port = std::make_shared<Port>(memory, options_.server, std::move(visit.socket), fmt::format("worker {} (process {})", hello.worker, visit.process));
+    visit.port = std::make_shared<Port>(memory, options_.server, std::move(visit.socket), fmt::format("worker {} (process {})", hello.worker, visit.process),
+                                        *options_.crew);
     inbox_.post([this, port = visit.port, worker = hello.worker](Service& service) {
       const Plot& plot = port->memory().plot();
       std::string refusal = service.open(worker, std::string(port->memory().job(), plot.job_bytes));

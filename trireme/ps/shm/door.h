@@ -5,6 +5,7 @@
 #include <thread>
 #include <vector>
 
+#include <trireme/base/crew.h>
 #include <trireme/base/descriptor.h>
 #include <trireme/base/segment.h>
 #include <trireme/ps/inbox.h>
@@ -16,7 +17,8 @@ namespace trireme::ps::shm {
 /// A worker that shares memory with this server.
 class Port final : public Connection {
  public:
-  Port(Memory memory, int server, Descriptor socket, std::string name);
+  /// `crew` helps with long copies, in the service's thread.
+  Port(Memory memory, int server, Descriptor socket, std::string name, Crew& crew);
   /// From the service's thread.
   void reply(const Reply& reply, std::span<const std::byte> data) override;
   std::span<std::byte> room(const Request& request, size_t bytes) override;
@@ -38,6 +40,7 @@ class Port final : public Connection {
   Line& line_;
   Descriptor socket_;  // its end is the worker's
   std::string name_;
+  Crew& crew_;
   size_t texts_ = 0;
 };
 
@@ -47,6 +50,7 @@ struct DoorOptions {
   const Segment* bell = nullptr;                        // passed to workers; their requests ring it
   const Segment* parameters = nullptr;                  // passed to workers and siblings
   bool shared = false;                                  // the parameters are server 0's memory
+  Crew* crew = nullptr;                                 // the service's
   std::function<void(std::shared_ptr<Port>)> admitted;  // in the service's thread: poll this one from now on
 };
 

@@ -53,6 +53,9 @@ bool Lane::receive(Reply& reply, std::string& text) {
   return true;
 }
 
+/// Sequentially consistent, as all of these: a server that still sees the number before has written its reply before the worker's last look.
+void Lane::expect(size_t answers) { line_.awaited.store(line_.replies.read.load(std::memory_order_relaxed) + static_cast<uint32_t>(answers)); }
+
 std::string Lane::fault() {
   pollfd look{socket_.get(), POLLIN, 0};
   return poll(&look, 1, 0) > 0 ? fmt::format("{} is gone: it was killed, has crashed, or dropped this worker", name()) : "";

@@ -20,6 +20,7 @@ class Lane final : public ps::Lane {
 
   void send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present, uint32_t urgency) override;
   bool receive(Reply& reply, std::string& text) override;
+  void expect(size_t answers) override;
   std::string fault() override;
   std::string name() const override;
   bool local() const override { return true; }

@@ -41,6 +41,7 @@ struct Ring {
 struct Line {
   Ring<Request> requests;
   Ring<Reply> replies;
+  alignas(64) std::atomic<uint32_t> awaited{0};  // the worker's: before so many replies were written, in all, it need not be woken
   static constexpr size_t kTexts = 16;
   alignas(64) std::array<std::array<char, 2048>, kTexts> texts;  // of the last errors and status answers, used in turn: Reply::text says which
 };
@@ -83,7 +84,7 @@ class Memory {
 
 // ---- the handshake ----
 
-constexpr uint64_t kMagic = 0x3130737065726974;  // the protocol's version included
+constexpr uint64_t kMagic = 0x3230737065726974;  // the protocol's version included
 
 enum class Visitor : uint32_t { worker, sibling, control };
 
