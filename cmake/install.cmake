@@ -10,7 +10,8 @@ endif()
 install(TARGETS ${targets} EXPORT TriremeTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/trireme DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
         PATTERN "cluster/wire.h" EXCLUDE PATTERN "cluster/grpc.h" EXCLUDE PATTERN "cluster/stream.h" EXCLUDE PATTERN "cluster/variables.h" EXCLUDE
-        PATTERN "ps/chunk_state.h" EXCLUDE PATTERN "ps/network/buffers.h" EXCLUDE PATTERN "ps/network/stream.h" EXCLUDE PATTERN "ps/network/visitor.h" EXCLUDE)
+        PATTERN "ps/chunk_state.h" EXCLUDE PATTERN "ps/network/buffers.h" EXCLUDE PATTERN "ps/network/stream.h" EXCLUDE PATTERN "ps/network/visitor.h" EXCLUDE
+        PATTERN "ps/network/poller.h" EXCLUDE PATTERN "ps/network/assembly.h" EXCLUDE PATTERN "ps/network/arrival.h" EXCLUDE)
 install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/TriremeConfig.cmake.in ${CMAKE_BINARY_DIR}/TriremeConfig.cmake
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)

@@ -1,8 +1,10 @@
 #pragma once
 // What other threads want the service's thread to do.
 #include <deque>
+#include <exception>
 #include <functional>
 #include <mutex>
+#include <utility>
 
 #include <trireme/base/bell.h>
 
@@ -10,13 +12,14 @@ namespace trireme::ps {
 
 class Service;
 
-/// Thread-safe, but drain(), which only the service's thread calls.
+/// Thread-safe, but open(), drain() and close(), which only the service's thread calls.
 class Inbox {
  public:
   using Errand = std::function<void(Service&)>;
 
   explicit Inbox(Bell& bell) : bell_(bell) {}
 
+  /// The service's thread does it.
   void post(Errand errand) {
     {
       const std::lock_guard lock(mutex_);
@@ -26,11 +29,38 @@ class Inbox {
     ring(bell_);
   }
 
+  /// This thread does it, at once, if the service is idle and nothing waits: to wake another one would take longer than most errands. Else as post().
+  template <class Idle>
+  void run(Errand errand, const Idle& idle_after) {
+    if (const std::unique_lock turn(turn_, std::try_to_lock); turn && service_ != nullptr && empty()) {
+      try {
+        errand(*service_);
+        if (idle_after(*service_)) return;
+      } catch (...) {
+        failure_ = std::current_exception();
+      }
+      errand = [](Service&) {};
+    }
+    post(std::move(errand));
+  }
+
   bool empty() const { return !waiting_.load(); }
 
-  /// Runs all errands, in order. False when there was none.
+  /// Whoever uses the service holds this; from open() to close(), other threads may.
+  [[nodiscard]] std::unique_lock<std::mutex> turn() { return std::unique_lock(turn_); }
+  void open(Service& service) {
+    const std::lock_guard lock(turn_);
+    service_ = &service;
+  }
+  void close() {
+    const std::lock_guard lock(turn_);
+    service_ = nullptr;
+  }
+
+  /// Runs all errands, in order. False when there was none. The turn is held. Throws what an errand has thrown.
   bool drain(Service& service) {
     if (empty()) return false;
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     std::deque<Errand> errands;
     {
       const std::lock_guard lock(mutex_);
@@ -46,6 +76,9 @@ class Inbox {
   std::mutex mutex_;
   std::deque<Errand> errands_;  // guarded by mutex_
   std::atomic<bool> waiting_{false};
+  std::mutex turn_;
+  Service* service_ = nullptr;    // guarded by turn_
+  std::exception_ptr failure_{};  // as service_
 };
 
 }  // namespace trireme::ps

@@ -43,6 +43,15 @@ std::shared_ptr<Segment> parameters_of_sibling(const ServerOptions& options) {
   }
 }
 
+/// While the service runs, threads that bring requests may carry them out.
+struct Opened {
+  Opened(Inbox& inbox, Service& service) : inbox(inbox) { inbox.open(service); }
+  ~Opened() { inbox.close(); }
+  Opened(const Opened&) = delete;
+  Opened& operator=(const Opened&) = delete;
+  Inbox& inbox;
+};
+
 }  // namespace
 
 struct Server::State {
@@ -76,16 +85,22 @@ struct Server::State {
     Patience patience = patience_for(options.workers + options.servers, usable_cores());
     bool remote = false;
     const auto start = Clock::now();
-    while (!stopped.load() && !service.finished()) {
+    const Opened opened(inbox, service);
+    while (!stopped.load()) {
       const auto now = Clock::now();
-      bool busy = false;
-      for (const auto& port : ports) busy |= port->poll(service, port, now);  // a goodbye is read before the door says that the worker is gone
-      busy |= inbox.drain(service);
-      const auto due = service.due();
-      if (due && *due <= now) service.tick(now);
-      if (busy) continue;
-      if (service.job() == nullptr && Seconds(now - start) > options.timeout)
-        fail<Timeout>("no worker has come to server {} within {:g} s", options.server, options.timeout.count());
+      std::optional<Clock::time_point> due;
+      {
+        const auto turn = inbox.turn();
+        if (service.finished()) break;
+        bool busy = false;
+        for (const auto& port : ports) busy |= port->poll(service, port, now);  // a goodbye is read before the door says that the worker is gone
+        busy |= inbox.drain(service);
+        due = service.due();
+        if (due && *due <= now) service.tick(now);
+        if (busy) continue;
+        if (service.job() == nullptr && Seconds(now - start) > options.timeout)
+          fail<Timeout>("no worker has come to server {} within {:g} s", options.server, options.timeout.count());
+      }
       const Seconds longest = due ? std::min(kLongestSleep, std::max(Seconds(0), Seconds(*due - now))) : kLongestSleep;
       if (!remote && network && network->used()) {  // gRPC's threads must not wait for those that wait for them
         remote = true;

@@ -52,7 +52,7 @@ TEST(Frames, SaysWhatIsWrong) {
   EXPECT_TRUE(has(fault({}), "0 bytes"));
   EXPECT_TRUE(has(fault(Bytes(200)), "no message of a parameter server"));
   Head other = kHello;
-  other.version = 2;
+  other.version = kVersion + 1;
   EXPECT_TRUE(has(fault(frame_of(other, nullptr, 0, 0)), "same version"));
   Bytes cut = request_frame({.id = 1, .verb = Verb::push, .bytes = 100}, 100);
   cut.pop_back();
@@ -66,6 +66,29 @@ TEST(Frames, SaysWhatIsWrong) {
   Head many = kHello;
   many.channels = 17;
   EXPECT_TRUE(has(fault(frame_of(many, nullptr, 0, 0)), "of 17"));
+}
+
+TEST(Frames, TheFirstPieceSaysHowLongAFrameIs) {
+  const auto size = [](const Bytes& frame, size_t first) { return size_of_frame(std::span(frame).first<kPrefix>(), first); };
+  const Bytes small = request_frame({.id = 1, .verb = Verb::push, .bytes = 100}, 100, 3);
+  EXPECT_EQ(size(small, kPrefix + 103), kPrefix + 103);
+  EXPECT_EQ(size(small, kPrefix + 102), 0u) << "it fits one piece, and is not whole";
+  EXPECT_EQ(size(small, kPrefix + 104), 0u);
+  const size_t much = 3 * kPiece;
+  const Bytes large = request_frame({.id = 1, .verb = Verb::push, .bytes = much}, much);
+  EXPECT_EQ(size(large, kPiece), kPrefix + much);
+  EXPECT_EQ(size(large, kPrefix + much), 0u) << "all at once";
+  EXPECT_EQ(size(large, kPiece - 1), 0u);
+  Bytes foreign = small;
+  foreign[0] ^= std::byte{1};
+  EXPECT_EQ(size(foreign, foreign.size()), 0u);
+  Head head{.kind = Kind::request};
+  Bytes huge(kPrefix);
+  for (uint64_t bytes : {uint64_t{kMostBytes}, ~uint64_t{0}, ~uint64_t{0} - kPrefix + 1}) {
+    head.data = bytes;
+    std::memcpy(huge.data(), &head, sizeof head);
+    EXPECT_EQ(size(huge, kPiece), 0u) << bytes;
+  }
 }
 
 /// Everything that a frame's reader would touch, touched: under AddressSanitizer, a view past the end is found.

@@ -9,15 +9,15 @@ namespace {
 
 constexpr int kPingAfter = 1'000, kPingAnswer = 3'000;  // milliseconds
 constexpr int kFrame = 1 << 20;                         // of HTTP/2: the default of 16 KiB costs a pass through gRPC's parser each
-constexpr int kAhead = 4 << 20;                         // bytes of a stream that may be under way: a few chunks, without probes
+constexpr int kAhead = 4 << 20;                         // bytes of a stream that may be under way: a few chunks
 
 using Setting = std::pair<const char*, int>;
 constexpr std::array kBoth = {
-    Setting{GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(kMostBytes)},
-    Setting{GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, static_cast<int>(kMostBytes)},
+    Setting{GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, static_cast<int>(kPiece)},
+    Setting{GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, static_cast<int>(kPiece)},
     Setting{GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrame},
     Setting{GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kAhead},
-    Setting{GRPC_ARG_HTTP2_BDP_PROBE, 0},
+    Setting{GRPC_ARG_HTTP2_BDP_PROBE, 1},  // without, a connection has a window of 64 KiB, and every message waits for leave to send the rest
     Setting{GRPC_ARG_KEEPALIVE_TIME_MS, kPingAfter},
     Setting{GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingAnswer},
     Setting{GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
@@ -26,9 +26,46 @@ constexpr std::array kBoth = {
 
 void release(void* keep) { const std::unique_ptr<std::shared_ptr<const void>> last(static_cast<std::shared_ptr<const void>*>(keep)); }
 
+/// Without a copy.
+grpc::Slice view(std::span<const std::byte> bytes, const std::shared_ptr<const void>& keep) {
+  auto kept = std::make_unique<std::shared_ptr<const void>>(keep);
+  // gRPC takes memory that can be written to, and does not write.
+  return {const_cast<std::byte*>(bytes.data()), bytes.size(), release, kept.release()};
+}
+
+class Cutter {
+ public:
+  /// So many bytes more; `slice(at, bytes)` gives some of them.
+  template <class Slice>
+  void add(size_t size, const Slice& slice) {
+    for (size_t at = 0; at < size;) {
+      const size_t now = std::min(size - at, kPiece - filled_);
+      slices_.push_back(slice(at, now));
+      at += now;
+      filled_ += now;
+      if (filled_ == kPiece) cut();
+    }
+  }
+  Pieces take() {
+    if (filled_ > 0) cut();
+    return std::move(pieces_);
+  }
+
+ private:
+  void cut() {
+    pieces_.emplace_back(slices_.data(), slices_.size());
+    slices_.clear();
+    filled_ = 0;
+  }
+
+  Pieces pieces_;
+  std::vector<grpc::Slice> slices_;
+  size_t filled_ = 0;
+};
+
 }  // namespace
 
-grpc::ByteBuffer compose(const Parts& parts) {
+Pieces compose(const Parts& parts) {
   Head head = parts.head;
   head.data = parts.data.size();
   head.present = parts.present.size();
@@ -36,15 +73,11 @@ grpc::ByteBuffer compose(const Parts& parts) {
   std::memcpy(prefix.data(), &head, sizeof head);
   if (head.kind == Kind::request) std::memcpy(prefix.data() + sizeof head, &parts.request, sizeof parts.request);
   if (head.kind == Kind::reply) std::memcpy(prefix.data() + sizeof head, &parts.reply, sizeof parts.reply);
-  std::array<grpc::Slice, 3> slices = {grpc::Slice(prefix.data(), prefix.size())};
-  size_t count = 1;
-  if (!parts.data.empty()) {
-    auto keep = std::make_unique<std::shared_ptr<const void>>(parts.keep);
-    // gRPC takes memory that can be written to, and does not write.
-    slices[count++] = grpc::Slice(const_cast<std::byte*>(parts.data.data()), parts.data.size(), release, keep.release());
-  }
-  if (!parts.present.empty()) slices[count++] = grpc::Slice(parts.present.data(), parts.present.size());
-  return {slices.data(), count};
+  Cutter cutter;
+  cutter.add(prefix.size(), [&](size_t at, size_t bytes) { return grpc::Slice(prefix.data() + at, bytes); });
+  cutter.add(parts.data.size(), [&](size_t at, size_t bytes) { return view(parts.data.subspan(at, bytes), parts.keep); });
+  cutter.add(parts.present.size(), [&](size_t at, size_t bytes) { return grpc::Slice(parts.present.data() + at, bytes); });
+  return cutter.take();
 }
 
 Reader::Reader(const grpc::ByteBuffer& buffer) {
@@ -74,8 +107,8 @@ grpc::ChannelArguments lane_arguments() {
 
 void prepare(grpc::ServerBuilder& builder) {
   for (const auto& [name, value] : kBoth) builder.AddChannelArgument(name, value);
-  builder.SetMaxReceiveMessageSize(static_cast<int>(kMostBytes));
-  builder.SetMaxSendMessageSize(static_cast<int>(kMostBytes));
+  builder.SetMaxReceiveMessageSize(static_cast<int>(kPiece));
+  builder.SetMaxSendMessageSize(static_cast<int>(kPiece));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingAfter / 2);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // or two servers would share a port, and workers between them

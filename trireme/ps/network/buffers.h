@@ -3,6 +3,7 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/byte_buffer.h>
 
+#include <deque>
 #include <memory>
 #include <span>
 #include <string>
@@ -24,7 +25,10 @@ struct Parts {
   std::shared_ptr<const void> keep{};
   std::span<const uint8_t> present{};  // copied
 };
-grpc::ByteBuffer compose(const Parts& parts);
+
+/// A frame, piece by piece.
+using Pieces = std::deque<grpc::ByteBuffer>;
+Pieces compose(const Parts& parts);
 
 /// Reads a received buffer from its beginning.
 class Reader {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 namespace trireme::ps::network {
@@ -80,6 +81,14 @@ Frame decode(std::span<const std::byte> bytes) {
   const auto present = bytes.subspan(kPrefix + frame.head.data);
   frame.present = {reinterpret_cast<const uint8_t*>(present.data()), present.size()};
   return frame;
+}
+
+uint64_t size_of_frame(std::span<const std::byte, kPrefix> prefix, size_t first_piece) {
+  Head head;
+  std::memcpy(&head, prefix.data(), sizeof head);
+  if (head.magic != kMagic || head.data > kMostBytes || head.present > kMostBytes) return 0;
+  const uint64_t size = kPrefix + head.data + head.present;
+  return size <= kMostBytes && first_piece == std::min<uint64_t>(size, kPiece) ? size : 0;
 }
 
 }  // namespace trireme::ps::network

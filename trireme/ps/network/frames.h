@@ -5,6 +5,8 @@
 //   bytes 64 … 127    Request or Reply
 //   from byte 128     data, then `present`: data are aligned where the frame is
 //
+// A frame travels in pieces of kPiece bytes, and the rest in the last one: while one is on its way, the one before is unpacked.
+//
 // The first frame of a stream is a hello (its data: the job's text), the first answer a welcome (its data: why the worker is not admitted, or nothing).
 #include <cstddef>
 #include <cstdint>
@@ -16,9 +18,10 @@
 namespace trireme::ps::network {
 
 constexpr uint32_t kMagic = 0x70735254;
-constexpr uint16_t kVersion = 1;
+constexpr uint16_t kVersion = 2;
 constexpr int kMostChannels = 16;
 constexpr size_t kMostBytes = size_t{128} << 20;  // of a frame
+constexpr size_t kPiece = size_t{256} << 10;
 
 enum class Kind : uint8_t { hello, welcome, request, reply, count };
 
@@ -51,5 +54,8 @@ struct Frame {
 /// All but the views: of a frame's first bytes and its size. The bytes may come from anywhere.
 Frame decode_prefix(std::span<const std::byte, kPrefix> prefix, uint64_t size);
 Frame decode(std::span<const std::byte> bytes);
+
+/// How long the frame is that begins so; 0 when these first bytes, or this size of its first piece, cannot be.
+uint64_t size_of_frame(std::span<const std::byte, kPrefix> prefix, size_t first_piece);
 
 }  // namespace trireme::ps::network

@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -19,6 +18,7 @@
 #include <trireme/cluster/grpc.h>
 #include <trireme/cluster/reach.h>
 #include <trireme/ps/network/send_queue.h>
+#include "arrival.h"
 #include "stream.h"
 
 namespace trireme::ps::network {
@@ -46,13 +46,6 @@ uint64_t random_number() {
   return uint64_t{source()} << 32 | source();
 }
 
-/// Worth another try: the line broke, or the server is not there.
-bool broke(const grpc::Status& status) {
-  const auto code = status.error_code();
-  return code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::CANCELLED || code == grpc::StatusCode::INTERNAL ||
-         code == grpc::StatusCode::UNKNOWN || code == grpc::StatusCode::OK;
-}
-
 /// `mutex_` guards the state; streams call with their own lock held, never the other way round. A thread of its own brings broken channels back.
 class NetworkLane final : public Lane, Stream::Owner {
  public:
@@ -75,14 +68,15 @@ class NetworkLane final : public Lane, Stream::Owner {
     std::string why;  // it broke
     SendQueue<std::shared_ptr<Sending>> queue;
     std::map<uint64_t, std::shared_ptr<Sending>> sent;  // by id; not answered
+    Arrival arrival;                                    // used by its stream only
   };
 
-  bool next(size_t channel, grpc::ByteBuffer& message) override;
-  void received(size_t channel, const grpc::ByteBuffer& message) override;
+  Pieces next(size_t channel) override;
+  void received(size_t channel, const grpc::ByteBuffer& piece) override;
   void ended(size_t channel, const grpc::Status& status) override;
   void welcomed(size_t channel, const std::string& refusal);
-  void answered(const Reply& reply, Reader& data);
-  std::byte* place_of(const Sending& sending, const Reply& reply) const;
+  void answered(Arrival& arrival);
+  std::optional<Request> request_of(uint64_t id);
   size_t channel_of(const Request& request);
 
   void reach_server(const Deadline& deadline);
@@ -101,6 +95,7 @@ class NetworkLane final : public Lane, Stream::Owner {
   std::optional<cluster::Certificates> certificates_;
   std::string target_;
   std::atomic<size_t> waiting_{0};  // answers
+  Poller poller_;
 
   std::mutex mutex_;
   std::condition_variable bell_;
@@ -207,7 +202,7 @@ void NetworkLane::reopen(size_t index, std::unique_lock<std::mutex>& lock) {
   old.reset();
   const cluster::SignalsBlocked blocked;
   Owner& owner = *this;
-  auto stream = std::make_shared<Stream>(owner, index, cluster::channel_to(target_, certificates_, lane_arguments()), options_.token);
+  auto stream = std::make_shared<Stream>(owner, index, poller_, cluster::channel_to(target_, certificates_, lane_arguments()), options_.token);
   lock.lock();
   channel.stream = std::move(stream);
 }
@@ -275,7 +270,7 @@ void NetworkLane::send(const Request& request, std::span<const std::byte> data, 
     if (stream) stream->pump();
 }
 
-bool NetworkLane::next(size_t index, grpc::ByteBuffer& message) {
+Pieces NetworkLane::next(size_t index) {
   const std::lock_guard lock(mutex_);
   Channel& channel = channels_[index];
   if (!channel.greeted) {
@@ -286,35 +281,27 @@ bool NetworkLane::next(size_t index, grpc::ByteBuffer& message) {
                     .worker = options_.worker,
                     .server = options_.server,
                     .visit = visit_};
-    message = compose({.head = head, .data = std::as_bytes(std::span(memory_->job(), memory_->plot().job_bytes)), .keep = memory_});
-    return true;
+    return compose({.head = head, .data = std::as_bytes(std::span(memory_->job(), memory_->plot().job_bytes)), .keep = memory_});
   }
   while (channel.welcomed && !channel.queue.empty()) {
     const auto sending = channel.queue.pop();
     if (sending->answered) continue;
     channel.sent.emplace(sending->request.id, sending);
-    message = compose({.head = {.kind = Kind::request}, .request = sending->request, .data = sending->data, .keep = memory_, .present = sending->present});
-    return true;
+    return compose({.head = {.kind = Kind::request}, .request = sending->request, .data = sending->data, .keep = memory_, .present = sending->present});
   }
-  return false;
+  return {};
 }
 
-// ---- news, from gRPC's threads ----
+// ---- news, from the poller's threads ----
 
-void NetworkLane::received(size_t index, const grpc::ByteBuffer& message) {
-  Reader reader(message);
-  std::array<std::byte, kPrefix> prefix{};
-  const size_t size = reader.left();
-  if (size >= kPrefix) reader.copy(prefix.data(), kPrefix);
-  const Frame frame = size >= kPrefix ? decode_prefix(prefix, size) : decode(prefix);
-  if (!frame.fault.empty() || (frame.head.kind != Kind::welcome && frame.head.kind != Kind::reply)) {
+void NetworkLane::received(size_t index, const grpc::ByteBuffer& piece) {
+  Arrival& arrival = channels_[index].arrival;
+  if (const std::string fault = arrival.take(piece, *memory_, [this](uint64_t id) { return request_of(id); }); !fault.empty()) {
     const std::lock_guard lock(mutex_);
-    return lose(fmt::format("{} is not understood: {}", name(), frame.fault.empty() ? "it talks like a worker" : frame.fault));
+    return lose(fmt::format("{} is not understood: {}", name(), fault));
   }
-  if (frame.head.kind == Kind::reply) return answered(frame.reply, reader);
-  std::string refusal(reader.left(), ' ');
-  reader.copy(refusal.data(), refusal.size());
-  welcomed(index, refusal);
+  if (!arrival.complete()) return;
+  arrival.frame().head.kind == Kind::reply ? answered(arrival) : welcomed(index, arrival.take_text());
 }
 
 void NetworkLane::welcomed(size_t index, const std::string& refusal) {
@@ -329,40 +316,26 @@ void NetworkLane::welcomed(size_t index, const std::string& refusal) {
   bell_.notify_all();
 }
 
-/// Where the data of an answer belong; null when they do not fit what was asked.
-std::byte* NetworkLane::place_of(const Sending& sending, const Reply& reply) const {
-  const Request& r = sending.request;
-  const shm::Plot& plot = memory_->plot();
-  if (r.verb == Verb::sparse_pull) return r.extra <= plot.staging_bytes && reply.bytes <= plot.staging_bytes - r.extra ? memory_->staging() + r.extra : nullptr;
-  const bool dense = r.verb == Verb::pull || r.verb == Verb::push;
-  const bool fits = reply.bytes == r.bytes && r.begin <= plot.flat_bytes && r.bytes <= plot.flat_bytes - r.begin;
-  return dense && fits ? memory_->parameters() + r.begin : nullptr;
+std::optional<Request> NetworkLane::request_of(uint64_t id) {
+  const std::lock_guard lock(mutex_);
+  const auto found = open_.find(id);
+  return found == open_.end() ? std::nullopt : std::optional(found->second->request);
 }
 
-void NetworkLane::answered(const Reply& reply, Reader& data) {
-  std::shared_ptr<Sending> sending;
+/// With all of its data: a request whose answer broke off is sent again.
+void NetworkLane::answered(Arrival& arrival) {
+  const Reply& reply = arrival.frame().reply;
+  Answer answer{reply, arrival.take_text()};
+  if (arrival.unasked())
+    answer = {{.id = reply.id, .verb = reply.verb, .status = Status::invalid}, fmt::format("{} sent {} bytes that nobody asked for", name(), reply.bytes)};
   {
     const std::lock_guard lock(mutex_);
     const auto found = open_.find(reply.id);
     if (found == open_.end()) return;  // it was sent twice, and answered before
-    sending = found->second;
+    found->second->answered = true;
     open_.erase(found);
-    sending->answered = true;
     for (Channel& channel : channels_) channel.sent.erase(reply.id);
     if (reply.verb == Verb::leave) left_ = true;
-  }
-  Answer answer{reply, ""};
-  if (reply.status >= Status::invalid || reply.verb == Verb::status) {
-    answer.text.resize(data.left());
-    data.copy(answer.text.data(), answer.text.size());
-  } else if (data.left() > 0) {
-    std::byte* place = place_of(*sending, reply);
-    if (place != nullptr) data.copy(place, data.left());
-    if (place == nullptr)
-      answer = {{.id = reply.id, .verb = reply.verb, .status = Status::invalid}, fmt::format("{} sent {} bytes that nobody asked for", name(), reply.bytes)};
-  }
-  {
-    const std::lock_guard lock(mutex_);
     answers_.push_back(std::move(answer));
     waiting_.store(answers_.size());
   }
@@ -376,6 +349,7 @@ void NetworkLane::ended(size_t index, const grpc::Status& status) {
   channel.broken = true;
   for (auto& [id, sending] : channel.sent) channel.queue.push(sending->urgency, id, sending);
   channel.sent.clear();
+  channel.arrival = {};
   if (stopping_ || left_) return;
   channel.why = status.error_message().empty() ? "the connection ended" : status.error_message();
   if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED) {

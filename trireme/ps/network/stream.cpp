@@ -4,14 +4,23 @@
 
 namespace trireme::ps::network {
 
-Stream::Stream(Owner& owner, size_t channel, std::shared_ptr<grpc::Channel> connection, const std::string& token)
-    : owner_(owner), channel_(channel), stub_(std::move(connection)) {
+bool broke(const grpc::Status& status) {
+  const auto code = status.error_code();
+  return code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::CANCELLED || code == grpc::StatusCode::INTERNAL ||
+         code == grpc::StatusCode::UNKNOWN || code == grpc::StatusCode::OK;
+}
+
+Stream::Stream(Owner& owner, size_t channel, Poller& poller, std::shared_ptr<grpc::Channel> connection, const std::string& token)
+    : owner_(owner),
+      channel_(channel),
+      stub_(std::move(connection)),
+      start_([this](bool ok) { on_start(ok); }),
+      read_([this](bool ok) { on_read(ok); }),
+      write_([this](bool ok) { on_write(ok); }),
+      end_([this](bool /*ok*/) { on_end(); }) {
   context_.AddMetadata(cluster::kTokenKey, token);
-  stub_.PrepareBidiStreamingCall(&context_, kMethod, {}, this);
-  AddHold();  // we write from other threads than gRPC's
-  StartRead(&incoming_);
-  StartCall();
-  pump();
+  call_ = stub_.PrepareCall(&context_, kMethod, &poller.queue());
+  call_->StartCall(&start_);
 }
 
 Stream::~Stream() {
@@ -27,32 +36,46 @@ void Stream::pump() {
 
 /// With the lock held.
 void Stream::write_next() {
-  if (writing_ || released_ || !owner_.next(channel_, outgoing_)) return;
+  if (!started_ || writing_ || over_) return;
+  if (outgoing_.empty()) outgoing_ = owner_.next(channel_);
+  if (outgoing_.empty()) return;
   writing_ = true;
-  StartWrite(&outgoing_);
+  call_->Write(outgoing_.front(), &write_);
 }
 
-void Stream::OnReadDone(bool ok) {
-  if (ok) {
-    owner_.received(channel_, incoming_);
-    incoming_.Clear();
-    StartRead(&incoming_);
-    return pump();
-  }
+/// With the lock held: when nothing is under way any more, gRPC is asked why.
+void Stream::finish() {
+  over_ = true;
+  if (!writing_) call_->Finish(&status_, &end_);
+}
+
+void Stream::on_start(bool ok) {
   const std::lock_guard lock(mutex_);
-  released_ = true;
-  RemoveHold();
+  if (!ok) return finish();
+  started_ = true;
+  call_->Read(&incoming_, &read_);
+  write_next();
 }
 
-void Stream::OnWriteDone(bool ok) {
+void Stream::on_read(bool ok) {
+  if (ok) owner_.received(channel_, incoming_);
+  const std::lock_guard lock(mutex_);
+  if (!ok) return finish();
+  incoming_.Clear();
+  call_->Read(&incoming_, &read_);
+  write_next();
+}
+
+void Stream::on_write(bool ok) {
   const std::lock_guard lock(mutex_);
   writing_ = false;
-  outgoing_.Clear();
+  outgoing_.pop_front();
+  if (over_) return finish();
   if (ok) write_next();
 }
 
-void Stream::OnDone(const grpc::Status& status) {
-  owner_.ended(channel_, status);
+void Stream::on_end() {
+  owner_.ended(channel_, status_);
   const std::lock_guard lock(mutex_);
   done_ = true;
   gone_.notify_all();

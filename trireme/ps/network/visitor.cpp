@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include <trireme/base/process.h>
@@ -30,14 +31,24 @@ Hall::~Hall() { close(); }
 
 bool Hall::add(std::shared_ptr<Visitor> visitor) {
   const std::lock_guard lock(mutex_);
-  if (closed_ || visitors_.size() >= kMostVisitors) return false;
-  visitors_.insert(std::move(visitor));
-  return true;
+  if (!closed_) visitors_.insert(std::move(visitor));
+  return !closed_;
 }
 
 void Hall::remove(const std::shared_ptr<Visitor>& visitor) {
   const std::lock_guard lock(mutex_);
   visitors_.erase(visitor);
+  if (visitors_.empty()) bell_.notify_all();
+}
+
+bool Hall::crowded() {
+  const std::lock_guard lock(mutex_);
+  return visitors_.size() > kMostVisitors;
+}
+
+void Hall::wait_until_empty() {
+  std::unique_lock lock(mutex_);
+  bell_.wait(lock, [&] { return visitors_.empty(); });
 }
 
 void Hall::ended(Visitor& visitor) {
@@ -89,45 +100,94 @@ void Hall::close() {
 
 // ---- a visitor ----
 
-Visitor::Visitor(std::shared_ptr<Hall> hall, grpc::GenericCallbackServerContext& context)
-    : hall_(std::move(hall)), context_(context), address_(cluster::address_of(context.peer())) {}
+Visitor::Visitor(std::shared_ptr<Hall> hall)
+    : hall_(std::move(hall)),
+      read_([this](bool ok) { on_read(ok), settle(); }),
+      write_([this](bool ok) { on_write(ok), settle(); }),
+      finish_([this](bool /*ok*/) { settle(); }),
+      leave_([this](bool /*ok*/) {
+        if (call_->context.IsCancelled()) end();
+        settle();
+      }) {}
 
-void Visitor::start(std::shared_ptr<Visitor> self) {
+void Visitor::expect(std::shared_ptr<Visitor> self, grpc::AsyncGenericService& service, grpc::ServerCompletionQueue& queue, std::function<void()> taken) {
   self_ = std::move(self);
-  if (!cluster::same_secret(cluster::token_of(context_), hall_->token()))
+  under_way_ = 2;  // arrive_ and leave_
+  arrive_ = [this, taken = std::move(taken)](bool ok) {
+    if (!ok) return release();  // the server has stopped
+    taken();
+    on_call();
+    settle();
+  };
+  call_->context.AsyncNotifyWhenDone(&leave_);
+  service.RequestCall(&call_->context, &call_->stream, &queue, &queue, &arrive_);
+}
+
+void Visitor::on_call() {
+  address_ = cluster::address_of(call_->context.peer());
+  {
+    const std::lock_guard lock(mutex_);
+    called_ = true;
+  }
+  if (!cluster::same_secret(cluster::token_of(call_->context), hall_->token()))
     return close({grpc::StatusCode::UNAUTHENTICATED, "refuses the token: give the same TRIREME_TOKEN on all hosts"});
-  if (context_.method() != kMethod) return close({grpc::StatusCode::UNIMPLEMENTED, ""});
-  if (!hall_->add(self_)) return close(stopped());
-  StartRead(&incoming_);
+  if (call_->context.method() != kMethod) return close({grpc::StatusCode::UNIMPLEMENTED, ""});
+  if (hall_->crowded()) return close({grpc::StatusCode::RESOURCE_EXHAUSTED, "has too many connections"});
+  const std::lock_guard lock(mutex_);
+  closing_ ? write_next() : read_next();
+}
+
+/// The last report: gRPC has done with it.
+void Visitor::settle() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (--under_way_ > 0) return;
+  }
+  hall_->ended(*this);
+  release();
+}
+
+void Visitor::release() {
+  call_.reset();
+  hall_->remove(self_);
+  const std::shared_ptr<Visitor> last = std::move(self_);
 }
 
 std::string Visitor::name() const { return fmt::format("worker {} at {}", worker, address_); }
 
-void Visitor::OnReadDone(bool ok) {
+void Visitor::on_read(bool ok) {
   if (!ok) return end();
-  Message message = take_message();
-  const Frame& frame = message.frame;
-  if (!frame.fault.empty()) return close({grpc::StatusCode::INVALID_ARGUMENT, frame.fault});
-  if (frame.head.kind != (greeted_ ? Kind::request : Kind::hello))
-    return close({grpc::StatusCode::INVALID_ARGUMENT, greeted_ ? "a worker sends requests only" : "a worker's first message is its greeting"});
-  greeted_ ? request(std::move(message)) : greet(message);
+  // Out of gRPC's slices, which begin anywhere, into memory that is aligned.
+  const std::string fault = assembly_.take(incoming_, [&](const Frame&, size_t bytes) { return (memory_ = hall_->blocks().take(bytes)).get(); });
+  incoming_.Clear();
+  if (!fault.empty()) return close({grpc::StatusCode::INVALID_ARGUMENT, fault});
+  if (assembly_.complete()) {
+    if (assembly_.frame().head.kind != (greeted_ ? Kind::request : Kind::hello))
+      return close({grpc::StatusCode::INVALID_ARGUMENT, greeted_ ? "a worker sends requests only" : "a worker's first message is its greeting"});
+    greeted_ ? request(take_message()) : greet(take_message());
+  }
   const std::lock_guard lock(mutex_);
   if (closing_) return;
   if (ahead_ > kMostAhead) {
     paused_ = true;
   } else {
-    StartRead(&incoming_);
+    read_next();
   }
 }
 
-/// Out of gRPC's pieces, which begin anywhere, into one that is aligned.
+/// With the lock held.
+void Visitor::read_next() {
+  under_way_++;
+  call_->stream.Read(&incoming_, &read_);
+}
+
 Visitor::Message Visitor::take_message() {
-  Reader reader(incoming_);
-  Message message{.bytes = reader.left()};
-  message.memory = hall_->blocks().take(message.bytes);
-  reader.copy(message.memory.get(), message.bytes);
-  incoming_.Clear();
-  message.frame = decode({message.memory.get(), message.bytes});
+  Message message{.frame = assembly_.frame(), .memory = std::move(memory_)};
+  const Head& head = message.frame.head;
+  const std::byte* data = message.memory.get();
+  message.frame.data = {data, head.data};
+  message.frame.present = {reinterpret_cast<const uint8_t*>(data + head.data), head.present};
+  message.bytes = kPrefix + head.data + head.present;
   return message;
 }
 
@@ -151,10 +211,12 @@ void Visitor::request(Message message) {
     const std::lock_guard lock(mutex_);
     ahead_ += std::max(message.bytes, kLeastCount);
   }
-  hall_->inbox().post([self = self_, message = std::move(message)](Service& service) {
-    self->deliver(service, self, message);
-    self->handled(std::max(message.bytes, kLeastCount));
-  });
+  hall_->inbox().run(
+      [self = self_, message = std::move(message)](Service& service) {
+        self->deliver(service, self, message);
+        self->handled(std::max(message.bytes, kLeastCount));
+      },
+      [](const Service& service) { return !service.due() && !service.finished(); });
 }
 
 /// In the service's thread. The service cannot know how many slots came.
@@ -180,7 +242,7 @@ void Visitor::handled(size_t bytes) {
   ahead_ -= bytes;
   if (!paused_ || closing_ || ahead_ > kMostAhead / 2) return;
   paused_ = false;
-  StartRead(&incoming_);
+  read_next();
 }
 
 void Visitor::reply(const Reply& given, std::span<const std::byte> data) {
@@ -203,11 +265,11 @@ void Visitor::reply(const Reply& given, std::span<const std::byte> data) {
   send(compose(parts));
 }
 
-void Visitor::send(grpc::ByteBuffer message) {
+void Visitor::send(Pieces frame) {
   const std::lock_guard lock(mutex_);
   if (closing_) return;
-  if (outbox_.size() >= kMostReplies) return context_.TryCancel();  // it does not read
-  outbox_.push_back(std::move(message));
+  if (outbox_.size() >= kMostReplies) return call_->context.TryCancel();  // it does not read
+  outbox_.push_back(std::move(frame));
   write_next();
 }
 
@@ -223,37 +285,41 @@ void Visitor::close(const grpc::Status& status) {
 void Visitor::end() {
   hall_->ended(*this);
   const std::lock_guard lock(mutex_);
-  outbox_.clear();
   closing_ = true;
+  forget();
   write_next();
+}
+
+/// With the lock held: nobody would read it.
+void Visitor::forget() {
+  outbox_.clear();
+  outgoing_.resize(writing_ ? 1 : 0);
 }
 
 /// With the lock held: the next message, or the end when there is none.
 void Visitor::write_next() {
-  if (writing_ || finished_) return;
-  if (!outbox_.empty()) {
-    outgoing_.Swap(&outbox_.front());
+  if (!called_ || writing_ || finished_) return;
+  if (outgoing_.empty() && !outbox_.empty()) {
+    outgoing_ = std::move(outbox_.front());
     outbox_.pop_front();
+  }
+  if (!outgoing_.empty()) {
     writing_ = true;
-    StartWrite(&outgoing_);
+    under_way_++;
+    call_->stream.Write(outgoing_.front(), &write_);
   } else if (closing_) {
     finished_ = true;
-    Finish(status_);
+    under_way_++;
+    call_->stream.Finish(status_, &finish_);
   }
 }
 
-void Visitor::OnWriteDone(bool ok) {
+void Visitor::on_write(bool ok) {
   const std::lock_guard lock(mutex_);
   writing_ = false;
-  outgoing_.Clear();
-  if (!ok) outbox_.clear();
+  outgoing_.pop_front();
+  if (!ok) forget();
   write_next();
-}
-
-void Visitor::OnDone() {
-  hall_->ended(*this);
-  hall_->remove(self_);
-  const std::shared_ptr<Visitor> last = std::move(self_);
 }
 
 }  // namespace trireme::ps::network

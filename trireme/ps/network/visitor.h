@@ -15,7 +15,8 @@
 #include <trireme/ps/network/blocks.h>
 #include <trireme/ps/network/guests.h>
 #include <trireme/ps/service.h>
-#include "buffers.h"
+#include "assembly.h"
+#include "poller.h"
 
 namespace trireme::ps::network {
 
@@ -36,9 +37,11 @@ class Hall {
   /// Whether anybody was admitted.
   bool used() const { return used_.load(); }
 
-  /// False when there are too many.
+  /// One who is here, or expected. False after close().
   bool add(std::shared_ptr<Visitor> visitor);
   void remove(const std::shared_ptr<Visitor>& visitor);
+  /// Too many are here.
+  bool crowded();
   /// A stream has ended, admitted or not.
   void ended(Visitor& visitor);
   /// From the service's thread: why the visitor is not admitted, or "".
@@ -46,6 +49,8 @@ class Hall {
   bool goodbye(const Incoming& leave, size_t channel);
   /// Ends all visits, and the thread. Those who come later are turned away.
   void close();
+  /// After close(), and when gRPC's server was shut down: until gRPC has done with all visitors.
+  void wait_until_empty();
 
  private:
   void run();
@@ -64,23 +69,18 @@ class Hall {
   std::thread thread_;  // last: it uses what stands above
 };
 
-/// gRPC calls the On… functions, one at a time except OnCancel; the service's thread calls reply().
-class Visitor final : public grpc::ServerGenericBidiReactor, public Connection {
+/// The poller's threads call the on_… functions; the service's thread calls reply().
+class Visitor final : public Connection {
  public:
-  Visitor(std::shared_ptr<Hall> hall, grpc::GenericCallbackServerContext& context);
+  explicit Visitor(std::shared_ptr<Hall> hall);
 
-  /// It lives until gRPC has done with it, whoever else holds it.
-  void start(std::shared_ptr<Visitor> self);
+  /// Waits for a worker's call; `taken` is called when this one has it, or never. It lives until gRPC has done with it, whoever else holds it.
+  void expect(std::shared_ptr<Visitor> self, grpc::AsyncGenericService& service, grpc::ServerCompletionQueue& queue, std::function<void()> taken);
   void reply(const Reply& reply, std::span<const std::byte> data) override;
   std::string name() const override;
   const std::string& address() const { return address_; }
   /// What waits is sent, then the stream ends.
   void close(const grpc::Status& status);
-
-  void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
-  void OnCancel() override { end(); }
-  void OnDone() override;
 
  private:
   friend class Hall;
@@ -90,31 +90,48 @@ class Visitor final : public grpc::ServerGenericBidiReactor, public Connection {
     size_t bytes = 0;
   };
 
+  /// What gRPC needs until it has done.
+  struct Call {
+    grpc::GenericServerContext context;
+    grpc::GenericServerAsyncReaderWriter stream{&context};
+  };
+
+  void on_call();
+  void on_read(bool ok);
+  void on_write(bool ok);
+  void settle();
+  void release();
+  void read_next();
   Message take_message();
   void greet(const Message& message);
   void request(Message message);
   void deliver(Service& service, const std::shared_ptr<Visitor>& self, const Message& message);
   void handled(size_t bytes);
   void end();
-  void send(grpc::ByteBuffer message);
+  void forget();
+  void send(Pieces frame);
   void write_next();
 
   const std::shared_ptr<Hall> hall_;
-  grpc::GenericCallbackServerContext& context_;  // until OnDone
-  const std::string address_;
+  std::unique_ptr<Call> call_ = std::make_unique<Call>();
+  Report arrive_, read_, write_, finish_, leave_;
+  std::string address_;
   std::shared_ptr<Visitor> self_;
   grpc::ByteBuffer incoming_;
+  Assembly assembly_;
+  std::shared_ptr<std::byte> memory_;  // where it puts what comes
   bool greeted_ = false;
   size_t channel_ = 0;                    // of its worker
   bool admitted_ = false, gone_ = false;  // guarded by the hall's mutex
 
   std::mutex mutex_;
   // All below is guarded by `mutex_`.
-  std::deque<grpc::ByteBuffer> outbox_;
-  grpc::ByteBuffer outgoing_;
+  std::deque<Pieces> outbox_;
+  Pieces outgoing_;  // the first one is being written
   grpc::Status status_;
-  size_t ahead_ = 0;  // bytes that the service has not seen yet
-  bool paused_ = false, writing_ = false, closing_ = false, finished_ = false;
+  size_t ahead_ = 0;   // bytes that the service has not seen yet
+  int under_way_ = 0;  // reports that will come
+  bool called_ = false, paused_ = false, writing_ = false, closing_ = false, finished_ = false;
 };
 
 }  // namespace trireme::ps::network
