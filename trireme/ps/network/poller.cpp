@@ -23,18 +23,18 @@ void keep_freed_memory() {
 }
 
 /// The next report; false after the last one. Looks for a while before it sleeps, unless others want this core (see await()).
-bool next(grpc::CompletionQueue& queue, int& crowded, void** tag, bool* ok) {
-  if (crowded > 0) {
-    crowded--;
+bool next(grpc::CompletionQueue& queue, Patience& patience, void** tag, bool* ok) {
+  if (patience.crowded > 0) {
+    patience.crowded--;
     return queue.Next(tag, ok);
   }
-  for (auto now = Clock::now(), until = now + kLook; now < until && crowded == 0;) {
+  for (auto now = Clock::now(), until = now + kLook; now < until && patience.crowded == 0;) {
     const auto status = queue.AsyncNext(tag, ok, gpr_inf_past(GPR_CLOCK_MONOTONIC));
     if (status != grpc::CompletionQueue::TIMEOUT) return status == grpc::CompletionQueue::GOT_EVENT;
     const auto before = Clock::now();
     std::this_thread::yield();
     now = Clock::now();
-    if (now - before > kAnotherRan) crowded = kCrowdedWaits;
+    now - before > kAnotherRan ? patience.learn_crowded() : void(patience.penalty = 0);
   }
   return queue.Next(tag, ok);
 }
@@ -54,9 +54,9 @@ Poller::~Poller() {
 
 void Poller::run() {
   name_thread("trireme-grpc");
-  int crowded = 0;
+  Patience patience;
   void* tag = nullptr;
-  for (bool ok = false; next(*queue_, crowded, &tag, &ok);) (*static_cast<Report*>(tag))(ok);
+  for (bool ok = false; next(*queue_, patience, &tag, &ok);) (*static_cast<Report*>(tag))(ok);
 }
 
 }  // namespace trireme::ps::network
