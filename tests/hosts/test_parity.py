@@ -47,6 +47,13 @@ class Parity(training.HostsTest):
     def test_two_by_two_equals_one_by_four(self):
         self.check("a:2,b:2", "mlp:40,30", "--dtype", "f64", "--optimizer", "adam", "--lr", 0.002, workers=4)
 
+    def test_on_a_slow_cable_first_layers_overtake(self):
+        """The rest of the parameters is still on its way when the next forward pass begins: operators have to wait for it."""
+        for host in ("a", "b"):
+            self.hosts.limit(host, "300mbit")
+            self.addCleanup(self.hosts.unlimit, host)
+        self.check("a:1,b:1", "mlp:128,4096", "--dtype", "f64", "--bucket-bytes", 100000)
+
     def test_uneven_with_accumulation(self):
         self.check("a:2,b:1", "mlp:40,30", "--dtype", "f64", "--accumulate", 2, "--bucket-bytes", 4096)
 
