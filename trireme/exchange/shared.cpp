@@ -22,7 +22,7 @@ Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, cons
     slices_.push_back(slice_of(bucket.range));
     name_hashes_.push_back(space::hash_text(bucket.name));
   }
-  updater_.emplace(optimizer, slices_);
+  updater_.emplace(optimizer, slices_, ranks > 1);
 }
 
 void Shared::publish_parameters() { local_.barrier("parameters"); }

@@ -3,6 +3,8 @@
 // be the copy that the linker keeps for everybody.
 #include <trireme/space/kernels.h>
 
+#include <immintrin.h>
+
 namespace trireme::space::TRIREME_ISA {
 namespace {
 
@@ -71,8 +73,13 @@ constexpr size_t kBlock = 1024;  // elements that stay in the first-level cache 
 template <class T, Op op, class A>
 inline void gather_block(A* __restrict acc, const void* const* sources, int n, size_t begin, size_t count) {
   const T* first = static_cast<const T*>(sources[0]) + begin;
-  for (size_t i = 0; i < count; i++) acc[i] = load(first[i]);
-  for (int k = 1; k < n; k++) {
+  if (n == 1) {
+    for (size_t i = 0; i < count; i++) acc[i] = load(first[i]);
+    return;
+  }
+  const T* second = static_cast<const T*>(sources[1]) + begin;
+  for (size_t i = 0; i < count; i++) acc[i] = combine<op, A>(load(first[i]), load(second[i]));
+  for (int k = 2; k < n; k++) {
     const T* next = static_cast<const T*>(sources[k]) + begin;
     for (size_t i = 0; i < count; i++) acc[i] = combine<op, A>(acc[i], load(next[i]));
   }
@@ -160,55 +167,97 @@ void accumulate(DType type, void* into, const void* from, size_t count) {
 inline float root(float value) { return __builtin_sqrtf(value); }
 inline double root(double value) { return __builtin_sqrt(value); }
 
-/// One block: `g` is the summed gradient, `p` the parameters, `s` and `v` the state. The constants follow libtorch's formulas.
-template <class T, Optimizer kind>
-inline void update_block(const T* __restrict g, T* __restrict p, T* __restrict s, T* __restrict v, size_t count, const Update& u) {
-  const T lr = static_cast<T>(u.lr), decay = static_cast<T>(u.weight_decay), momentum = static_cast<T>(u.momentum);
-  const T b1 = static_cast<T>(u.beta1), b2 = static_cast<T>(u.beta2), keep1 = static_cast<T>(1 - u.beta1), keep2 = static_cast<T>(1 - u.beta2);
-  const T eps = static_cast<T>(u.epsilon), shrink = static_cast<T>(1 - u.lr * u.weight_decay);
-  const T rate = static_cast<T>(u.lr / u.correction1), root2 = static_cast<T>(__builtin_sqrt(u.correction2));
-  if constexpr (kind == Optimizer::momentum) {
-    if (u.nesterov) {
-      for (size_t i = 0; i < count; i++) {
-        const T d = g[i] + decay * p[i];
-        s[i] = momentum * s[i] + d;
-        p[i] -= lr * (d + momentum * s[i]);
-      }
-      return;
-    }
-  }
-  for (size_t i = 0; i < count; i++) {
+/// The new parameter from the summed gradient `g`, the old one and its state `s` and `v`. The constants follow libtorch's formulas.
+template <class T, Optimizer kind, bool nesterov>
+struct Formula {
+  explicit Formula(const Update& u)
+      : lr(static_cast<T>(u.lr)),
+        decay(static_cast<T>(u.weight_decay)),
+        momentum(static_cast<T>(u.momentum)),
+        b1(static_cast<T>(u.beta1)),
+        b2(static_cast<T>(u.beta2)),
+        keep1(static_cast<T>(1 - u.beta1)),
+        keep2(static_cast<T>(1 - u.beta2)),
+        eps(static_cast<T>(u.epsilon)),
+        shrink(static_cast<T>(1 - u.lr * u.weight_decay)),
+        rate(static_cast<T>(u.lr / u.correction1)),
+        root2(static_cast<T>(__builtin_sqrt(u.correction2))) {}
+
+  T operator()(T g, T p, T* s, T* v) const {
     if constexpr (kind == Optimizer::sgd) {
-      p[i] -= lr * (g[i] + decay * p[i]);
+      return p - lr * (g + decay * p);
     } else if constexpr (kind == Optimizer::momentum) {
-      s[i] = momentum * s[i] + (g[i] + decay * p[i]);
-      p[i] -= lr * s[i];
+      const T d = g + decay * p;
+      *s = momentum * *s + d;
+      return p - lr * (nesterov ? d + momentum * *s : *s);
     } else if constexpr (kind == Optimizer::adagrad) {
-      const T d = g[i] + decay * p[i];
-      s[i] += d * d;
-      p[i] -= lr * d / (root(s[i]) + eps);
+      const T d = g + decay * p;
+      *s += d * d;
+      return p - lr * d / (root(*s) + eps);
     } else {
-      if constexpr (kind == Optimizer::adamw) p[i] *= shrink;
-      const T d = kind == Optimizer::adam ? g[i] + decay * p[i] : g[i];
-      s[i] = b1 * s[i] + keep1 * d;
-      v[i] = b2 * v[i] + keep2 * d * d;
-      p[i] -= rate * s[i] / (root(v[i]) / root2 + eps);
+      if constexpr (kind == Optimizer::adamw) p *= shrink;
+      const T d = kind == Optimizer::adam ? g + decay * p : g;
+      *s = b1 * *s + keep1 * d;
+      *v = b2 * *v + keep2 * d * d;
+      return p - rate * *s / (root(*v) / root2 + eps);
     }
   }
+
+  T lr, decay, momentum, b1, b2, keep1, keep2, eps, shrink, rate, root2;
+};
+
+// Stores past the caches. An ordinary store to a line that another core has read must first take the line away from that core, which costs more than the rest
+// of an update.
+#if defined(__AVX512F__)
+using Wide = __m512i;
+inline void stream(Wide* to, const Wide* from) { _mm512_stream_si512(to, _mm512_load_si512(from)); }
+#elif defined(__AVX2__)
+using Wide = __m256i;
+inline void stream(Wide* to, const Wide* from) { _mm256_stream_si256(to, _mm256_load_si256(from)); }
+#else
+using Wide = __m128i;
+inline void stream(Wide* to, const Wide* from) { _mm_stream_si128(to, _mm_load_si128(from)); }
+#endif
+
+constexpr size_t kLineBytes = 64;
+
+/// `first` and, of a pair, `second` are gradients.
+template <bool pair, class T, class F>
+inline void update_span(const T* __restrict first, const T* __restrict second, T* __restrict p, T* __restrict s, T* __restrict v, size_t count, const F formula,
+                        bool past_caches) {
+  const auto gradient = [=](size_t i) { return pair ? first[i] + second[i] : first[i]; };
+  constexpr size_t line = kLineBytes / sizeof(T);
+  size_t done = 0;
+  const auto update_to = [&](size_t end) {
+    for (size_t i = done; i < end; i++) p[i] = formula(gradient(i), p[i], s + i, v + i);
+    done = end;
+  };
+  if (past_caches) {
+    const size_t before = -reinterpret_cast<uintptr_t>(p) % kLineBytes / sizeof(T);  // the first whole line
+    update_to(before < count ? before : count);
+    for (; done + line <= count; done += line) {
+      alignas(kLineBytes) T fresh[line];
+      for (size_t i = 0; i < line; i++) fresh[i] = formula(gradient(done + i), p[done + i], s + done + i, v + done + i);
+      for (size_t i = 0; i < kLineBytes / sizeof(Wide); i++) stream(reinterpret_cast<Wide*>(p + done) + i, reinterpret_cast<const Wide*>(fresh) + i);
+    }
+  }
+  update_to(count);
 }
 
-template <class T, Optimizer kind>
-void update_as(const Update& u) {
-  alignas(64) T acc[kBlock];
-  const auto at = [](void* base, size_t begin) { return base == nullptr ? nullptr : static_cast<T*>(base) + begin; };
+template <class T, class F>
+void update_with(const Update& u) {
+  const F formula(u);
+  const T* first = static_cast<const T*>(u.gradients[0]);
+  T* p = static_cast<T*>(u.parameters);
+  const auto or_any = [&](void* state) { return state != nullptr ? static_cast<T*>(state) : p; };  // a formula without that state leaves it alone
+  T *s = or_any(u.state[0]), *v = or_any(u.state[1]);
+  if (u.sources == 1) return update_span<false>(first, first, p, s, v, u.count, formula, u.stream);
+  if (u.sources == 2) return update_span<true>(first, static_cast<const T*>(u.gradients[1]), p, s, v, u.count, formula, u.stream);
+  alignas(kLineBytes) T acc[kBlock];
   for (size_t begin = 0; begin < u.count; begin += kBlock) {
     const size_t size = u.count - begin < kBlock ? u.count - begin : kBlock;
-    const T* gradient = static_cast<const T*>(u.gradients[0]) + begin;
-    if (u.sources > 1) {
-      gather_block<T, Op::sum, T>(acc, u.gradients, u.sources, begin, size);
-      gradient = acc;
-    }
-    update_block<T, kind>(gradient, at(u.parameters, begin), at(u.state[0], begin), at(u.state[1], begin), size, u);
+    gather_block<T, Op::sum, T>(acc, u.gradients, u.sources, begin, size);
+    update_span<false>(acc, acc, p + begin, s + begin, v + begin, size, formula, u.stream);
   }
 }
 
@@ -216,19 +265,22 @@ template <class T>
 void update_typed(const Update& u) {
   switch (u.optimizer) {
     case Optimizer::sgd:
-      return update_as<T, Optimizer::sgd>(u);
+      return update_with<T, Formula<T, Optimizer::sgd, false>>(u);
     case Optimizer::momentum:
-      return update_as<T, Optimizer::momentum>(u);
+      return u.nesterov ? update_with<T, Formula<T, Optimizer::momentum, true>>(u) : update_with<T, Formula<T, Optimizer::momentum, false>>(u);
     case Optimizer::adagrad:
-      return update_as<T, Optimizer::adagrad>(u);
+      return update_with<T, Formula<T, Optimizer::adagrad, false>>(u);
     case Optimizer::adam:
-      return update_as<T, Optimizer::adam>(u);
+      return update_with<T, Formula<T, Optimizer::adam, false>>(u);
     case Optimizer::adamw:
-      return update_as<T, Optimizer::adamw>(u);
+      return update_with<T, Formula<T, Optimizer::adamw, false>>(u);
   }
 }
 
-void update(const Update& u) { u.dtype == DType::f64 ? update_typed<double>(u) : update_typed<float>(u); }
+void update(const Update& u) {
+  u.dtype == DType::f64 ? update_typed<double>(u) : update_typed<float>(u);
+  if (u.stream) _mm_sfence();
+}
 
 #define TRIREME_TEXT_OF(x) #x
 #define TRIREME_TEXT(x) TRIREME_TEXT_OF(x)

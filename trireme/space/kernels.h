@@ -23,6 +23,7 @@ struct Update {
   void* state[2] = {nullptr, nullptr};
   double lr = 0, momentum = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
   bool nesterov = false;
+  bool stream = false;  // write the parameters past the caches: other processors read them next. Visible to who sees what this one publishes afterwards
   double correction1 = 1, correction2 = 1;  // Adam's 1 − βᵗ
 };
 

@@ -57,7 +57,8 @@ Optimizer optimizer_named(const std::string& name) {
   fail<InvalidArgument>("unknown optimizer '{}'{}", name, did_you_mean(name, optimizer_names()));
 }
 
-Updater::Updater(const UpdaterOptions& options, std::span<const Range> owned) : options_(options), owned_(owned.begin(), owned.end()) {
+Updater::Updater(const UpdaterOptions& options, std::span<const Range> owned, bool shared)
+    : options_(options), shared_(shared), owned_(owned.begin(), owned.end()) {
   check(options_);
   for (const Range& range : owned_) {
     state_offset_.push_back(state_size_);
@@ -94,6 +95,7 @@ void Updater::update(size_t index, Range range, DType dtype, std::byte* paramete
                     .epsilon = options_.epsilon.value_or(options_.kind == Optimizer::adagrad ? 1e-10 : 1e-8),
                     .weight_decay = options_.weight_decay,
                     .nesterov = options_.nesterov,
+                    .stream = shared_,
                     .correction1 = 1 - std::pow(options_.beta1, static_cast<double>(steps_)),
                     .correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps_))});
 }

@@ -39,8 +39,9 @@ std::vector<std::string> optimizer_names();
 /// The optimizer and its state for the ranges that this process owns. Not thread-safe, but several threads may update() disjoint ranges at a time.
 class Updater {
  public:
-  /// `owned`: ranges of the flat space, disjoint; state is kept for them alone. Throws InvalidArgument for impossible settings.
-  Updater(const UpdaterOptions& options, std::span<const Range> owned);
+  /// `owned`: ranges of the flat space, disjoint; state is kept for them alone. `shared`: other processors read the parameters between updates.
+  /// Throws InvalidArgument for impossible settings.
+  Updater(const UpdaterOptions& options, std::span<const Range> owned, bool shared = false);
 
   /// Starts the next step; all updates until the next call use this rate.
   void begin_step(double lr);
@@ -54,6 +55,7 @@ class Updater {
 
  private:
   UpdaterOptions options_;
+  bool shared_;
   std::vector<Range> owned_;
   std::vector<size_t> state_offset_;  // of each owned range, in bytes, within one state vector
   size_t state_size_ = 0;             // bytes of one state vector

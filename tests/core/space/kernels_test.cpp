@@ -1,6 +1,7 @@
 // label: unit
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -275,14 +276,17 @@ TEST(Kernels, EveryVariantUpdatesToTheSameBits) {
             Bytes second(count * size_of(type));  // Adam's second moment is not negative
             for (size_t i = 0; i < count; i++)
               type == DType::f32 ? put(second, i, static_cast<float>(i % 17) / 7) : put(second, i, static_cast<double>(i % 17) / 7);
-            const auto run = [&](const Kernels& variant) {
-              Bytes p = start, s = kind == Optimizer::adagrad ? second : first, v = second;
+            /// The parameters begin `shift` elements after the beginning of a cache line.
+            const auto run = [&](const Kernels& variant, bool stream, size_t shift) {
+              Bytes p(start.size() + 256, std::byte{0x5a}), s = kind == Optimizer::adagrad ? second : first, v = second;
+              std::byte* parameters = p.data() + (-reinterpret_cast<uintptr_t>(p.data()) % 64 + shift * size_of(type));
+              std::copy(start.begin(), start.end(), parameters);
               variant.update({.optimizer = kind,
                               .dtype = type,
                               .gradients = from.data(),
                               .sources = n,
                               .count = count,
-                              .parameters = p.data(),
+                              .parameters = parameters,
                               .state = {kind == Optimizer::sgd ? nullptr : s.data(), v.data()},
                               .lr = 0.013,
                               .momentum = 0.9,
@@ -291,14 +295,20 @@ TEST(Kernels, EveryVariantUpdatesToTheSameBits) {
                               .epsilon = 1e-8,
                               .weight_decay = 0.01,
                               .nesterov = nesterov,
+                              .stream = stream,
                               .correction1 = 0.271,
                               .correction2 = 0.003});
-              p.insert(p.end(), s.begin(), s.end());
-              p.insert(p.end(), v.begin(), v.end());
-              return p;
+              EXPECT_TRUE(std::all_of(p.data(), parameters, [](std::byte b) { return b == std::byte{0x5a}; }));
+              EXPECT_TRUE(std::all_of(parameters + start.size(), p.data() + p.size(), [](std::byte b) { return b == std::byte{0x5a}; }));
+              s.insert(s.end(), v.begin(), v.end());
+              s.insert(s.end(), parameters, parameters + start.size());
+              return s;
             };
-            const Bytes wanted = run(plain);
-            for (const Kernels* variant : runnable_kernels()) ASSERT_EQ(run(*variant), wanted) << variant->name << " optimizer " << static_cast<int>(kind);
+            const Bytes wanted = run(plain, false, 0);
+            for (const Kernels* variant : runnable_kernels())
+              for (bool stream : {false, true})
+                for (size_t shift : {0, 3})
+                  ASSERT_EQ(run(*variant, stream, shift), wanted) << variant->name << " optimizer " << static_cast<int>(kind) << (stream ? ", streaming" : "");
           }
 }
 
