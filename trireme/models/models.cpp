@@ -5,6 +5,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/models/catalogue.h>
+#include <trireme/models/large_linear.h>
 #include <charconv>
 
 namespace trireme::models {
@@ -17,7 +18,7 @@ nn::Sequential mlp(const std::vector<int64_t>& widths) {
   nn::Sequential net(nn::Flatten{});
   for (size_t i = 0; i + 1 < widths.size(); i++) {
     if (i > 0) net->push_back(nn::ReLU());
-    net->push_back(nn::Linear(widths[i], widths[i + 1]));
+    net->push_back(LargeLinear(widths[i], widths[i + 1]));
   }
   return net;
 }
