@@ -41,7 +41,7 @@ class Communicator final : public comm::Communicator {
   std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
   /// The same with a little along: at most kMostFlags and kMostSums.
   std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, const Along& along, std::string_view name);
-  static constexpr size_t kMostFlags = 3900, kMostSums = 8;
+  static constexpr size_t kMostFlags = 800, kMostSums = 8;
   void reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) override;
   void all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) override;
   void broadcast(void* data, size_t count, DType type, int root, std::string_view name) override;
