@@ -14,7 +14,8 @@ LEVELS = [
     [("cluster", False)],
     [("ps", False)],
     [("exchange", False)],
-    [("data", True), ("models", True), ("parallel", True)],
+    [("data", True), ("parallel", True)],
+    [("models", True)],
     [("train", True)],
 ]
 TORCH_ADAPTER = "trireme/comm/c10d/"  # the one part of a torch-free folder that may include torch

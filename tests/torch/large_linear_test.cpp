@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include <trireme/models/large_linear.h>
+#include <trireme/parallel/large_linear.h>
 
-namespace trireme::models::tests {
+namespace trireme::tests {
 namespace {
 
 constexpr int64_t kWidth = 1024;  // squared: just large enough
@@ -39,6 +39,7 @@ Pass run(Layer layer, const torch::Tensor& data, const std::vector<torch::Tensor
 }
 
 TEST(LargeLinear, GivesTheBitsOfTorchAndItsWeightGradientFirst) {
+  const WeightsFirst scope(true);
   torch::manual_seed(5);
   const auto data = torch::randn({32, kWidth});
   const std::vector<torch::Tensor> parameters = {torch::randn({kWidth, kWidth}), torch::randn({kWidth})};
@@ -52,6 +53,7 @@ TEST(LargeLinear, GivesTheBitsOfTorchAndItsWeightGradientFirst) {
 }
 
 TEST(LargeLinear, ComputesOnlyTheGradientsThatAreWanted) {
+  const WeightsFirst scope(true);
   LargeLinear layer(kWidth, kWidth);
   const auto data = torch::randn({4, kWidth});
   layer->forward(data).sum().backward();  // a first layer: its input is data
@@ -69,4 +71,4 @@ TEST(LargeLinear, ComputesOnlyTheGradientsThatAreWanted) {
 }
 
 }  // namespace
-}  // namespace trireme::models::tests
+}  // namespace trireme::tests

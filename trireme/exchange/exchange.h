@@ -78,8 +78,12 @@ class Exchange {
   /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, like libtorch
   /// does (but Adam's bias correction counts steps of the run, not of the slot).
   void present(size_t slot) { flags()[slot] = 1; }
-  /// All gradients of a bucket are in place, or will not come. Buckets become ready in the order of buckets(); may do work, does not wait.
+  /// All gradients of a bucket are in place, or will not come. Buckets become ready in the order of buckets(); may do work, does not wait. From now on the
+  /// bucket's parameters may change.
   virtual void ready(size_t bucket) = 0;
+  /// Whether they change only when all ranks of the machine have come to the next bucket's ready(), so that a backward pass may use them a little longer. The
+  /// last bucket's is to come after the backward pass then.
+  virtual bool patient() const { return false; }
   /// All buckets are ready. Blocks until told() is valid.
   virtual void close() = 0;
   /// After close(): blocks until this step's parameters of a bucket are in place on this rank and may be used.

@@ -47,6 +47,7 @@ class Shared : public Exchange {
   std::vector<space::Range> slices_;  // this rank's, by bucket
   Told told_{};                       // once work_next() has seen the last bucket: the machine's sums
   std::deque<Open> open_;             // rounds at which this rank has arrived and that it has not finished
+  uint32_t last_round_ = 0;           // at which this rank has arrived
 
  private:
   Told& told_by(int rank) const { return *reinterpret_cast<Told*>(told_board_.parts[static_cast<size_t>(rank)]); }
@@ -55,7 +56,6 @@ class Shared : public Exchange {
   // A rank's numbers are written before it arrives at the last bucket, and read by all before they finish it.
   comm::shm::SharedBlock parameters_, gradients_, flags_, told_board_;
   std::vector<uint64_t> name_hashes_;  // by bucket
-  uint32_t last_round_ = 0;
 };
 
 }  // namespace trireme::exchange

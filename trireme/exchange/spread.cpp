@@ -53,7 +53,7 @@ void Spread::open() {
   step_++;
   if (step_ >= kFirstPlan && std::has_single_bit(step_)) plan();
   if (std::has_single_bit(step_)) measure_anew();
-  departed_ = 0;
+  ready_ = departed_ = 0;
   landed_ = false;
   for (size_t b = 0; b < trips_.size(); b++) trips_[b] = {.rest = slices_[b]};
   opened_ = Clock::now();
@@ -61,13 +61,22 @@ void Spread::open() {
 
 void Spread::ready(size_t bucket) {
   ready_seconds_[bucket] += seconds_since(opened_);
+  ready_ = bucket + 1;
   Shared::ready(bucket);
 }
 
 void Spread::proceed() {
   Shared::proceed();
   depart();
-  while (!travelling_.empty() && travelling_.front().sum->test()) land_first();
+  while (!travelling_.empty() && unused(travelling_.front().bucket) && travelling_.front().sum->test()) land_first();
+}
+
+/// By the backward pass of any rank of this machine, see patient(). The rounds of a step's buckets follow one another.
+bool Spread::unused(size_t bucket) {
+  if (last(bucket)) return true;  // it left when all ranks had ended theirs
+  if (bucket + 1 >= ready_) return false;
+  const auto later = static_cast<uint32_t>(ready_ - 1 - (bucket + 1));
+  return local_.rounds().all_arrived(last_round_ - later);
 }
 
 /// All ranks measure; the slowest decides, and all find the same order.

@@ -20,6 +20,7 @@ class Spread final : public Shared {
   void publish_parameters() override;
   void open() override;
   void ready(size_t bucket) override;
+  bool patient() const override { return true; }
   void close() override;
   void await(size_t bucket) override;
   void land() override;
@@ -41,6 +42,7 @@ class Spread final : public Shared {
 
   void work(size_t bucket) override;
   void proceed() override;
+  bool unused(size_t bucket);
   void depart();
   void depart_piece(size_t bucket);
   void land_first();
@@ -62,6 +64,7 @@ class Spread final : public Shared {
   std::vector<uint8_t> lane_flags_;  // by slot: somebody, on any machine, has a gradient for it
   std::vector<Trip> trips_;          // by bucket
   std::vector<uint32_t> order_;
+  size_t ready_ = 0;     // buckets
   size_t departed_ = 0;  // of order_
   std::deque<Piece> travelling_;
   uint32_t step_ = 0;

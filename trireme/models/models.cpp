@@ -5,7 +5,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/models/catalogue.h>
-#include <trireme/models/large_linear.h>
+#include <trireme/parallel/large_linear.h>
 #include <charconv>
 
 namespace trireme::models {

@@ -6,6 +6,7 @@
 #include <trireme/checkpoint/safetensors.h>
 #include <trireme/comm/c10d/torch_compat.h>
 #include <trireme/parallel/arrivals.h>
+#include <trireme/parallel/large_linear.h>
 #include <trireme/parallel/placement.h>
 #include <atomic>
 #include <cstring>
@@ -219,7 +220,10 @@ class Parallel::Impl {
 
   void backward(double weight, const std::function<torch::Tensor()>& loss, bool last) {
     for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
-    const torch::Tensor value = loss();
+    const torch::Tensor value = [&] {
+      const WeightsFirst first(exchange_->patient());
+      return loss();
+    }();
     if (value.numel() != 1) fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
     loss_ += weight * value.item<double>();
     if (micro_ == 0) open();
@@ -250,7 +254,8 @@ class Parallel::Impl {
     exchange_->present(slot);
     if (!last_) return;
     missing_[bucket_of_[slot]]--;
-    while (next_bucket_ < missing_.size() && missing_[next_bucket_] == 0) ready_next();
+    const size_t now = missing_.size() - (exchange_->patient() ? 1 : 0);
+    while (next_bucket_ < now && missing_[next_bucket_] == 0) ready_next();
   }
 
   void ready_next() {

@@ -2,7 +2,9 @@
 // The shared exchange over several machines: ranks as threads, a segment per machine, sockets between them.
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <stdexcept>
+#include <thread>
 
 #include <fmt/format.h>
 #include <trireme/exchange/exchange.h>
@@ -30,18 +32,22 @@ double expected(int ranks, size_t i, int steps = kSteps) {
   return value;
 }
 
-/// `later`: parameters are awaited in the next forward pass, first layers first, and this rank's bucket by bucket as it uses them.
-void train(const OnMachine& rank, const Layout& layout, const Options& options, bool later = false) {
+/// `later`: parameters are awaited in the next forward pass, first layers first, and this rank's bucket by bucket as it uses them. `linger`: ranks with odd
+/// numbers go on using a bucket's parameters for a while after its gradients were ready.
+void train(const OnMachine& rank, const Layout& layout, const Options& options, bool later = false, bool linger = false) {
   const int ranks = rank.all.size(), me = rank.all.rank();
   const Group group(rank.all, rank.here, rank.lane, rank.all.topology().lanes());
   const auto exchange = make_exchange(group, layout, space::sgd(), options);
+  const auto expect_bucket = [&](size_t b, int step) {
+    for (size_t slot = exchange->buckets()[b].first; slot < exchange->buckets()[b].last; slot++)
+      for (size_t i = 0; i < layout[slot].elements(); i += 97)
+        ASSERT_EQ(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i], expected(ranks, i, step)) << layout[slot].name;
+  };
   for (int step = 0; step < kSteps; step++) {
     exchange->begin(kRate);
     for (size_t b = exchange->buckets().size(); later && step > 0 && b-- > 0;) {
       exchange->await(b);
-      for (size_t slot = exchange->buckets()[b].first; slot < exchange->buckets()[b].last; slot++)
-        for (size_t i = 0; i < layout[slot].elements(); i += 97)
-          ASSERT_EQ(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i], expected(ranks, i, step)) << layout[slot].name;
+      expect_bucket(b, step);
     }
     exchange->open();
     for (size_t b = 0; b < exchange->buckets().size(); b++) {
@@ -52,6 +58,10 @@ void train(const OnMachine& rank, const Layout& layout, const Options& options, 
       }
       if (b + 1 == exchange->buckets().size()) exchange->tell({me + 0.5 * step, me == step % ranks ? 1.0 : 0.0});
       exchange->ready(b);
+      if (linger && exchange->patient() && me % 2 == 1 && b + 1 < exchange->buckets().size()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time for the others to go too far
+        expect_bucket(b, step);
+      }
     }
     exchange->close();
     if (!later) exchange->land();
@@ -79,6 +89,12 @@ TEST(SharedOverMachines, ParametersLandDuringTheNextForwardPass) {
   const Layout layout({{"first", DType::f64, {300, 700}}, {"b", DType::f64, {7}}, {"c", DType::f64, {400, 900}}, {"last", DType::f64, {100}}});
   for (const auto& machine_of : kShapes)
     expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000}, true); }));
+}
+
+TEST(SharedOverMachines, ParametersStayUntilAllRanksHaveComeToTheNextBucket) {
+  const Layout layout({{"first", DType::f64, {300}}, {"b", DType::f64, {5000}}, {"c", DType::f64, {4000}}, {"last", DType::f64, {3000}}});
+  for (const auto& machine_of : kShapes)
+    expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000}, false, true); }));
 }
 
 /// Ranks leave in the middle of a step, with pieces on their way that point into what they destroy.

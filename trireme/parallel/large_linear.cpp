@@ -1,13 +1,15 @@
-#include <trireme/models/large_linear.h>
+#include <trireme/parallel/large_linear.h>
 
 #include <torch/torch.h>
 
-namespace trireme::models {
+namespace trireme {
 namespace {
 
 using torch::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+thread_local bool weights_first = false;
 
 // Two nodes, as a node's gradients are handed over when it has computed all of them. Backward comes through WeightPath first.
 
@@ -36,12 +38,14 @@ struct WeightPath : torch::autograd::Function<WeightPath> {
 
 }  // namespace
 
-Tensor LargeLinearImpl::forward(const Tensor& input) {
-  const bool pays = weight.numel() >= kLeast && bias.defined() && weight.requires_grad() && bias.requires_grad() && input.requires_grad() && input.dim() == 2 &&
-                    torch::GradMode::is_enabled();
-  if (!pays) return LinearImpl::forward(input);
+WeightsFirst::WeightsFirst(bool on) : before_(weights_first) { weights_first = on; }
+WeightsFirst::~WeightsFirst() { weights_first = before_; }
+
+torch::Tensor LargeLinearImpl::forward(const torch::Tensor& input) {
+  const bool trains = weight.requires_grad() && bias.defined() && bias.requires_grad() && input.requires_grad() && torch::GradMode::is_enabled();
+  if (!weights_first || !trains || weight.numel() < kLeast || input.dim() != 2) return LinearImpl::forward(input);
   // Detached, or the engine would wait for the other path as well before it hands a gradient over.
   return WeightPath::apply(InputPath::apply(input, weight.detach(), bias.detach()), input.detach(), weight, bias);
 }
 
-}  // namespace trireme::models
+}  // namespace trireme
