@@ -68,7 +68,7 @@ std::vector<std::string> environment_with(const std::vector<std::pair<std::strin
   return result;
 }
 
-void Stream::pump(std::deque<std::string>& last) {
+void Pipe::pump(std::deque<std::string>& last) {
   std::array<char, 1 << 14> buffer{};
   const ssize_t got = read(source_.get(), buffer.data(), buffer.size());
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
@@ -82,7 +82,7 @@ void Stream::pump(std::deque<std::string>& last) {
   for (char c : bytes) c == '\n' ? end_line(last, "\n") : void(line_ += c);
 }
 
-void Stream::end_line(std::deque<std::string>& last, const char* ending) {
+void Pipe::end_line(std::deque<std::string>& last, const char* ending) {
   if (!prefix_.empty()) put(prefix_ + line_ + ending);
   const size_t shown = line_.rfind('\r');  // a progress line: only what stayed on the screen
   last.push_back(shown == std::string::npos ? line_ : line_.substr(shown + 1));
@@ -90,7 +90,7 @@ void Stream::end_line(std::deque<std::string>& last, const char* ending) {
   line_.clear();
 }
 
-void Stream::put(std::string_view text) const {
+void Pipe::put(std::string_view text) const {
   while (!text.empty() && sink_ >= 0) {
     const ssize_t done = write(sink_, text.data(), text.size());
     if (done < 0 && errno != EINTR) return;  // nobody reads us

@@ -18,10 +18,10 @@ namespace trireme::cluster {
 std::vector<std::string> environment_with(const std::vector<std::pair<std::string, std::string>>& set, const std::vector<std::string_view>& without);
 
 /// One pipe of one process: cuts it into lines, passes them on, remembers the last ones.
-class Stream {
+class Pipe {
  public:
   /// `sink` -1 remembers only.
-  Stream(Descriptor source, int sink, std::string prefix) : source_(std::move(source)), sink_(sink), prefix_(std::move(prefix)) {}
+  Pipe(Descriptor source, int sink, std::string prefix) : source_(std::move(source)), sink_(sink), prefix_(std::move(prefix)) {}
 
   int descriptor() const { return source_.get(); }
 
@@ -54,7 +54,7 @@ struct Child {
   pid_t pid = 0;
   Descriptor process;  // readable when it has ended
   Descriptor input;    // the other end of its standard input
-  std::vector<Stream> streams;
+  std::vector<Pipe> streams;
   std::deque<std::string> last;  // lines
   std::optional<int> status;     // of waitpid, once it ended
   double ended = 0;              // seconds after the start

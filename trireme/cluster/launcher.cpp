@@ -153,7 +153,7 @@ class Job {
 
   bool anything_open() const {
     return std::any_of(children_.begin(), children_.end(), [](const Child& child) {
-      return !child.status || std::any_of(child.streams.begin(), child.streams.end(), [](const Stream& s) { return s.descriptor() >= 0; });
+      return !child.status || std::any_of(child.streams.begin(), child.streams.end(), [](const Pipe& s) { return s.descriptor() >= 0; });
     });
   }
 
@@ -167,7 +167,7 @@ class Job {
     const size_t first = polls.size();
     for (const Child& child : children_) {
       polls.push_back({child.status ? -1 : child.process.get(), POLLIN, 0});
-      for (const Stream& stream : child.streams) polls.push_back({stream.descriptor(), POLLIN, 0});
+      for (const Pipe& stream : child.streams) polls.push_back({stream.descriptor(), POLLIN, 0});
     }
     const int limit = end_ ? static_cast<int>(std::max(0.0, Seconds(*end_ - Clock::now()).count()) * 1e3) + 1 : -1;
     if (poll(polls.data(), polls.size(), limit) <= 0) return;
@@ -178,7 +178,7 @@ class Job {
     size_t place = first;
     for (Child& child : children_) {  // output first: the last words belong to the death that follows
       place++;
-      for (Stream& stream : child.streams)
+      for (Pipe& stream : child.streams)
         if (polls[place++].revents != 0) stream.pump(child.last);
     }
     place = first;

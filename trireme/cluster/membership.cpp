@@ -11,7 +11,6 @@
 namespace trireme::cluster {
 namespace {
 
-constexpr double kClockTolerance = 5;  // seconds
 constexpr int kMostSlots = 1 << 16;
 
 bool present(const Attendee& attendee) { return attendee.standing == Standing::present; }

@@ -72,7 +72,9 @@ std::vector<int> assign(const std::vector<Attendee>& attendees, const Membership
 /// Grows with every registration, assignment and departure.
 uint64_t epoch_of(const std::vector<Attendee>& attendees);
 
-/// A warning when a member's wall clock (seconds since 1970) is off by more than five seconds, or "".
+constexpr double kClockTolerance = 5;  // seconds
+
+/// A warning when a member's wall clock (seconds since 1970) is off by more than kClockTolerance, or "".
 std::string clock_warning(const std::string& host, double theirs, const std::string& own_host, double ours);
 
 }  // namespace trireme::cluster

@@ -7,10 +7,11 @@
 #include <functional>
 #include <set>
 
+#include <trireme/cluster/membership.h>
+
 namespace trireme::cluster {
 namespace {
 
-constexpr double kClockTolerance = 5;      // seconds
 constexpr double kSlow = 3, kFar = 10;     // times worse than usual
 constexpr double kHarmlessLatency = 2e-3;  // seconds: below, nobody need care
 constexpr double kGbit = 1e9, kMicrosecond = 1e-6;

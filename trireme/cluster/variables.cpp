@@ -6,15 +6,15 @@
 namespace trireme::cluster {
 namespace {
 
-constexpr size_t kShown = 120;  // of a value in a message
+constexpr size_t kShownValue = 120;  // of a value in a message
 
 }  // namespace
 
 std::string shown(std::string_view value) {
-  std::string result(value.substr(0, kShown));
+  std::string result(value.substr(0, kShownValue));
   for (char& c : result)
     if (static_cast<unsigned char>(c) < 32 || c == 127) c = '?';
-  return value.size() > kShown ? result + "..." : result;
+  return value.size() > kShownValue ? result + "..." : result;
 }
 
 bool is_host(std::string_view text) {

@@ -17,7 +17,7 @@ std::string_view next_word(std::string_view& line) {
 }
 
 /// The whole text as a finite float, with or without a plus. What is too small for a float becomes 0.
-bool parse(std::string_view text, float& value) {
+bool parse_value(std::string_view text, float& value) {
   if (text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
   double wide = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), wide);
@@ -29,7 +29,7 @@ bool parse_entry(std::string_view word, uint64_t& key, float& value) {
   const size_t colon = word.find(':');
   if (colon == std::string_view::npos) return false;
   const auto [stop, error] = std::from_chars(word.data(), word.data() + colon, key);
-  return error == std::errc{} && stop == word.data() + colon && parse(word.substr(colon + 1), value);
+  return error == std::errc{} && stop == word.data() + colon && parse_value(word.substr(colon + 1), value);
 }
 
 }  // namespace
@@ -42,7 +42,7 @@ SparseRows read_libsvm(const std::string& path, int rank, int ranks) {
     std::string_view word = next_word(line);
     if (word.empty()) continue;
     float label = 0;
-    if (!parse(word, label)) fail<Corruption>("{}, column 1: the label '{}' is not a number", lines.where(), word.substr(0, 40));
+    if (!parse_value(word, label)) fail<Corruption>("{}, column 1: the label '{}' is not a number", lines.where(), word.substr(0, 40));
     for (size_t column = 2; !(word = next_word(line)).empty(); column++) {
       uint64_t key = 0;
       float value = 0;

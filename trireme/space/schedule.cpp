@@ -9,7 +9,7 @@
 
 namespace trireme::space {
 namespace {
-constexpr std::array kNames = {"constant", "step", "cosine"};
+constexpr std::array kSchedules = {"constant", "step", "cosine"};
 }
 
 double rate_at(const ScheduleOptions& options, double lr, int64_t step) {
@@ -31,11 +31,11 @@ double rate_at(const ScheduleOptions& options, double lr, int64_t step) {
   return lr;
 }
 
-std::vector<std::string> schedule_names() { return {kNames.begin(), kNames.end()}; }
+std::vector<std::string> schedule_names() { return {kSchedules.begin(), kSchedules.end()}; }
 
 Schedule schedule_named(const std::string& name) {
-  for (size_t i = 0; i < kNames.size(); i++)
-    if (name == kNames[i]) return static_cast<Schedule>(i);
+  for (size_t i = 0; i < kSchedules.size(); i++)
+    if (name == kSchedules[i]) return static_cast<Schedule>(i);
   fail<InvalidArgument>("unknown schedule '{}'{}", name, did_you_mean(name, schedule_names()));
 }
 

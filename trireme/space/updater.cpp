@@ -9,7 +9,7 @@
 namespace trireme::space {
 namespace {
 
-constexpr std::array kNames = {"sgd", "momentum", "adagrad", "adam", "adamw"};
+constexpr std::array kOptimizers = {"sgd", "momentum", "adagrad", "adam", "adamw"};
 
 UpdaterOptions with_kind(UpdaterOptions options, Optimizer kind) {
   options.kind = kind;
@@ -48,12 +48,12 @@ UpdaterOptions adagrad(UpdaterOptions options) { return with_kind(options, Optim
 UpdaterOptions adam(UpdaterOptions options) { return with_kind(options, Optimizer::adam); }
 UpdaterOptions adamw(UpdaterOptions options) { return with_kind(options, Optimizer::adamw); }
 
-std::vector<std::string> optimizer_names() { return {kNames.begin(), kNames.end()}; }
-std::string name_of(Optimizer kind) { return kNames[static_cast<size_t>(kind)]; }
+std::vector<std::string> optimizer_names() { return {kOptimizers.begin(), kOptimizers.end()}; }
+std::string name_of(Optimizer kind) { return kOptimizers[static_cast<size_t>(kind)]; }
 
 Optimizer optimizer_named(const std::string& name) {
-  for (size_t i = 0; i < kNames.size(); i++)
-    if (name == kNames[i]) return static_cast<Optimizer>(i);
+  for (size_t i = 0; i < kOptimizers.size(); i++)
+    if (name == kOptimizers[i]) return static_cast<Optimizer>(i);
   fail<InvalidArgument>("unknown optimizer '{}'{}", name, did_you_mean(name, optimizer_names()));
 }
 
