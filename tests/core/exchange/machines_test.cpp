@@ -59,7 +59,7 @@ void train(const OnMachine& rank, const Layout& layout, const Options& options, 
       if (b + 1 == exchange->buckets().size()) exchange->tell({me + 0.5 * step, me == step % ranks ? 1.0 : 0.0});
       exchange->ready(b);
       if (linger && exchange->patient() && me % 2 == 1 && b + 1 < exchange->buckets().size()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));  // time for the others to go too far
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the delay that is tested, not a wait: time for the others to go too far
         expect_bucket(b, step);
       }
     }
