@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <thread>
 
@@ -10,13 +11,20 @@
 namespace trireme::tests {
 namespace {
 
+constexpr size_t kWeight = 12 * sizeof(float), kAll = kWeight + 4 * sizeof(float);  // bytes
+
 class ArrivalsTest : public testing::Test {
  protected:
-  torch::Tensor weight = torch::randn({4, 3}), bias = torch::randn({4}), other = torch::randn({2, 3});
-  std::vector<size_t> awaited;
-  Arrivals arrivals{{weight, bias}, [this](size_t slot) { awaited.push_back(slot); }};
+  torch::Tensor flat = torch::randn({16}), other = torch::randn({2, 3});
+  std::byte* begin = static_cast<std::byte*>(flat.data_ptr());
+  torch::Tensor weight = torch::from_blob(begin, {4, 3}), bias = torch::from_blob(begin + kWeight, {4});
+  std::vector<space::Range> awaited;
+  Arrivals arrivals{begin, kAll, [this](space::Range part) { awaited.push_back(part); }};
 
-  bool waits_for(size_t slot) const { return std::find(awaited.begin(), awaited.end(), slot) != awaited.end(); }
+  bool waits_for(space::Range part) const { return std::find(awaited.begin(), awaited.end(), part) != awaited.end(); }
+  bool waits_only_for(space::Range part) const { return !awaited.empty() && std::count(awaited.begin(), awaited.end(), part) == std::ssize(awaited); }
+  bool waits_for_weight() const { return waits_for({0, kWeight}); }
+  bool waits_for_bias() const { return waits_for({kWeight, kAll}); }
 };
 
 TEST_F(ArrivalsTest, AnOperatorWaitsForTheParametersThatItUses) {
@@ -24,31 +32,40 @@ TEST_F(ArrivalsTest, AnOperatorWaitsForTheParametersThatItUses) {
   torch::relu(other);
   EXPECT_TRUE(awaited.empty());
   torch::mm(other, weight.t());
-  EXPECT_TRUE(waits_for(0));
-  EXPECT_FALSE(waits_for(1));
+  EXPECT_TRUE(waits_for_weight());
+  EXPECT_FALSE(waits_for_bias());
   torch::linear(other, weight, bias);
-  EXPECT_TRUE(waits_for(1));
+  EXPECT_TRUE(waits_for_bias());
 }
 
 /// The value has to be there before the operator reads it.
 TEST_F(ArrivalsTest, BeforeItReads) {
-  Arrivals filling({weight}, [this](size_t) { std::fill_n(weight.data_ptr<float>(), 12, 7.f); });
+  Arrivals filling(begin, kAll, [this](space::Range) { std::fill_n(weight.data_ptr<float>(), 12, 7.f); });
   filling.expect();
   EXPECT_EQ((weight * 1).sum().item<float>(), 84);
   filling.dismiss();
 }
 
-TEST_F(ArrivalsTest, ViewsListsAndWritesCount) {
-  const torch::Tensor view = weight[2].narrow(0, 1, 2);  // before: no operator waits
+TEST_F(ArrivalsTest, ListsAndWritesCount) {
+  arrivals.expect();
+  torch::cat({other, weight});
+  EXPECT_TRUE(waits_for_weight());
+  EXPECT_FALSE(waits_for_bias());
+  bias.zero_();
+  EXPECT_TRUE(waits_for_bias());
+}
+
+TEST_F(ArrivalsTest, OfAViewAsMuchAsItShows) {
+  const torch::Tensor view = weight[2].narrow(0, 1, 2), column = weight.select(1, 2), nothing = weight.slice(0, 1, 1);  // before: no operator waits
   arrivals.expect();
   view.sum();
-  EXPECT_TRUE(waits_for(0));
+  EXPECT_TRUE(waits_only_for({7 * sizeof(float), 9 * sizeof(float)}));
   awaited.clear();
-  torch::cat({other, weight});
-  EXPECT_TRUE(waits_for(0));
-  EXPECT_FALSE(waits_for(1));
-  bias.zero_();
-  EXPECT_TRUE(waits_for(1));
+  column.sum();
+  EXPECT_TRUE(waits_only_for({2 * sizeof(float), kWeight}));
+  awaited.clear();
+  nothing.sum();
+  EXPECT_TRUE(awaited.empty());
 }
 
 TEST_F(ArrivalsTest, NobodyWaitsBeforeAndAfter) {
@@ -57,7 +74,7 @@ TEST_F(ArrivalsTest, NobodyWaitsBeforeAndAfter) {
   arrivals.dismiss();
   weight.sum();
   {
-    Arrivals shortlived({weight}, [](size_t) { FAIL(); });
+    Arrivals shortlived(begin, kAll, [](space::Range) { FAIL(); });
     shortlived.expect();
   }
   weight.sum();
@@ -66,7 +83,7 @@ TEST_F(ArrivalsTest, NobodyWaitsBeforeAndAfter) {
 
 TEST_F(ArrivalsTest, AFailedWaitIsThrownByDismiss) {
   int calls = 0;
-  Arrivals failing({weight}, [&](size_t) {
+  Arrivals failing(begin, kAll, [&](space::Range) {
     calls++;
     throw std::runtime_error("rank 1 died");
   });

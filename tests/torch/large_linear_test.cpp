@@ -3,14 +3,16 @@
 #include <torch/torch.h>
 
 #include <cstring>
+#include <initializer_list>
 #include <vector>
 
+#include <trireme/parallel/arrivals.h>
 #include <trireme/parallel/large_linear.h>
 
 namespace trireme::tests {
 namespace {
 
-constexpr int64_t kWidth = 1024;  // squared: just large enough
+constexpr int64_t kWidth = 1024, kOutputs = 1030;  // just large enough; the last block of rows is a small one
 
 struct Pass {
   torch::Tensor output, input, weight, bias;  // all but the first: gradients
@@ -38,31 +40,58 @@ Pass run(Layer layer, const torch::Tensor& data, const std::vector<torch::Tensor
 class LargeLinearTest : public testing::Test {
  protected:
   const torch::Tensor data = torch::randn({32, kWidth});
-  const std::vector<torch::Tensor> parameters = {torch::randn({kWidth, kWidth}), torch::randn({kWidth})};
+  const std::vector<torch::Tensor> parameters = {torch::randn({kOutputs, kWidth}), torch::randn({kOutputs})};
   const WeightsFirst scope{true};
 };
 
-TEST_F(LargeLinearTest, GivesTheBitsOfTorch) {
-  const Pass torchs = run(torch::nn::Linear(kWidth, kWidth), data, parameters), ours = run(LargeLinear(kWidth, kWidth), data, parameters);
-  EXPECT_TRUE(torch::equal(ours.output, torchs.output));
-  EXPECT_TRUE(torch::equal(ours.input, torchs.input));
-  EXPECT_TRUE(torch::equal(ours.weight, torchs.weight));
-  EXPECT_TRUE(torch::equal(ours.bias, torchs.bias));
+TEST_F(LargeLinearTest, GivesWhatTorchGives) {
+  torch::nn::Linear torchs_layer(kWidth, kOutputs);
+  LargeLinear our_layer(kWidth, kOutputs);
+  for (torch::nn::Module* layer : std::initializer_list<torch::nn::Module*>{torchs_layer.get(), our_layer.get()}) layer->to(torch::kFloat64);
+  std::vector<torch::Tensor> doubles;
+  for (const torch::Tensor& parameter : parameters) doubles.push_back(parameter.to(torch::kFloat64));
+  const Pass torchs = run(torchs_layer, data.to(torch::kFloat64), doubles), ours = run(our_layer, data.to(torch::kFloat64), doubles);
+  const auto close = [](const torch::Tensor& a, const torch::Tensor& b) { return torch::allclose(a, b, 1e-10, 1e-10); };
+  EXPECT_TRUE(close(ours.output, torchs.output));
+  EXPECT_TRUE(close(ours.input, torchs.input));
+  EXPECT_TRUE(close(ours.weight, torchs.weight));
+  EXPECT_TRUE(close(ours.bias, torchs.bias));
+}
+
+/// So the output's first columns are there when the weight's last rows are not.
+TEST_F(LargeLinearTest, WaitsForRowsWhenItUsesThem) {
+  LargeLinear layer(kWidth, kOutputs);
+  const torch::Tensor expected = torch::linear(data, layer->weight, layer->bias);
+  const auto* const begin = static_cast<const std::byte*>(layer->weight.data_ptr());
+  std::vector<space::Range> awaited;
+  Arrivals arrivals(begin, layer->weight.nbytes(), [&](space::Range part) { awaited.push_back(part); });
+  arrivals.expect();
+  const torch::Tensor output = layer->forward(data.clone().requires_grad_());
+  arrivals.dismiss();
+  EXPECT_TRUE(torch::allclose(output, expected, 1e-4, 1e-4));
+  constexpr size_t kBytes = LargeLinearImpl::kBlock * sizeof(float);
+  size_t known = 0;  // rows are asked for in their order, no sooner than those before them were used
+  for (const space::Range part : awaited) {
+    EXPECT_EQ(part.begin / kBytes, (part.end - 1) / kBytes);
+    EXPECT_LE(part.begin, known);
+    known = std::max(known, part.end);
+  }
+  EXPECT_EQ(known, layer->weight.nbytes());
 }
 
 /// So the input's is computed with whatever the weight is by then.
 TEST_F(LargeLinearTest, HandsTheWeightGradientOverBeforeItComputesTheInputs) {
-  EXPECT_FALSE(run(LargeLinear(kWidth, kWidth), data, parameters, true).input.any().item<bool>());
-  EXPECT_TRUE(run(torch::nn::Linear(kWidth, kWidth), data, parameters, true).input.any().item<bool>());
+  EXPECT_FALSE(run(LargeLinear(kWidth, kOutputs), data, parameters, true).input.any().item<bool>());
+  EXPECT_TRUE(run(torch::nn::Linear(kWidth, kOutputs), data, parameters, true).input.any().item<bool>());
 }
 
 TEST_F(LargeLinearTest, OnlyWhereItIsAskedTo) {
   const WeightsFirst off(false);
-  EXPECT_TRUE(run(LargeLinear(kWidth, kWidth), data, parameters, true).input.any().item<bool>());
+  EXPECT_TRUE(run(LargeLinear(kWidth, kOutputs), data, parameters, true).input.any().item<bool>());
 }
 
 TEST_F(LargeLinearTest, ComputesOnlyTheGradientsThatAreWanted) {
-  LargeLinear layer(kWidth, kWidth);
+  LargeLinear layer(kWidth, kOutputs);
   layer->forward(data).sum().backward();  // a first layer: its input is data
   EXPECT_TRUE(layer->weight.grad().defined());
 

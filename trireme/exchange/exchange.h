@@ -86,8 +86,8 @@ class Exchange {
   virtual bool patient() const { return false; }
   /// All buckets are ready. Blocks until told() is valid.
   virtual void close() = 0;
-  /// After close(): blocks until this step's parameters of a bucket are in place on this rank and may be used.
-  virtual void await(size_t /*bucket*/) {}
+  /// After close(): blocks until this step's parameters in a part of the flat vector are in place on this rank and may be used.
+  virtual void await(space::Range /*part*/) {}
   /// After close(): blocks until all of them are. Does nothing when they have landed().
   virtual void land() {}
   virtual bool landed() const { return true; }

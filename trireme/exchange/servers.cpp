@@ -124,8 +124,9 @@ void Servers::close() {
   taken_ = false;
 }
 
-void Servers::await(size_t bucket) {
-  if (bucket < pushes_.size()) pushes_[bucket].wait();
+void Servers::await(space::Range part) {
+  for (size_t bucket = 0; bucket < pushes_.size(); bucket++)
+    if (!intersect(part, buckets_[bucket].range).empty()) pushes_[bucket].wait();
 }
 
 void Servers::land() {

@@ -34,7 +34,7 @@ class Servers final : public Exchange {
   void publish_parameters() override;
   void ready(size_t bucket) override;
   void close() override;
-  void await(size_t bucket) override;
+  void await(space::Range part) override;
   void land() override;
   bool landed() const override { return pushes_.empty(); }
   bool lockstep() const override { return client_->job().rules.order == ps::Order::together; }

@@ -17,6 +17,9 @@ constexpr size_t kPieceBytes = 1 << 20;
 /// The first step that follows a plan, and then every power of two: machines warm up, and may change later.
 constexpr uint32_t kFirstPlan = 4;
 
+/// Grows with the step, then with the pieces of it.
+constexpr uint64_t landing(uint32_t step, uint32_t pieces) { return uint64_t{step} << 32 | pieces; }
+
 }  // namespace
 
 Spread::Spread(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
@@ -103,25 +106,31 @@ void Spread::close() {
     work_next();
     depart();
   }
-  await(buckets_.size() - 1);
+  await(buckets_.back().range);
   told_ = total();
 }
 
-void Spread::await(size_t bucket) {
-  while (!landed_on(local_.rank(), bucket)) land_first();
+void Spread::await(space::Range part) {
+  if (landed_) return;
+  for (size_t bucket = 0; bucket < buckets_.size(); bucket++)
+    if (const space::Range here = intersect(part, buckets_[bucket].range); !here.empty()) await(bucket, here);
+}
+
+void Spread::await(size_t bucket, space::Range part) {
+  while (!landed_on(local_.rank(), bucket, part)) land_first();
   for (int step = 1; step < local_.size(); step++) {
     const int peer = (local_.rank() + step) % local_.size();
     // A peer may need what travels here before it can go on to this bucket: land that first, and only then sleep.
-    while (!landed_on(peer, bucket) && !travelling_.empty()) land_first();
+    while (!landed_on(peer, bucket, part) && !travelling_.empty()) land_first();
     local_.rounds().await(
-        peer, [&] { return landed_on(peer, bucket); }, [&] { return fmt::format("the parameters of '{}'", buckets_[bucket].name); });
+        peer, [&] { return landed_on(peer, bucket, part); }, [&] { return fmt::format("the parameters of '{}'", buckets_[bucket].name); });
   }
 }
 
 void Spread::land() {
   if (landed_) return;
   while (!travelling_.empty()) land_first();
-  for (size_t bucket = 0; bucket < buckets_.size(); bucket++) await(bucket);
+  await({0, layout_.bytes()});
   landed_ = true;
 }
 
@@ -168,16 +177,24 @@ void Spread::land_first() {
   const space::Source sum[] = {{gradients(), lane_flags_.data() + b.first}};
   update_present(*updater_, piece.bucket, layout_, b.first, b.last, piece.range, b.dtype, parameters(), sum);
   Trip& trip = trips_[piece.bucket];
-  if (--trip.travelling == 0 && trip.rest.empty()) mark_landed(piece.bucket);
+  trip.travelling--;
+  trip.landed++;
+  mark_landed(piece.bucket, trip.travelling == 0 && trip.rest.empty() ? kAllPieces : trip.landed);
 }
 
-void Spread::mark_landed(size_t bucket) {
-  if (last(bucket) && local_.rank() == speaker_) total() = told_;
-  landings(local_.rank(), bucket).store(step_);
+void Spread::mark_landed(size_t bucket, uint32_t pieces) {
+  if (pieces == kAllPieces && last(bucket) && local_.rank() == speaker_) total() = told_;
+  landings(local_.rank(), bucket).store(landing(step_, pieces));
   local_.rounds().ring();
 }
 
-bool Spread::landed_on(int rank, size_t bucket) const { return static_cast<int32_t>(landings(rank, bucket).load() - step_) >= 0; }
+/// What of a part is in a rank's slice. Pieces of a slice land in their order.
+bool Spread::landed_on(int rank, size_t bucket, space::Range part) const {
+  const space::Range slice = rank < lanes_ ? space::part_of(buckets_[bucket].range, rank, lanes_) : space::Range{};
+  const space::Range wanted = intersect(part, slice);
+  const size_t pieces = wanted.end == slice.end ? kAllPieces : (wanted.end - slice.begin + kPieceBytes - 1) / kPieceBytes;
+  return wanted.empty() || static_cast<int64_t>(landings(rank, bucket).load() - landing(step_, static_cast<uint32_t>(pieces))) >= 0;
+}
 
 /// The gradients of a slot in this machine. True when every rank has one.
 bool Spread::sources_of(size_t slot, std::vector<const std::byte*>& sources) const {

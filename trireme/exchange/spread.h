@@ -22,23 +22,26 @@ class Spread final : public Shared {
   void ready(size_t bucket) override;
   bool patient() const override { return true; }
   void close() override;
-  void await(size_t bucket) override;
+  void await(space::Range part) override;
   void land() override;
   bool landed() const override { return landed_; }
 
  private:
+  static constexpr uint32_t kAllPieces = ~uint32_t{0};
+
   /// Pieces of a bucket's slice, in this step.
   struct Trip {
     bool reduced = false;   // over this machine
     space::Range rest;      // not sent yet
     size_t travelling = 0;  // pieces
+    uint32_t landed = 0;
   };
   struct Piece {
     size_t bucket;
     space::Range range;
     std::unique_ptr<comm::Work> sum;
   };
-  using Landings = std::atomic<uint32_t>;  // a rank's, by bucket: the last step in which its slice has landed
+  using Landings = std::atomic<uint64_t>;  // a rank's, by bucket: the last step in which something of its slice has landed, and how many pieces of it
 
   void work(size_t bucket) override;
   void proceed() override;
@@ -46,8 +49,9 @@ class Spread final : public Shared {
   void depart();
   void depart_piece(size_t bucket);
   void land_first();
-  void mark_landed(size_t bucket);
-  bool landed_on(int rank, size_t bucket) const;
+  void mark_landed(size_t bucket, uint32_t pieces = kAllPieces);
+  bool landed_on(int rank, size_t bucket, space::Range part) const;
+  void await(size_t bucket, space::Range part);
   bool sources_of(size_t slot, std::vector<const std::byte*>& sources) const;
   void reduce_local(size_t bucket);
   void plan();

@@ -1,5 +1,6 @@
 #include <trireme/parallel/arrivals.h>
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/record_function.h>
 
 #include <utility>
@@ -28,9 +29,8 @@ struct ArrivalsObserver {
   }
 };
 
-Arrivals::Arrivals(const std::vector<torch::Tensor>& parameters, std::function<void(size_t)> await) : await_(std::move(await)) {
-  for (size_t slot = 0; slot < parameters.size(); slot++) slots_.emplace(parameters[slot].storage().data(), slot);
-}
+Arrivals::Arrivals(const std::byte* parameters, size_t bytes, std::function<void(space::Range)> await)
+    : parameters_(parameters), bytes_(bytes), await_(std::move(await)) {}
 
 Arrivals::~Arrivals() {
   failure_ = nullptr;
@@ -53,11 +53,12 @@ void Arrivals::dismiss() {
 }
 
 void Arrivals::use(const torch::Tensor& tensor) noexcept {
-  if (failure_ || !tensor.defined() || !tensor.has_storage()) return;
-  const auto found = slots_.find(tensor.storage().data());
-  if (found == slots_.end()) return;
+  if (failure_ || !tensor.defined() || !tensor.has_storage() || tensor.numel() == 0) return;
+  const auto* const data = static_cast<const std::byte*>(tensor.data_ptr());
+  if (data < parameters_ || data >= parameters_ + bytes_) return;
+  const auto begin = static_cast<size_t>(data - parameters_);
   try {
-    await_(found->second);
+    await_({begin, begin + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize())});
   } catch (...) {
     failure_ = std::current_exception();
   }

@@ -3,22 +3,22 @@
 //
 // A forward pass uses the first layers first, and those arrive first. So the next pass may begin before the last layers are there, if whoever uses a parameter
 // waits for it. libtorch has no hooks before a C++ module's forward(), but it announces every operator with its inputs (at::RecordFunction): while an Arrivals
-// lives, an operator that gets a parameter, or a view of one, first waits for it.
+// lives, an operator that gets a parameter, or a view of one, first waits for it: for as much as the view shows.
 #include <torch/types.h>
 
 #include <cstddef>
 #include <exception>
 #include <functional>
-#include <unordered_map>
-#include <vector>
+
+#include <trireme/space/range.h>
 
 namespace trireme {
 
 class Arrivals {
  public:
-  /// `await(slot)` blocks until a slot's parameter may be used; it is called more than once. `parameters` are by slot. None of its exceptions reaches the
-  /// operator, which cannot pass one on: dismiss() throws the first, and nobody waits any more. For one thread: that of expect().
-  Arrivals(const std::vector<torch::Tensor>& parameters, std::function<void(size_t slot)> await);
+  /// `await(part)` blocks until a part of the flat `parameters` may be used; it is called more than once. None of its exceptions reaches the operator, which
+  /// cannot pass one on: dismiss() throws the first, and nobody waits any more. For one thread: that of expect().
+  Arrivals(const std::byte* parameters, size_t bytes, std::function<void(space::Range part)> await);
   ~Arrivals();
   Arrivals(const Arrivals&) = delete;
   Arrivals& operator=(const Arrivals&) = delete;
@@ -32,8 +32,9 @@ class Arrivals {
   friend struct ArrivalsObserver;
   void use(const torch::Tensor& tensor) noexcept;
 
-  std::unordered_map<const void*, size_t> slots_;  // by the beginning of a parameter's memory
-  std::function<void(size_t)> await_;
+  const std::byte* parameters_;
+  size_t bytes_;
+  std::function<void(space::Range)> await_;
   std::exception_ptr failure_;
   uint64_t callback_ = 0;
   bool expecting_ = false;

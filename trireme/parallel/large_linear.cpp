@@ -2,6 +2,8 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
+
 namespace trireme {
 namespace {
 
@@ -13,11 +15,24 @@ thread_local bool weights_first = false;
 
 // Two nodes, as a node's gradients are handed over when it has computed all of them. Backward comes through WeightPath first.
 
+/// Rows of a matrix. Not by an operator: that would wait for all of them.
+Tensor rows_of(const Tensor& matrix, int64_t begin, int64_t end) {
+  const int64_t width = matrix.size(1);
+  return torch::from_blob(static_cast<char*>(matrix.data_ptr()) + begin * width * static_cast<int64_t>(matrix.itemsize()), {end - begin, width}, matrix.options());
+}
+
 /// The layer, with a gradient for its input alone.
 struct InputPath : torch::autograd::Function<InputPath> {
   static Tensor forward(AutogradContext* context, const Tensor& input, const Tensor& weight, const Tensor& bias) {
     context->save_for_backward({weight});
-    return torch::linear(input, weight, bias);
+    const int64_t outputs = weight.size(0), rows = std::max<int64_t>(1, LargeLinearImpl::kBlock / weight.size(1));
+    Tensor output = torch::empty({input.size(0), outputs}, input.options());
+    for (int64_t begin = 0; begin < outputs; begin += rows) {
+      const int64_t end = std::min(outputs, begin + rows);
+      Tensor block = output.slice(1, begin, end);
+      torch::mm_out(block, input, rows_of(weight, begin, end).t());
+    }
+    return output.add_(bias);  // at last: in the flat space it comes after the weight
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     return {gradients[0].mm(context->get_saved_variables()[0]), Tensor(), Tensor()};
@@ -43,9 +58,9 @@ WeightsFirst::~WeightsFirst() { weights_first = before_; }
 
 torch::Tensor LargeLinearImpl::forward(const torch::Tensor& input) {
   const bool trains = weight.requires_grad() && bias.defined() && bias.requires_grad() && input.requires_grad() && torch::GradMode::is_enabled();
-  if (!weights_first || !trains || weight.numel() < kLeast || input.dim() != 2) return LinearImpl::forward(input);
-  // Detached, or the engine would wait for the other path as well before it hands a gradient over.
-  return WeightPath::apply(InputPath::apply(input, weight.detach(), bias.detach()), input.detach(), weight, bias);
+  if (!weights_first || !trains || weight.numel() < kLeast || !weight.is_contiguous() || input.dim() != 2) return LinearImpl::forward(input);
+  // Detached, or the engine would wait for the other path as well before it hands a gradient over. And not by an operator, which would wait for all rows.
+  return WeightPath::apply(InputPath::apply(input, weight.variable_data(), bias.variable_data()), input.detach(), weight, bias);
 }
 
 }  // namespace trireme

@@ -174,9 +174,7 @@ class Parallel::Impl {
     }
     exchange_->publish_parameters();
     placement_.emplace(gradients_);
-    std::vector<torch::Tensor> homes;
-    for (const auto& [name, parameter] : parameters_) homes.push_back(parameter);
-    arrivals_.emplace(homes, [this](size_t slot) { exchange_->await(bucket_of_[slot]); });
+    arrivals_.emplace(exchange_->parameters(), layout.bytes(), [this](space::Range part) { exchange_->await(part); });
   }
 
   void listen() {

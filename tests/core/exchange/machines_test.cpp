@@ -38,16 +38,23 @@ void train(const OnMachine& rank, const Layout& layout, const Options& options, 
   const int ranks = rank.all.size(), me = rank.all.rank();
   const Group group(rank.all, rank.here, rank.lane, rank.all.topology().lanes());
   const auto exchange = make_exchange(group, layout, space::sgd(), options);
-  const auto expect_bucket = [&](size_t b, int step) {
-    for (size_t slot = exchange->buckets()[b].first; slot < exchange->buckets()[b].last; slot++)
-      for (size_t i = 0; i < layout[slot].elements(); i += 97)
-        ASSERT_EQ(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i], expected(ranks, i, step)) << layout[slot].name;
+  const auto expect_part = [&](space::Range part, int step) {
+    for (size_t slot = 0; slot < layout.size(); slot++) {
+      const space::Range mine = intersect(part, layout[slot].range);
+      for (size_t at = mine.begin; at < mine.end; at += 97 * sizeof(double))
+        ASSERT_EQ(*reinterpret_cast<const double*>(exchange->parameters() + at), expected(ranks, (at - layout[slot].range.begin) / sizeof(double), step))
+            << layout[slot].name;
+    }
   };
+  const auto expect_bucket = [&](size_t b, int step) { expect_part(exchange->buckets()[b].range, step); };
   for (int step = 0; step < kSteps; step++) {
     exchange->begin(kRate);
     for (size_t b = exchange->buckets().size(); later && step > 0 && b-- > 0;) {
-      exchange->await(b);
-      expect_bucket(b, step);
+      for (int third = 0; third < 3; third++) {
+        const space::Range part = space::part_of(exchange->buckets()[b].range, third, 3);
+        exchange->await(part);
+        expect_part(part, step);
+      }
     }
     exchange->open();
     for (size_t b = 0; b < exchange->buckets().size(); b++) {
