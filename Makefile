@@ -20,7 +20,6 @@ train: build ## train LeNet on Fashion-MNIST on two workers
 
 test: build check ## all tests
 	@cd $(BUILD) && ctest --output-on-failure --timeout 300 -j 2
-	@$(MAKE) --no-print-directory asan tsan
 
 unit: build ## the quick tests only
 	@cd $(BUILD) && ctest --output-on-failure -L unit
