@@ -32,8 +32,11 @@ int main(int, char** argv) {
     arrivals->fetch_add(1);
     for (int spins = 0; arrivals->load(std::memory_order_acquire) < expected; spins++) spins > 2000 ? std::this_thread::yield() : _mm_pause();
   };
+  // Long enough for the system to give each process a core.
+  for (const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100); std::chrono::steady_clock::now() < until;) {
+  }
   for (size_t count : counts) {
-    const int rounds = static_cast<int>(std::clamp<size_t>((size_t{1} << 25) / count, 8, 2000));
+    const int rounds = static_cast<int>(std::clamp<size_t>((size_t{1} << 25) / count, 8, 40000));
     std::chrono::steady_clock::time_point start;
     for (int round = -3; round < rounds; round++) {
       if (round == 0) start = std::chrono::steady_clock::now();

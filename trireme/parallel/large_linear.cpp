@@ -18,7 +18,8 @@ thread_local bool weights_first = false;
 /// Rows of a matrix. Not by an operator: that would wait for all of them.
 Tensor rows_of(const Tensor& matrix, int64_t begin, int64_t end) {
   const int64_t width = matrix.size(1);
-  return torch::from_blob(static_cast<char*>(matrix.data_ptr()) + begin * width * static_cast<int64_t>(matrix.itemsize()), {end - begin, width}, matrix.options());
+  return torch::from_blob(static_cast<char*>(matrix.data_ptr()) + begin * width * static_cast<int64_t>(matrix.itemsize()), {end - begin, width},
+                          matrix.options());
 }
 
 /// The layer, with a gradient for its input alone.

@@ -95,13 +95,13 @@ void Communicator::allreduce(void* data, size_t count, DType type, Op op, std::s
   Fingerprint what = about(Kind::allreduce, count, type, name);
   what.op = op;
   if (offset == kPrivate) copy_bytes(stage(rank(), claim_stage()), begin, first.size());
-  const uint32_t round = rounds_.arrive(what, offset, name);
+  const uint32_t round = rounds_.arrive(what, offset, name, Then::wait);
   rounds_.await_arrivals(round);
   int in_segment = 0;
   for (int r = 0; r < size(); r++) in_segment += rounds_.offset_of(r, round) != kPrivate;
   if (in_segment == size()) {
     reduce_slice(round, count, type, op);
-    rounds_.finish(round);
+    rounds_.finish(round, Then::wait);
     return rounds_.await_finished(round);
   }
   // Everybody private: the first piece is staged already. Some of each: this round only served to find that out, and all count the stage as used.

@@ -85,19 +85,21 @@ Rounds::~Rounds() {
   watcher_.join();
 }
 
-uint32_t Rounds::arrive(const Fingerprint& what, uint64_t offset, std::string_view name) {
+uint32_t Rounds::arrive(const Fingerprint& what, uint64_t offset, std::string_view name, Then then) {
   const uint32_t round = next_++;
-  if (!all_finished(round - kAhead)) await_finished(round - kAhead);
+  if (static_cast<int32_t>(past_ - (round + 1 - kAhead)) < 0) await_finished(round - kAhead);
   Station& mine = stations_[rank_];
-  Entry& entry = mine.entries[round % kAhead];
-  entry.what = what;
-  entry.offset = offset;
+  Entry &entry = mine.entries[round % kAhead], &own = own_[round % kAhead];
+  entry.what = own.what = what;
+  entry.offset = own.offset = offset;
+  own.round.store(round + 1, std::memory_order_relaxed);
   auto& text = mine.names[round % kAhead];
   const size_t length = std::min(name.size(), kNameBytes - 1);
   std::memcpy(text.data(), name.data(), length);
   text[length] = 0;
-  entry.round.store(round + 1);  // sequentially consistent: the sleepers are looked at after this is visible
-  if (mine.sleepers.load() != 0) ring(rank_);
+  entry.round.store(round + 1, std::memory_order_release);
+  unannounced_ = true;
+  announce(then);
   return round;
 }
 
@@ -125,11 +127,11 @@ void Rounds::compare(int peer, uint32_t round) const {
                  name_of(rank_), describe(rank_, round), name_of(peer), describe(peer, round));
 }
 
-void Rounds::finish(uint32_t round) {
-  if (stations_[rank_].finished.load(std::memory_order_relaxed) != round)
-    fail<Error>("round {} finished before an earlier one: a collective was called in the middle of a step", round);
-  stations_[rank_].finished.store(round + 1);
-  if (stations_[rank_].sleepers.load() != 0) ring(rank_);
+void Rounds::finish(uint32_t round, Then then) {
+  if (finished_ != round) fail<Error>("round {} finished before an earlier one: a collective was called in the middle of a step", round);
+  stations_[rank_].finished.store(++finished_, std::memory_order_release);
+  unannounced_ = true;
+  announce(then);
 }
 
 bool Rounds::all_finished(uint32_t round) const {
@@ -144,10 +146,23 @@ void Rounds::await_finished(uint32_t round) {
     await(
         peer, [&] { return finished(peer, round); }, [&] { return describe(rank_, round); });
   }
+  if (static_cast<int32_t>(round + 1 - past_) > 0) past_ = round + 1;
+  announce(Then::work);
 }
 
+void Rounds::announce(Then then) {
+  if (!unannounced_) return;
+  if (then == Then::wait) {
+    if (stations_[rank_].sleepers.load(std::memory_order_relaxed) != 0) ring(rank_);
+    return;
+  }
+  unannounced_ = false;
+  ring();
+}
+
+/// A change, not only a look: a sleeper either was counted before it, or is counted after it and then sees all that this rank wrote.
 void Rounds::ring() {
-  if (stations_[rank_].sleepers.load() != 0) ring(rank_);
+  if (stations_[rank_].sleepers.fetch_add(0) != 0) ring(rank_);
 }
 
 void Rounds::ring(int rank) {

@@ -54,15 +54,19 @@ constexpr size_t kNameBytes = 56;
 enum State : uint32_t { kAbsent, kPresent, kLeft, kFailed };
 
 /// One rank's block of the shared control area. Written by its owner only, but for the bell and the count of sleepers.
-struct alignas(64) Station {
+struct alignas(128) Station {
   std::atomic<uint32_t> finished;  // rounds finished
-  std::atomic<uint32_t> bell;      // futex: changes when this rank arrived, finished, left or somebody died
-  std::atomic<uint32_t> sleepers;  // who waits for this bell
   std::atomic<uint32_t> state;     // a State
   std::atomic<int32_t> pid;
-  alignas(64) std::array<Entry, kAhead> entries;
+  alignas(128) std::atomic<uint32_t> bell;  // futex: changes when this rank arrived, finished, left or somebody died
+  std::atomic<uint32_t> sleepers;           // who waits for this bell
+  alignas(128) std::array<Entry, kAhead> entries;
   std::array<std::array<char, kNameBytes>, kAhead> names;
 };
+
+/// What a rank does after it has arrived or finished: goes on with its own work, or waits at once for the others to do the same. Looking for sleepers to wake
+/// means waiting until what was written has reached the other cores; a rank that waits anyway looks afterwards.
+enum class Then { work, wait };
 
 /// This rank's place in the rounds. Not thread-safe. The constructor blocks until all ranks are present.
 class Rounds {
@@ -79,7 +83,7 @@ class Rounds {
   int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<size_t>(rank)]; }
 
   /// Publishes this rank's entry for the next round and returns the round's number. Waits only when kAhead rounds are open.
-  uint32_t arrive(const Fingerprint& what, uint64_t offset, std::string_view name);
+  uint32_t arrive(const Fingerprint& what, uint64_t offset, std::string_view name, Then then = Then::work);
   /// True when every rank has arrived; does not wait. Throws Mismatch when somebody came for something else.
   bool all_arrived(uint32_t round);
   void await_arrivals(uint32_t round);
@@ -87,7 +91,7 @@ class Rounds {
   uint64_t offset_of(int rank, uint32_t round) const { return entry(rank, round).offset; }
 
   /// This rank's part of the round is done. Rounds are finished in order.
-  void finish(uint32_t round);
+  void finish(uint32_t round, Then then = Then::work);
   bool all_finished(uint32_t round) const;
   void await_finished(uint32_t round);
 
@@ -101,15 +105,18 @@ class Rounds {
   void ring();
 
  private:
-  const Entry& entry(int rank, uint32_t round) const { return stations_[rank].entries[round % kAhead]; }
-  // Sequentially consistent, as await() needs: whoever finds nothing here has been counted as a sleeper before. On x86 it costs the same.
+  // This rank's own from a copy: its line in shared memory is in the cache of whoever looked at it last.
+  const Entry& entry(int rank, uint32_t round) const { return rank == rank_ ? own_[round % kAhead] : stations_[rank].entries[round % kAhead]; }
   bool arrived(int rank, uint32_t round) const { return static_cast<int32_t>(entry(rank, round).round.load() - (round + 1)) >= 0; }
-  bool finished(int rank, uint32_t round) const { return static_cast<int32_t>(stations_[rank].finished.load() - (round + 1)) >= 0; }
+  bool finished(int rank, uint32_t round) const {
+    return static_cast<int32_t>((rank == rank_ ? finished_ : stations_[rank].finished.load()) - (round + 1)) >= 0;
+  }
   void compare(int peer, uint32_t round) const;
   std::string describe(int rank, uint32_t round) const;
   bool trouble(int awaited) const { return lost_.load() >= 0 || interrupted_.load() || stations_[awaited].state.load() > kPresent; }
   [[noreturn]] void give_up(int awaited, const std::string& what) const;
   [[noreturn]] void time_out(int peer, const std::string& what) const;
+  void announce(Then then);
   void ring(int rank);
   void watch();
   void join_all();
@@ -119,9 +126,13 @@ class Rounds {
   int rank_, ranks_;
   Seconds timeout_;
   std::vector<int> names_;
-  int spins_, yields_;         // how long to look before sleeping
-  uint32_t next_ = 0;          // round at which this rank arrives next
-  uint32_t compared_ = 0;      // rounds below this were found to match
+  int spins_, yields_;        // how long to look before sleeping
+  bool unannounced_ = false;  // sleepers have not been looked for since this rank arrived or finished
+  uint32_t next_ = 0;         // round at which this rank arrives next
+  uint32_t finished_ = 0;     // rounds that this rank finished
+  uint32_t compared_ = 0;     // rounds below this were found to match
+  uint32_t past_ = 0;         // rounds below this were found finished by all
+  std::array<Entry, kAhead> own_{};
   std::atomic<int> lost_{-1};  // rank that the watcher saw die
   std::exception_ptr cause_;   // set before interrupted_, not changed after it
   std::atomic<bool> interrupted_{false};
@@ -136,6 +147,7 @@ void Rounds::await(int peer, const Ready& ready, const What& what) {
     if (ready()) return;
     __builtin_ia32_pause();
   }
+  announce(Then::work);
   for (int i = 0; i < yields_; i++) {
     if (ready()) return;
     std::this_thread::yield();
