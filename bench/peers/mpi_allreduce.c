@@ -8,12 +8,14 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  for (const double until = MPI_Wtime() + 0.1; MPI_Wtime() < until;) {  /* long enough for the system to give each process a core */
+  }
   FILE* out = rank == 0 ? fopen(argv[1], "w") : NULL;
   for (char* item = strtok(argv[2], ","); item != NULL; item = strtok(NULL, ",")) {
     const long bytes = atol(item), count = bytes / 4;
     long rounds = (1L << 25) / count;
     if (rounds < 8) rounds = 8;
-    if (rounds > 2000) rounds = 2000;
+    if (rounds > 40000) rounds = 40000;
     float* x = malloc(bytes);
     for (long i = 0; i < count; i++) x[i] = 1;
     double start = 0;

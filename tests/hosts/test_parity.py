@@ -55,7 +55,10 @@ class Parity(training.HostsTest):
         self.check("a:1,b:1", "mlp:128,4096", "--dtype", "f64", "--bucket-bytes", 100000)
 
     def test_weight_gradients_of_large_layers_come_first(self):
-        """The weight is used once more after its gradient has departed, by both workers of a host."""
+        """The weight is used once more after its gradient has departed, by both workers of a host, and its rows as they arrive."""
+        for host in ("a", "b"):
+            self.hosts.limit(host, "1gbit")
+            self.addCleanup(self.hosts.unlimit, host)
         self.check("a:2,b:2", "mlp:40,1024,1024", "--dtype", "f64")
 
     def test_uneven_with_accumulation(self):

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstring>
 #include <initializer_list>
 #include <vector>
@@ -58,25 +59,47 @@ TEST_F(LargeLinearTest, GivesWhatTorchGives) {
   EXPECT_TRUE(close(ours.bias, torchs.bias));
 }
 
-/// So the output's first columns are there when the weight's last rows are not.
+/// Parameters that come in only when somebody waits for them, a part at a time.
 TEST_F(LargeLinearTest, WaitsForRowsWhenItUsesThem) {
   LargeLinear layer(kWidth, kOutputs);
-  const torch::Tensor expected = torch::linear(data, layer->weight, layer->bias);
-  const auto* const begin = static_cast<const std::byte*>(layer->weight.data_ptr());
+  const auto weight_bytes = static_cast<size_t>(kOutputs * kWidth) * sizeof(float), all = weight_bytes + kOutputs * sizeof(float);
+  const torch::Tensor there = torch::cat({parameters[0].flatten(), parameters[1]}), here = torch::full_like(there, NAN);
+  auto* const flat = static_cast<std::byte*>(here.data_ptr());
+  layer->weight.set_data(torch::from_blob(flat, {kOutputs, kWidth}));
+  layer->bias.set_data(torch::from_blob(flat + weight_bytes, {kOutputs}));
   std::vector<space::Range> awaited;
-  Arrivals arrivals(begin, layer->weight.nbytes(), [&](space::Range part) { awaited.push_back(part); });
+  Arrivals arrivals(flat, all, [&](space::Range part) {
+    std::memcpy(flat + part.begin, static_cast<const std::byte*>(there.data_ptr()) + part.begin, part.size());
+    awaited.push_back(part);
+  });
   arrivals.expect();
   const torch::Tensor output = layer->forward(data.clone().requires_grad_());
   arrivals.dismiss();
-  EXPECT_TRUE(torch::allclose(output, expected, 1e-4, 1e-4));
+  EXPECT_TRUE(torch::allclose(output, torch::linear(data, parameters[0], parameters[1]), 1e-4, 1e-4));
   constexpr size_t kBytes = LargeLinearImpl::kBlock * sizeof(float);
-  size_t known = 0;  // rows are asked for in their order, no sooner than those before them were used
+  size_t known = 0;  // in their order, none sooner than those before, the bias last
   for (const space::Range part : awaited) {
-    EXPECT_EQ(part.begin / kBytes, (part.end - 1) / kBytes);
+    EXPECT_LE(part.size(), kBytes);
     EXPECT_LE(part.begin, known);
     known = std::max(known, part.end);
   }
-  EXPECT_EQ(known, layer->weight.nbytes());
+  EXPECT_EQ(known, all);
+}
+
+TEST_F(LargeLinearTest, NoticesAWeightThatWasChangedBeforeBackward) {
+  LargeLinear layer(kWidth, kOutputs);
+  const torch::Tensor output = layer->forward(data.clone().requires_grad_());
+  {
+    const torch::NoGradGuard no_grad;
+    layer->weight.mul_(2);
+  }
+  EXPECT_THROW(output.sum().backward(), c10::Error);
+}
+
+TEST_F(LargeLinearTest, RefusesSecondDerivatives) {
+  LargeLinear layer(kWidth, kOutputs);
+  const torch::Tensor leaf = data.clone().requires_grad_();
+  EXPECT_THROW(torch::autograd::grad({layer->forward(leaf).square().sum()}, {leaf}, {}, true, true), c10::Error);
 }
 
 /// So the input's is computed with whatever the weight is by then.

@@ -188,12 +188,13 @@ void Spread::mark_landed(size_t bucket, uint32_t pieces) {
   local_.rounds().ring();
 }
 
-/// What of a part is in a rank's slice. Pieces of a slice land in their order.
+/// What of a part is in a rank's slice, whose pieces land in their order. A rank with an empty slice has landed when it has worked: it reads what others tell.
 bool Spread::landed_on(int rank, size_t bucket, space::Range part) const {
   const space::Range slice = rank < lanes_ ? space::part_of(buckets_[bucket].range, rank, lanes_) : space::Range{};
   const space::Range wanted = intersect(part, slice);
-  const size_t pieces = wanted.end == slice.end ? kAllPieces : (wanted.end - slice.begin + kPieceBytes - 1) / kPieceBytes;
-  return wanted.empty() || static_cast<int64_t>(landings(rank, bucket).load() - landing(step_, static_cast<uint32_t>(pieces))) >= 0;
+  if (wanted.empty() && !slice.empty()) return true;
+  const size_t pieces = slice.empty() || wanted.end == slice.end ? kAllPieces : (wanted.end - slice.begin + kPieceBytes - 1) / kPieceBytes;
+  return static_cast<int64_t>(landings(rank, bucket).load() - landing(step_, static_cast<uint32_t>(pieces))) >= 0;
 }
 
 /// The gradients of a slot in this machine. True when every rank has one.

@@ -54,10 +54,10 @@ void Arrivals::dismiss() {
 
 void Arrivals::use(const torch::Tensor& tensor) noexcept {
   if (failure_ || !tensor.defined() || !tensor.has_storage() || tensor.numel() == 0) return;
-  const auto* const data = static_cast<const std::byte*>(tensor.data_ptr());
-  if (data < parameters_ || data >= parameters_ + bytes_) return;
-  const auto begin = static_cast<size_t>(data - parameters_);
   try {
+    const auto* const data = static_cast<const std::byte*>(tensor.data_ptr());
+    if (data < parameters_ || data >= parameters_ + bytes_) return;
+    const auto begin = static_cast<size_t>(data - parameters_);
     await_({begin, begin + at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.itemsize())});
   } catch (...) {
     failure_ = std::current_exception();

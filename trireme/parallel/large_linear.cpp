@@ -13,9 +13,20 @@ using torch::autograd::variable_list;
 
 thread_local bool weights_first = false;
 
+/// The same memory outside the graph, which still finds out when it is changed before backward. Not by an operator: that would wait for all of it (arrivals.h).
+Tensor detached(const Tensor& parameter) {
+  Tensor result = parameter.variable_data();
+  torch::autograd::impl::set_version_counter(result, torch::autograd::impl::version_counter(parameter));
+  return result;
+}
+
+void refuse_second_derivatives() {
+  TORCH_CHECK(!torch::GradMode::is_enabled(), "a large layer has no second derivatives between machines: take torch::nn::Linear for it");
+}
+
 // Two nodes, as a node's gradients are handed over when it has computed all of them. Backward comes through WeightPath first.
 
-/// Rows of a matrix. Not by an operator: that would wait for all of them.
+/// Rows of a matrix, again not by an operator.
 Tensor rows_of(const Tensor& matrix, int64_t begin, int64_t end) {
   const int64_t width = matrix.size(1);
   return torch::from_blob(static_cast<char*>(matrix.data_ptr()) + begin * width * static_cast<int64_t>(matrix.itemsize()), {end - begin, width},
@@ -36,6 +47,7 @@ struct InputPath : torch::autograd::Function<InputPath> {
     return output.add_(bias);  // at last: in the flat space it comes after the weight
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_derivatives();
     return {gradients[0].mm(context->get_saved_variables()[0]), Tensor(), Tensor()};
   }
 };
@@ -47,6 +59,7 @@ struct WeightPath : torch::autograd::Function<WeightPath> {
     return output;
   }
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    refuse_second_derivatives();
     const Tensor& gradient = gradients[0];
     return {gradient, Tensor(), gradient.t().mm(context->get_saved_variables()[0]), gradient.sum(0)};
   }
@@ -59,9 +72,10 @@ WeightsFirst::~WeightsFirst() { weights_first = before_; }
 
 torch::Tensor LargeLinearImpl::forward(const torch::Tensor& input) {
   const bool trains = weight.requires_grad() && bias.defined() && bias.requires_grad() && input.requires_grad() && torch::GradMode::is_enabled();
-  if (!weights_first || !trains || weight.numel() < kLeast || !weight.is_contiguous() || input.dim() != 2) return LinearImpl::forward(input);
-  // Detached, or the engine would wait for the other path as well before it hands a gradient over. And not by an operator, which would wait for all rows.
-  return WeightPath::apply(InputPath::apply(input, weight.variable_data(), bias.variable_data()), input.detach(), weight, bias);
+  const bool plain = input.dim() == 2 && weight.is_contiguous() && input.scalar_type() == weight.scalar_type() && bias.scalar_type() == weight.scalar_type();
+  if (!weights_first || !trains || !plain || weight.numel() < kLeast) return LinearImpl::forward(input);
+  // Detached, or the engine would wait for the other path as well before it hands a gradient over.
+  return WeightPath::apply(InputPath::apply(input, detached(weight), detached(bias)), input.detach(), weight, bias);
 }
 
 }  // namespace trireme

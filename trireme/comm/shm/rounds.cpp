@@ -120,9 +120,10 @@ void Rounds::await_arrivals(uint32_t round) {
   compared_ = round + 1;
 }
 
-void Rounds::compare(int peer, uint32_t round) const {
+void Rounds::compare(int peer, uint32_t round) {
   const Entry &mine = entry(rank_, round), &theirs = entry(peer, round);
   if (mine.what == theirs.what) return;
+  announce(Then::work);  // the others are to find the same
   fail<Mismatch>("ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in the same order", round,
                  name_of(rank_), describe(rank_, round), name_of(peer), describe(peer, round));
 }

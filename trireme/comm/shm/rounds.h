@@ -111,7 +111,7 @@ class Rounds {
   bool finished(int rank, uint32_t round) const {
     return static_cast<int32_t>((rank == rank_ ? finished_ : stations_[rank].finished.load()) - (round + 1)) >= 0;
   }
-  void compare(int peer, uint32_t round) const;
+  void compare(int peer, uint32_t round);
   std::string describe(int rank, uint32_t round) const;
   bool trouble(int awaited) const { return lost_.load() >= 0 || interrupted_.load() || stations_[awaited].state.load() > kPresent; }
   [[noreturn]] void give_up(int awaited, const std::string& what) const;
@@ -159,8 +159,10 @@ void Rounds::await(int peer, const Ready& ready, const What& what) {
     station.sleepers.fetch_add(1);
     if (!ready() && !trouble(peer)) futex_wait(station.bell, bell, deadline.left());
     station.sleepers.fetch_sub(1);
-    if (ready()) return;
-    if (trouble(peer)) give_up(peer, what());
+    if (trouble(peer)) {
+      if (ready()) return;  // a peer may leave when its part is done
+      give_up(peer, what());
+    }
     if (deadline.passed()) time_out(peer, what());
   }
 }
