@@ -15,8 +15,9 @@ namespace trireme::train {
 namespace {
 
 namespace fs = std::filesystem;
-constexpr int kWarm = 2, kTimed = 8;
-constexpr double kWorthIt = 0.95;  // channels-last must win by 5% to be taken
+constexpr int kWarm = 2, kLeast = 8, kMost = 40;  // passes in each format
+constexpr Seconds kEnough(0.5);                   // after which the least will do
+constexpr double kWorthIt = 0.95;                 // channels-last must win by 5% to be taken
 
 /// What is no file, a folder say, holds no choices: asking a stream to read one would throw.
 nlohmann::json read_cache(const fs::path& cache) {
@@ -79,10 +80,11 @@ FormatChoice choose_memory_format(World& world, const torch::nn::Sequential& net
   world.comm().broadcast(&known, 1, DType::i32, 0, "remembered memory format");
   if (known >= 0) return {known == 1, fmt::format("memory format: {}, as measured in an earlier run", known == 1 ? "channels-last" : "default")};
 
-  // Alternately, and the best of each: what disturbs one pass does not decide.
+  // Alternately, and the best of each: what disturbs one pass does not decide. Many passes, as the choice is kept.
   torch::nn::Sequential variants[2] = {copy_of(net, false), copy_of(net, true)};
   double times[2] = {1e9, 1e9};
-  for (int round = 0; round < kWarm + kTimed; round++)
+  const auto start = Clock::now();
+  for (int round = 0; round < kWarm + kLeast || (round < kWarm + kMost && seconds_since(start) < kEnough.count()); round++)
     for (int i : {0, 1}) {
       const double seconds = seconds_of_pass(variants[i], x, loss);
       if (round >= kWarm) times[i] = std::min(times[i], seconds);
