@@ -55,7 +55,7 @@ enum State : uint32_t { kAbsent, kPresent, kLeft, kFailed };
 
 /// One rank's block of the shared control area. Written by its owner only, but for the bell and the count of sleepers. What peers look at and what sleepers
 /// change lie in different pairs of cache lines.
-struct alignas(128) Station {  // NOLINT(*-performance.Padding)
+struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Padding)
   std::atomic<uint32_t> finished;  // rounds finished
   std::atomic<uint32_t> state;     // a State
   std::atomic<int32_t> pid;
