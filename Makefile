@@ -3,34 +3,43 @@ PRESET ?= release
 BUILD  := $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test unit check asan tsan bench format tidy install clean
+.PHONY: help setup setup-test build build-all train test unit check asan tsan bench format tidy install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-setup: ## install the Debian packages that are missing
+setup: ## install the Debian packages that training needs
 	@scripts/setup
 
-build: setup ## build everything; the command is build/trireme
+setup-test: # and those of the tests
+	@scripts/setup --test
+
+# A new folder that nobody develops in is compiled the quick way. Once chosen, that stays: `make test` goes on where `make train` stopped.
+build: setup ## build the library and the command, build/trireme
+	@cmake --preset $(PRESET) $(if $(wildcard $(BUILD)/build.ninja),>/dev/null,$(if $(filter release,$(PRESET)),-DTRIREME_UNITY=ON))
+	@cmake --build $(BUILD) --target trireme_command trireme_worker
+
+build-all: setup-test # and the tests
 	@cmake --preset $(PRESET) $(if $(wildcard $(BUILD)/build.ninja),>/dev/null,)
 	@cmake --build $(BUILD)
 
 train: build ## train LeNet on Fashion-MNIST on two workers
 	@build/trireme train recipes/lenet.toml
 
-test: build check ## all tests
-	@cd $(BUILD) && ctest --output-on-failure --timeout 300 -j 2
+test: build-all check ## install what tests need, build everything, run all tests
+	@scripts/csv_files $(BUILD)/csv_files
+	@cd $(BUILD) && ctest --output-on-failure --no-tests=error --timeout 300 -j 2
 
-unit: build ## the quick tests only
+unit: build-all ## the quick tests only
 	@cd $(BUILD) && ctest --output-on-failure -L unit
 
 check: ## folder rules: who may include whom
 	@scripts/check_includes.py
 
-asan: setup ## tests under AddressSanitizer and UBSan
+asan: setup-test ## tests under AddressSanitizer and UBSan
 	@scripts/sanitize asan
 
-tsan: setup ## tests under ThreadSanitizer
+tsan: setup-test ## tests under ThreadSanitizer
 	@scripts/sanitize tsan
 
 bench: build ## ours and the peers alternately; one JSON object a line
@@ -41,7 +50,7 @@ bench: build ## ours and the peers alternately; one JSON object a line
 format: ## clang-format all sources
 	@git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
-tidy: build ## clang-tidy on the torch-free core
+tidy: build-all ## clang-tidy on the torch-free core
 	@git ls-files 'trireme/base/*.cpp' 'trireme/space/*.cpp' 'trireme/comm/**.cpp' 'trireme/cluster/*.cpp' 'trireme/exchange/*.cpp' | xargs -n 4 clang-tidy -p $(BUILD) --quiet
 
 install: build ## install to PREFIX (default /usr/local)

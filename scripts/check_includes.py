@@ -10,7 +10,7 @@ LEVELS = [
     [("base", False)],
     [("metrics", False)],
     [("space", False)],
-    [("comm", False), ("checkpoint", False)],
+    [("state", False), ("comm", False), ("checkpoint", False)],
     [("cluster", False)],
     [("ps", False)],
     [("exchange", False)],

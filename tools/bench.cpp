@@ -31,6 +31,7 @@ struct Settings {
   std::vector<std::string> cases;
   HostsFlags hosts;
   double gbit = 0;  // speed of the hosts' links, for the limit
+  bool guards = false;  // measure what looking for NaN and clipping cost
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
 
@@ -130,6 +131,20 @@ void bench_step(const Settings& s, const std::string& name) {
   print_measurement(m);
 }
 
+/// The same step without looking for NaN, and with every gradient clipped: what these cost.
+void bench_guards(const Settings& s, const std::string& name) {
+  Measurement m{"train", name, "ms", {}};
+  std::vector<std::function<void()>> who;
+  for (const auto& [guard, called] : {std::pair("watch", "ours"), std::pair("none", "unwatched"), std::pair("clip", "clipped")})
+    who.push_back([&, guard, called] {
+      const std::vector<std::string> worker = {s.worker, "bench", "--out={out}", "--case=" + name,
+                                               std::string("--guard=") + guard};
+      add_sample(m, called, number_in(run(s, called, worker), "ms_per_step"));
+    });
+  alternate(s.rounds, who);
+  print_measurement(m);
+}
+
 /// Seconds per epoch of LeNet on Fashion-MNIST.
 void bench_fashion(const Settings& s) {
   Measurement m{"train", "fashion-lenet-32", "s", {}};
@@ -150,12 +165,13 @@ void bench_fashion(const Settings& s) {
 }
 
 int bench_train(const Settings& s) {
-  if (!has_python_torch()) leave_out("ddp", "apt-get install python3-torch");
+  if (!s.guards && !has_python_torch()) leave_out("ddp", "apt-get install python3-torch");
   std::vector<std::string> known(kTrainCases.begin(), kTrainCases.end());
-  known.push_back("fashion-lenet-32");
+  if (!s.guards) known.push_back("fashion-lenet-32");
   for (const std::string& name : s.cases)
     if (std::find(known.begin(), known.end(), name) == known.end()) fail<InvalidArgument>("unknown case '{}'{}", name, did_you_mean(name, known));
-  for (const std::string& name : s.cases.empty() ? known : s.cases) name.starts_with("fashion") ? bench_fashion(s) : bench_step(s, name);
+  for (const std::string& name : s.cases.empty() ? known : s.cases)
+    name.starts_with("fashion") ? bench_fashion(s) : s.guards ? bench_guards(s, name) : bench_step(s, name);
   return 0;
 }
 
@@ -276,10 +292,14 @@ Run add_bench(CLI::App& app, const Invocation& invocation) {
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::Range(2, 256));
+  train->add_flag("--guards", s->guards, "Instead: against a step that does not look for NaN, and one that clips");
   train->add_option("--case", s->cases, "Cases, separated by commas; default: all")->delimiter(',');
   const Run ps = add_bench_ps(*bench, invocation);
   return [s, allreduce, train, ps] {
     if (!allreduce->parsed() && !train->parsed()) return ps();
+    refuse_without_hosts(allreduce->parsed() ? *allreduce : *train, s->hosts);
+    if (train->count("--gbit") > 0 && !s->hosts.given())
+      fail<InvalidArgument>("--gbit has no effect without --hosts or --hostfile");
     for (size_t& bytes : s->sizes) bytes = std::max<size_t>(4, bytes / 4 * 4);
     return allreduce->parsed() ? bench_allreduce(*s) : bench_train(*s);
   };

@@ -49,7 +49,9 @@ double median(std::vector<double> values);
 
 // What trireme-worker measures for ours. It joins the world that run_and_read() launched.
 int measure_allreduce(const std::string& out, const std::vector<size_t>& sizes, bool private_memory);
-int measure_step(const std::string& out, const std::string& name, bool alone);
+int measure_step(const std::string& out, const std::string& name, bool alone, const std::string& guard);
+/// What a measured step does besides: nothing, look for NaN (the default of training), or clip every gradient.
+inline constexpr std::array kGuards = {"none", "watch", "clip"};
 
 /// Model and samples per worker and step; worker/bench_train.cpp measures them.
 inline constexpr std::array kTrainCases = {"lenet-32", "lenet-128", "mlp512-32", "mlp512-128", "mlp2048-32", "mlp2048-128"};

@@ -9,13 +9,21 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/base/segment.h>
 #include <trireme/cluster/launcher.h>
 #include "commands.h"
 #include "recipe.h"
 
 namespace trireme::tools {
 
-void print_error(const std::string& text) { fmt::print(stderr, "trireme: {}\n", text); }
+void print_error(const std::string& text) {
+  std::fputs(fmt::format("trireme: {}\n", text).c_str(), stderr);  // fmt::print throws when the terminal is gone
+}
+
+std::string place_of(const std::string& flag, const Invocation& invocation) {
+  const auto found = invocation.origins.find(flag);
+  return found == invocation.origins.end() ? "" : found->second + ": ";
+}
 
 namespace {
 
@@ -26,10 +34,31 @@ std::string own_path() {
   return {path, static_cast<size_t>(length)};
 }
 
-/// "recipe.toml, line 3: " for a flag that stands there and not on the command line.
-std::string place_of(const std::string& flag, const Invocation& invocation) {
-  const auto found = invocation.origins.find(flag);
-  return found == invocation.origins.end() ? "" : found->second + ": ";
+/// What other programs call it.
+constexpr std::pair<const char*, const char*> kSynonyms[] = {
+    {"--learning-rate", "--lr"},  {"--batch-size", "--batch"}, {"--num-workers", "--workers"},
+    {"--nproc", "--workers"},     {"--dataset", "--data"},     {"--nproc-per-node", "--workers"},
+    {"--wd", "--weight-decay"},   {"--output", "--save"},      {"--steps", "--max-steps"},
+    {"--num-epochs", "--epochs"}, {"--mode", "--sync"},        {"--random-seed", "--seed"},
+};
+
+/// " (did you mean '--lr'?)" for --learning-rate, --learning_rate, -lr and --rl; or "".
+std::string flag_meant(const std::string& word, const std::vector<std::string>& known) {
+  std::string name = "--" + word.substr(word.find_first_not_of('-'));
+  std::replace(name.begin(), name.end(), '_', '-');
+  const auto there = [&](const std::string& flag) {
+    return std::find(known.begin(), known.end(), flag) != known.end();
+  };
+  if (there(name)) return fmt::format(" (did you mean '{}'?)", name);
+  for (const auto& [theirs, ours] : kSynonyms)
+    if (name == theirs && there(ours)) return fmt::format(" (did you mean '{}'?)", ours);
+  return did_you_mean(name, known);
+}
+
+/// Not so a lone dash, and -0.5.
+bool is_flag(const std::string& word) {
+  const size_t name = word.find_first_not_of('-');
+  return name != 0 && name != std::string::npos && std::string("0123456789.").find(word[name]) == std::string::npos;
 }
 
 /// "unknown flag --epoch (did you mean --epochs?)", with the chosen sub-command's flags or the sub-commands themselves as candidates.
@@ -38,21 +67,37 @@ std::string explain_unknown(const CLI::App& app, const Invocation& invocation, c
   std::vector<std::string> known;
   for (const CLI::Option* option : command->get_options())
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
+  std::vector<std::string> short_names;
+  for (const CLI::Option* option : command->get_options())
+    for (const std::string& name : option->get_snames()) short_names.push_back("-" + name);
   for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
   for (const std::string& arg : invocation.args) {
     if (arg == command->get_name()) continue;
     const std::string word = arg.substr(0, arg.find('='));
-    const bool flag = word.starts_with("--");
-    const bool stranger = std::find(known.begin(), known.end(), word) == known.end();
+    const bool flag = is_flag(word);
+    const bool stranger = std::find(known.begin(), known.end(), word) == known.end() &&
+                          std::find(short_names.begin(), short_names.end(), word.substr(0, 2)) == short_names.end();
     if (stranger && (flag || command->get_require_subcommand_min() > 0))
-      return fmt::format("{}unknown {} '{}'{}", place_of(word, invocation), flag ? "flag" : "command", word, did_you_mean(word, known));
+      return fmt::format("{}unknown {} '{}'{}", place_of(word, invocation), flag ? "flag" : "command", word,
+                         flag ? flag_meant(word, known) : did_you_mean(word, known));
   }
   return error.what();
 }
 
+/// "--lr must be a number, not 'abc'" for CLI11's "Could not convert: --lr = abc".
+std::string explain_conversion(const std::string& text) {
+  constexpr std::string_view kBegin = "Could not convert: ", kBetween = " = ";
+  const size_t between = text.find(kBetween);
+  if (!text.starts_with(kBegin) || between == std::string::npos) return text;
+  const std::string flag = text.substr(kBegin.size(), between - kBegin.size()),
+                    value = text.substr(between + kBetween.size());
+  return fmt::format("{}: '{}' is not a number{}", flag, value,
+                     value.find(',') == std::string::npos ? "" : "; decimals have a point");
+}
+
 /// CLI11's messages about a value begin with the flag: "--epochs: must be …".
 std::string explain_value(const Invocation& invocation, const CLI::ParseError& error) {
-  const std::string text = error.what();
+  const std::string text = explain_conversion(error.what());
   return place_of(text.substr(0, text.find(':')), invocation) + text;
 }
 
@@ -65,6 +110,12 @@ Invocation invocation_of(Expanded line) {
   invocation.rest.assign(dashes + 1, invocation.args.end());
   invocation.args.erase(dashes, invocation.args.end());
   return invocation;
+}
+
+/// libtorch appends a stack of addresses to some of its messages, in two forms.
+std::string without_stack(std::string text) {
+  for (const char* stack : {"\nException raised from", "\nframe #0:"}) text = text.substr(0, text.find(stack));
+  return text;
 }
 
 int run(int argc, char** argv, const std::map<std::string, AddCommand>& add) {
@@ -108,9 +159,12 @@ int run_command(int argc, char** argv, const std::map<std::string, AddCommand>& 
   } catch (const PeerLost& error) {
     print_error(error.what());
     return cluster::kPeerLostExit;
+  } catch (const std::bad_alloc&) {
+    print_error(addresses_left() ? "there are not enough addresses: 'ulimit -v' is set, raise it"
+                                 : "there is not enough memory");
+    return 1;
   } catch (const std::exception& error) {
-    const std::string text = error.what();  // libtorch appends a stack of addresses
-    print_error(text.substr(0, text.find("\nException raised from")));
+    print_error(without_stack(error.what()));
     return 1;
   }
 }

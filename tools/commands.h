@@ -44,6 +44,9 @@ Run add_bench_worker(CLI::App& app, const Invocation& invocation);
 Run add_tune_worker(CLI::App& app, const Invocation& invocation);
 Run add_describe(CLI::App& app, const Invocation& invocation);
 
+/// "recipe.toml, line 3: " for a flag that stands there and not on the command line; otherwise "".
+std::string place_of(const std::string& flag, const Invocation& invocation);
+
 /// The text of a terminal command's error, for the user: "trireme: …".
 void print_error(const std::string& text);
 

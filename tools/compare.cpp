@@ -16,6 +16,7 @@
 #include <trireme/cluster/launcher.h>
 #include "commands.h"
 #include "comparison.h"
+#include "idle_flags.h"
 #include "scratch.h"
 #include "train.h"
 
@@ -41,6 +42,7 @@ struct Job {
   std::string mode, own;  // the latter as the plot says it: "lr=0.02 optimizer=sgd"
   TrainSettings settings;
   Invocation invocation;
+  std::vector<Idle> idle{};  // flags that do nothing in this mode
 };
 
 const std::vector<std::string> kOwnFlags = {"sync", "report", "save", "csv", "plot", "target", "set", "optimizer-of", "quiet-report", "help"};
@@ -120,17 +122,35 @@ std::string file_of(const std::string& file, std::string mode) {
 }
 
 /// Reads a command line of `train` as `train` does.
-TrainSettings parse_train(const std::vector<std::string>& args, const cluster::Place& place) {
+void parse_train(const std::vector<std::string>& args, const cluster::Place& place, Job& job) {
   CLI::App app;
-  TrainSettings settings;
-  add_train_flags(app, settings);
+  TrainSettings& settings = job.settings;
+  const CLI::App* command = add_train_flags(app, settings);
   try {
     app.parse(std::vector<std::string>(args.rbegin(), args.rend()));
   } catch (const CLI::ParseError& error) {
     fail<InvalidArgument>("{}", error.what());
   }
   resolve(settings, place);
-  return settings;
+  job.idle = idle_flags(*command, settings, true);
+}
+
+/// A flag of all modes has to do something in one of them, and a mode's own in that mode.
+void refuse_idle(const std::vector<Job>& jobs, const std::vector<Setting>& own, const CLI::App& command,
+                 const Invocation& invocation) {
+  const auto is_idle = [](const Job& job, const std::string& flag) {
+    return std::any_of(job.idle.begin(), job.idle.end(), [&](const Idle& idle) { return idle.flag == flag; });
+  };
+  for (const Job& job : jobs)
+    for (const Idle& idle : job.idle) {
+      const bool its_own = std::any_of(
+          own.begin(), own.end(), [&](const Setting& s) { return s.mode == job.mode && "--" + s.flag == idle.flag; });
+      if (its_own) fail<InvalidArgument>("mode {}: {}", job.mode, idle.reason);
+      const bool everywhere =
+          std::all_of(jobs.begin(), jobs.end(), [&](const Job& other) { return is_idle(other, idle.flag); });
+      if (everywhere && !overruled(idle, command, invocation))
+        fail<InvalidArgument>("{}{}", place_of(idle.flag, invocation), idle.reason);
+    }
 }
 
 Job job_of(const std::string& mode, const Settings& s, const std::vector<std::string>& flags, const std::vector<Setting>& own, const fs::path& scratch,
@@ -139,6 +159,7 @@ Job job_of(const std::string& mode, const Settings& s, const std::vector<std::st
   std::vector<std::string> args = {"train", o.model};
   args.insert(args.end(), flags.begin(), flags.end());
   if (!exchange::sync_named(mode).takes_servers()) args.emplace_back("--servers=0");  // they are for the other modes
+  if (!exchange::sync_named(mode).one_by_one()) args.emplace_back("--rate=share");    // as above
   std::string note;
   for (const Setting& setting : own) {
     if (setting.mode != mode) continue;
@@ -150,7 +171,9 @@ Job job_of(const std::string& mode, const Settings& s, const std::vector<std::st
   if (o.report.empty()) args.push_back("--quiet-report");
   if (!o.save.empty()) args.push_back("--save=" + file_of(o.save, mode));
   try {
-    return {mode, note, parse_train(args, cluster::place_here()), {invocation.program, invocation.worker, args, {}}};
+    Job job{mode, note, {}, {invocation.program, invocation.worker, args, {}}};
+    parse_train(args, cluster::place_here(), job);
+    return job;
   } catch (const InvalidArgument& error) {
     fail<InvalidArgument>("mode {}: {}", mode, error.what());
   }
@@ -236,6 +259,8 @@ void show(const Outcome& outcome, const Settings& s, const std::string& subtitle
   for (const ModeResult& r : outcome.results)
     if (!r.own.empty()) fmt::print("{} had {}\n", r.mode, r.own);
   for (const ModeResult& r : outcome.results)
+    if (!r.warning.empty()) fmt::print("warning: {}: {}\n", r.mode, r.warning);
+  for (const ModeResult& r : outcome.results)
     if (const auto times = unsteadiness(r))
       fmt::print(
           "warning: the fastest epoch of {} was {:.1f} times as fast as its slowest. Something else probably used the machine: do not trust the speeds\n",
@@ -256,6 +281,7 @@ int compare(const Settings& s, const CLI::App& command, const Invocation& invoca
   const ScratchFolder scratch("trireme-compare");
   std::vector<Job> jobs;
   for (const std::string& mode : modes) jobs.push_back(job_of(mode, s, flags_given(command), own, scratch.path(), invocation));
+  refuse_idle(jobs, own, command, invocation);
   for (const std::string& file : {s.csv, s.plot}) train::check_writable(file);
 
   const std::string subtitle = description(jobs[0].settings);
@@ -294,7 +320,7 @@ Run add_compare(CLI::App& app, const Invocation& invocation) {
   command->add_option("--plot", s->plot, "SVG: test accuracy against seconds of training, a line per mode; empty: none")->group(group);
   command->footer(
       "Every mode has the same flags, seed and epochs, so that only the synchronisation differs. What is best for one is not best for all: modes that\n"
-      "use old gradients often need a smaller learning rate or less momentum, which --set gives them, and the table says so.\n"
+      "use old gradients may do better with a smaller learning rate or less momentum, which --set gives them, and the table says so.\n"
       "samples/s and seconds are of training alone, without start and tests. Staleness: updates by others between a worker's look at the parameters\n"
       "and its own update. A mode that fails has its reason in the table, the others go on, and the exit code is 1.\n"
       "Examples:\n"

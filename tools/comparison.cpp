@@ -95,6 +95,7 @@ ModeResult read_report(const std::string& mode, const std::string& file) {
                              .test_loss = number(epoch, "test_loss"),
                              .test_accuracy = number(epoch, "test_accuracy")});
   }
+  if (const auto warning = report.find("warning"); warning != report.end() && warning->is_string()) result.warning = warning->get<std::string>();
   if (const auto servers = report.find("servers"); servers != report.end() && servers->is_object()) {
     result.staleness_mean = number(*servers, "staleness_mean");
     result.staleness_max = number(*servers, "staleness_max");

@@ -20,6 +20,7 @@ struct ModeResult {
   std::string mode;
   std::string own;    // settings that this mode alone had, such as "lr=0.02"
   std::string error;  // why there is nothing else, in one line; "" when the training came to its end
+  std::string warning;  // what `train` found wrong with its losses, or ""
   std::vector<EpochRow> epochs;
   std::optional<double> staleness_mean, staleness_max, dropped;  // of the whole run, staleness in updates; only modes with servers have them
 

@@ -41,17 +41,23 @@ Run add_ctl(CLI::App& app, const Invocation& /*invocation*/) {
     std::string job;
     int worker = 0;
     double milliseconds = 0;
+    int model = -1;
   };
   auto s = std::make_shared<Settings>();
   CLI::App* ctl = app.add_subcommand("ctl", "Talk to the parameter servers of a running job on this machine");
   ctl->require_subcommand(1);
-  CLI::App* status = ctl->add_subcommand("status", "Every server's counters and the workers' clocks, a JSON object a line");
+  CLI::App* status = ctl->add_subcommand("status", "Every server's counters and the workers' clocks, for each model, a JSON object a line");
   CLI::App* delay = ctl->add_subcommand("delay", "Delay the updates of one worker: to see what the mode does about it");
   for (CLI::App* sub : {status, delay}) sub->add_option("--job", s->job, "The job, where several run; `trireme ctl status` names them");
   delay->add_option("WORKER", s->worker, "Its number, from 0")->required();
   delay->add_option("MS", s->milliseconds, "Milliseconds; 0 ends the delay")->required();
+  delay->add_option("--model", s->model, "In this model alone, where the program trains several; `trireme ctl status` names them")
+      ->check(CLI::NonNegativeNumber);
   delay->footer("Example:\n  trireme ctl delay 1 50      updates of worker 1 are applied 50 ms after they arrive");
-  return [s, status] { return tell(s->job, status->parsed() ? "status" : fmt::format("delay {} {}", s->worker, s->milliseconds)); };
+  return [s, status] {
+    const std::string model = s->model < 0 ? "" : fmt::format(" {}", s->model);
+    return tell(s->job, status->parsed() ? "status" : fmt::format("delay {} {}{}", s->worker, s->milliseconds, model));
+  };
 }
 
 }  // namespace trireme::tools

@@ -111,8 +111,9 @@ Run add_doctor(CLI::App& app, const Invocation& invocation) {
       "Exit code 0: nothing is wrong.\n"
       "Example:\n"
       "  trireme doctor --hosts a,b,c");
-  return [s, invocation] {
+  return [s, command, invocation] {
     if (s->probe) return preflight_probe();
+    refuse_without_hosts(*command, s->hosts);
     return s->hosts.given() ? preflight(s->hosts, invocation.program) : look_here(invocation.worker);
   };
 }

@@ -50,12 +50,20 @@ cluster::HostsOptions HostsFlags::options(const std::string& program) const {
           .by_hand = tell_by_hand};
 }
 
+void refuse_without_hosts(const CLI::App& command, const HostsFlags& flags) {
+  if (flags.given()) return;
+  for (const char* flag : {"--remote", "--address", "--port", "--tls", "--heartbeat-limit"})
+    if (command.count(flag) > 0)
+      fail<InvalidArgument>("{} has no effect without --hosts or --hostfile: all ranks are on this machine", flag);
+}
+
 void explain_end(const cluster::LaunchResult& result, bool first_spoke) {
+  if (!result.lost.empty()) print_error(result.lost);
   if (result.culprit.empty() || result.interrupted || first_spoke) return;
   const std::string label = result.first_failed >= 0 ? std::to_string(result.first_failed) : result.culprit;
   print_error(result.reason);
-  if (!result.last_lines.empty()) fmt::print(stderr, "its last lines:\n");
-  for (const std::string& line : result.last_lines) fmt::print(stderr, "  [{}] {}\n", label, line);
+  if (!result.last_lines.empty()) std::fputs("its last lines:\n", stderr);
+  for (const std::string& line : result.last_lines) std::fputs(fmt::format("  [{}] {}\n", label, line).c_str(), stderr);
 }
 
 }  // namespace trireme::tools

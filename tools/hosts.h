@@ -18,7 +18,11 @@ struct HostsFlags {
 
 void add_hosts_flags(CLI::App& app, HostsFlags& flags);
 
-/// Prints why a job ended badly, unless rank 0 has said it itself.
+/// Throws InvalidArgument for flags that only do something with --hosts or --hostfile, where there are neither.
+void refuse_without_hosts(const CLI::App& command, const HostsFlags& flags);
+
+/// Prints why a job ended badly, unless rank 0 has said it itself, and which model was lost when somebody interrupted
+/// it.
 void explain_end(const cluster::LaunchResult& result, bool first_spoke);
 
 }  // namespace trireme::tools

@@ -54,6 +54,7 @@ Run add_join(CLI::App& app, const Invocation&) {
     s->agent.token = token_from(s->token_file);
     s->agent.watch_input = s->token_file == "-";
     s->agent.timeout = Seconds(s->timeout);
+    s->agent.say = print_error;
     const cluster::LaunchResult result = cluster::run_agent(s->agent);
     // Of a failure elsewhere, which the launcher explains if one started this.
     const bool victim = result.exit_code == cluster::kPeerLostExit && s->agent.watch_input;

@@ -42,17 +42,25 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
           did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--serve-with", "--hosts", "--hostfile", "--remote", "--help"}));
     options->command.insert(options->command.end(), invocation.rest.begin(), invocation.rest.end());
     if (options->command.empty()) fail<InvalidArgument>("nothing to launch. Usage: trireme launch -n N -- PROGRAM ARGS…");
+    refuse_without_hosts(*command, *hosts);
+    if (hosts->given() && command->count("--ranks") > 0)
+      fail<InvalidArgument>("-n {} and hosts: they say how many ranks there are, as in --hosts a:2,b:2. Leave -n out",
+                            options->ranks);
+    if (!serve_with->empty() && *servers == 0)
+      fail<InvalidArgument>("--serve-with has no effect without --servers: say how many to start");
     if (hosts->given()) {
       cluster::HostsOptions on_hosts = hosts->options(invocation.program);
       on_hosts.command = options->command;
       on_hosts.server_command = server_command;
       on_hosts.servers = *servers;
       if (options->threads > 0) on_hosts.environment.emplace_back("OMP_NUM_THREADS", std::to_string(options->threads));
+      on_hosts.say = print_error;
       const cluster::LaunchResult result = cluster::launch_on_hosts(on_hosts);
       explain_end(result, false);
       return result.exit_code;
     }
     options->server_command = server_command;
+    options->say = print_error;
     for (int server = 0; server < *servers; server++) options->servers.push_back(server);
     const cluster::LaunchResult result = cluster::launch(*options);
     explain_end(result, false);

@@ -4,6 +4,8 @@
 #include <toml++/toml.h>
 
 #include <trireme/base/error.h>
+#include <trireme/cluster/environment.h>
+#include <algorithm>
 #include <fstream>
 
 namespace trireme::tools {
@@ -39,6 +41,23 @@ void append_flags(const toml::table& table, Recipe& recipe) {
   }
 }
 
+std::string name_in(const std::string& arg) { return arg.substr(0, arg.find('=')); }
+
+bool has_flag(const std::vector<std::string>& args, std::initializer_list<const char*> names) {
+  return std::any_of(args.begin(), args.end(), [&](const std::string& arg) {
+    return std::find(names.begin(), names.end(), name_in(arg)) != names.end();
+  });
+}
+
+/// Hosts and launchers say how many workers there are: a recipe's number is for one machine.
+void leave_workers_to_hosts(Recipe& recipe, const std::vector<std::string>& line) {
+  if (!has_flag(recipe.args, {"--workers"}) || has_flag(line, {"--workers"})) return;
+  const bool hosts = has_flag(line, {"--hosts", "--hostfile"}) || has_flag(recipe.args, {"--hosts", "--hostfile"});
+  if (!hosts && cluster::place_here().launcher == "alone") return;
+  std::erase_if(recipe.args, [](const std::string& arg) { return name_in(arg) == "--workers"; });
+  recipe.origins.erase("--workers");
+}
+
 }  // namespace
 
 Expanded expand_recipe(std::vector<std::string> args) {
@@ -55,10 +74,11 @@ Expanded expand_recipe(std::vector<std::string> args) {
       fail<InvalidArgument>("{}, line {}, column {}: {}", file, error.source().begin.line, error.source().begin.column, error.description());
     }
     if (recipe.model.empty()) fail<InvalidArgument>("{} has no key 'model'", file);
+    leave_workers_to_hosts(recipe, args);
     Expanded expanded{{args[0], recipe.model}, std::move(recipe.origins)};
     const auto append = [&](auto begin, auto end) { expanded.args.insert(expanded.args.end(), begin, end); };
     append(recipe.args.begin(), recipe.args.end());
-    for (const std::string& arg : args) expanded.origins.erase(arg.substr(0, arg.find('=')));  // set anew
+    for (const std::string& arg : args) expanded.origins.erase(name_in(arg));  // set anew
     append(args.begin() + 1, args.begin() + static_cast<std::ptrdiff_t>(i));
     append(args.begin() + static_cast<std::ptrdiff_t>(i) + 1, args.end());
     return expanded;

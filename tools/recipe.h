@@ -11,8 +11,9 @@ struct Expanded {
   std::map<std::string, std::string> origins{};
 };
 
-/// `train recipe.toml --lr 0.1` becomes `train MODEL --key value … --lr 0.1`: a recipe is a list of flags, and what stands after it wins.
-/// So for `compare`. Other command lines pass unchanged. Throws InvalidArgument with file, line and column for a recipe that is not TOML.
+/// `train recipe.toml --lr 0.1` becomes `train MODEL --key value … --lr 0.1`: a recipe is a list of flags, and what
+/// stands after it wins. Its `workers` give way to hosts and launchers. So for `compare`. Other command lines pass
+/// unchanged. Throws InvalidArgument with file, line and column for a recipe that is not TOML.
 Expanded expand_recipe(std::vector<std::string> args);
 
 }  // namespace trireme::tools

@@ -2,16 +2,26 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 
 #include <trireme/base/error.h>
+#include <trireme/base/segment.h>
 #include <trireme/cluster/launcher.h>
 #include "commands.h"
+#include "idle_flags.h"
 #include "train.h"
 
 namespace trireme::tools {
 namespace {
+
+constexpr const char* kThreadVariables[] = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"};
+
+/// For the program that this process becomes.
+void set_threads(int threads) {
+  for (const char* name : kThreadVariables) setenv(name, std::to_string(threads).c_str(), 1);
+}
 
 std::vector<std::string> worker_command(const TrainSettings& settings, const Invocation& invocation) {
   std::vector<std::string> command = {invocation.worker};
@@ -26,11 +36,34 @@ std::vector<std::string> server_command(const TrainSettings& settings, const Inv
           "--heartbeat-limit", fmt::format("{:g}", settings.hosts.heartbeat_limit)};
 }
 
+/// Under `ulimit -v`: whether libtorch can be loaded at all, found out by doing it.
+void check_address_limit(const std::string& worker) {
+  const std::optional<size_t> left = addresses_left();
+  if (!left || std::system(fmt::format("'{}' describe >/dev/null 2>&1", worker).c_str()) == 0) return;
+  fail<Error>(
+      "'ulimit -v' leaves {} MiB of addresses to a process, which is too little to load libtorch. Raise it: "
+      "workers with small models need 2 GiB",
+      *left >> 20);
+}
+
+/// A line that overwrites itself may stand on the terminal.
+void say_over(const TrainSettings& settings, const std::string& sentence) {
+  if (settings.progress == "line") std::fputs("\r\x1b[K", stderr);
+  print_error(sentence);
+}
+
+std::string saves(const TrainSettings& settings) {
+  return settings.options.save.empty() ? "" : "the model to " + settings.options.save;
+}
+
 cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invocation& invocation) {
+  check_address_limit(invocation.worker);
   cluster::LaunchOptions options{
       .command = worker_command(settings, invocation), .ranks = settings.workers, .threads = settings.threads, .show = cluster::Show::first};
   options.server_command = server_command(settings, invocation);
   for (int server = 0; server < settings.servers; server++) options.servers.push_back(server);
+  options.say = [&](const std::string& sentence) { say_over(settings, sentence); };
+  options.saves = saves(settings);
   const cluster::LaunchResult result = cluster::launch(options);
   explain_end(result, result.first_failed == 0 && result.exit_code < 128);  // rank 0 has said itself why it ended
   return result;
@@ -48,8 +81,9 @@ cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const clust
   options.server_command = server_command(settings, invocation);
   options.servers = settings.servers;
   options.show = cluster::Show::first;
-  for (const char* name : {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"})
-    options.environment.emplace_back(name, std::to_string(settings.threads));
+  options.say = [&](const std::string& sentence) { say_over(settings, sentence); };
+  options.saves = saves(settings);
+  for (const char* name : kThreadVariables) options.environment.emplace_back(name, std::to_string(settings.threads));
   const cluster::LaunchResult result = cluster::launch_on_hosts(options);
   explain_end(result, false);
   return result;
@@ -102,10 +136,17 @@ cluster::LaunchResult launch_training(const TrainSettings& settings, const clust
 
 Run add_train(CLI::App& app, const Invocation& invocation) {
   auto settings = std::make_shared<TrainSettings>();
-  add_train_flags(app, *settings);
-  return [settings, invocation] {
+  const CLI::App* command = add_train_flags(app, *settings);
+  return [settings, command, invocation] {
     const cluster::Place place = cluster::place_here();
-    if (place.launcher != "alone") become_part(*settings, place, invocation);
+    const bool alone = place.launcher == "alone";
+    space::optimizer_named(settings->optimizer);  // an unknown name is said first: flags depend on it
+    exchange::sync_named(settings->sync);
+    refuse_idle_flags(*command, *settings, alone, invocation);
+    if (!alone) {
+      if (command->count("--threads") > 0 || std::getenv("OMP_NUM_THREADS") == nullptr) set_threads(settings->threads);
+      become_part(*settings, place, invocation);
+    }
     resolve(*settings, place);
     return launch_training(*settings, place, invocation).exit_code;
   };

@@ -36,11 +36,22 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   train::Options& o = s.options;
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->always_capture_default();
   app.add_option("MODEL", o.model, "A model (`trireme models` lists them), or a recipe FILE.toml with these flags as keys")->required();
-  app.add_option("--data", o.data, "Data: fashion-mnist, mnist, synthetic[:COUNT], a folder of IDX files or with train.csv and test.csv, or a .csv file");
+  app.add_option("--data", o.data,
+                 "Data: fashion-mnist, mnist, synthetic[:COUNT], a folder of IDX files or with train.csv and test.csv, "
+                 "or a file that ends "
+                 "in .csv, .tsv, .data or .txt; all of them also with .gz (docs/data.md)");
   app.add_option("--label", o.label, "CSV: name or number of the column to predict (default: the last)");
+  app.add_option("--normalize", s.normalize,
+                 "CSV: yes or no: numbers get mean 0 and deviation 1, by the training rows (default: yes)");
+  app.add_option("--test", o.test,
+                 "CSV without a test file: part of the rows to test with, chosen by --seed; 0: none (default: 0.2)");
   app.add_option("--workers", s.workers, "Worker processes on this machine; 0: one per core")->check(whole_number(0));
-  app.add_option("--batch", o.batch, "Samples per update, over all workers: the result does not depend on their number")->check(whole_number(1));
-  app.add_option("--epochs", o.epochs, "Passes over the training set")->check(whole_number(0));
+  app.add_option("--batch", o.batch,
+                 "Samples per update, over all workers: up to rounding, the result does not depend on their number")
+      ->check(whole_number(1));
+  app.add_option("--epochs", o.epochs,
+                 "Passes over the training set (default: 10; CSV: more, for 500 updates, up to 50)")
+      ->check(whole_number(0));
   app.add_option("--max-steps", o.max_steps, "Stop after this many updates; 0: no limit")->check(whole_number(0));
   app.add_option("--optimizer", s.optimizer, "One of: " + join_names(space::optimizer_names()));
   app.add_option("--lr", o.optimizer.lr, "Learning rate");
@@ -54,14 +65,26 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--warmup", o.warmup, "Updates over which the learning rate rises to --lr")->check(whole_number(0));
   app.add_option("--step-epochs", o.step_epochs, "Schedule step: epochs between drops");
   app.add_option("--gamma", o.gamma, "Schedule step: factor of each drop");
-  app.add_option("--accumulate", o.accumulate, "Micro-batches per update: less memory, the same result, one exchange")->check(whole_number(1));
+  app.add_option("--accumulate", o.accumulate,
+                 "Micro-batches per update: less memory, the same result up to rounding, one exchange")
+      ->check(whole_number(1));
   app.add_option("--sync", s.sync,
                  "How gradients become parameters: " + join_names(exchange::sync_names()) +
                      ". shared: workers update one copy together; server: servers wait for all workers; async: they do not; stale:S: they do, for S steps; "
                      "trylock:P: who does not get the lock drops its gradient; hogwild: no lock; local:K: average every K steps (docs/parameter-server.md)");
+  app.add_option(
+      "--rate", s.rate,
+      "Where gradients are applied one by one (async, stale:S, trylock:P, round-robin, hogwild), what each counts. share: --lr times its part of the "
+      "step's samples, so that --lr means the same in every mode; full: --lr as it is, N workers move N times as far");
   app.add_option("--servers", s.servers, "Parameter servers; 0: one, if --sync needs them")->check(whole_number(0));
   app.add_option("--stale-gradients", s.stale, "Servers: what a gradient counts that was computed with old parameters: " + join_names(ps::stale_names()));
-  app.add_option("--clip", o.clip, "Scale a worker's gradient down to this norm, with servers or local:K; 0: do not");
+  app.add_option("--clip", o.clip,
+                 "Scale gradients down to this norm, as torch's clip_grad_norm_ does; 0: do not. Where all workers "
+                 "update together it is the norm of "
+                 "their mean gradient, otherwise that of each worker's own");
+  app.add_option("--on-nan", s.on_nan,
+                 "A loss or a gradient that is NaN or infinite: " + join_names(exchange::on_nan_names()) +
+                     ". stop: end with the worker, the update and the tensor that had it first");
   app.add_option("--mean", s.mean, "weighted: by the number of samples; plain: every worker counts the same");
   app.add_option("--straggler", s.straggler, "WORKER:FACTOR makes a worker that many times slower, to see what that does");
   app.add_option("--seed", o.seed, "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")
@@ -72,12 +95,16 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                  "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
   app.add_option("--bucket-bytes", o.bucket_bytes, "Gradients travel in buckets of about this size")->check(whole_number(1));
   app.add_flag("--overlap,!--no-overlap", o.overlap, "Reduce complete buckets while the backward pass goes on");
+  app.add_flag("--sync-batch-norm,!--no-sync-batch-norm", o.sync_batch_norm,
+               "Batch norm with the statistics of the whole batch, as one worker would have them; otherwise each uses its own share's");
   app.add_option("--threads", s.threads, "Compute threads per worker")->check(whole_number(1));
   app.add_option("--timeout", s.timeout, "Seconds to wait for another worker before giving up");
   app.add_option("--report", o.report, "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
   app.add_flag("--quiet-report", s.quiet_report)->group("");
   app.add_option("--save", o.save, "Write the trained model in safetensors format");
-  app.add_option("--progress", s.progress, "One of: " + join_names(progress_names()) + "; auto is a line on a terminal");
+  app.add_option("--progress", s.progress,
+                 "One of: " + join_names(progress_names()) +
+                     "; auto is a line on a terminal, and plain under mpirun and other launchers");
   app.add_option("--engine", s.engine, "Between machines: auto, gloo, mpi or nccl. Inside a machine it is always shared memory")->group("Several hosts");
   add_hosts_flags(app, s.hosts);
   app.footer(
@@ -110,6 +137,22 @@ void read_straggler(TrainSettings& settings) {
   settings.options.straggler_factor = factor;
 }
 
+void read_normalize(TrainSettings& settings) {
+  if (settings.normalize.empty()) return;
+  if (settings.normalize != "yes" && settings.normalize != "no")
+    fail<InvalidArgument>("unknown --normalize '{}': yes or no", settings.normalize);
+  settings.options.normalize = settings.normalize == "yes";
+}
+
+/// Hosts say how many workers there are; a number beside them has to be the same.
+void check_ranks(const TrainSettings& settings, const cluster::Place& place) {
+  if (place.launcher != "alone" || !settings.hosts.given() || settings.workers == 0) return;
+  if (const int ranks = ranks_on_hosts(settings); ranks != settings.workers)
+    fail<InvalidArgument>(
+        "--workers {}, but the hosts have {} slots: leave --workers out, or say a:2,b:2 for two on each of two hosts",
+        settings.workers, ranks);
+}
+
 void check_engine(const std::string& name) {
   const std::vector<std::string> known = {"auto", "gloo", "mpi", "nccl"};
   if (std::find(known.begin(), known.end(), name) == known.end())
@@ -131,7 +174,9 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   train::Options& o = settings.options;
   o.optimizer.kind = space::optimizer_named(settings.optimizer);
   o.sync = exchange::sync_named(settings.sync);
+  o.rate = exchange::rate_named(settings.rate);
   o.stale = ps::stale_named(settings.stale);
+  o.on_nan = exchange::on_nan_named(settings.on_nan);
   if (settings.mean != "weighted" && settings.mean != "plain") fail<InvalidArgument>("unknown --mean '{}': weighted or plain", settings.mean);
   o.plain_mean = settings.mean == "plain";
   read_straggler(settings);
@@ -144,9 +189,17 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   o.loss = train::loss_named(settings.loss);
   train::check(o);
   models::check_name(o.model);
+  if (o.sync_batch_norm && !models::has_batch_norm(o.model))
+    fail<InvalidArgument>("--sync-batch-norm, but there is no batch norm in {}; leave it out, or train lenet-bn", o.model);
   data::check_exists(o.data);
+  read_normalize(settings);
+  data::check_options(o.data, {.label = o.label, .normalize = o.normalize, .test = o.test});
   check_engine(settings.engine != "auto" || place.engine.empty() ? settings.engine : place.engine);
+  check_ranks(settings, place);
   if (settings.workers == 0) settings.workers = place.launcher != "alone" ? place.size : settings.hosts.given() ? ranks_on_hosts(settings) : usable_cores();
+  if (o.straggler >= settings.workers)
+    fail<InvalidArgument>("--straggler {}: there is no worker {}; of {}, the last is {}", settings.straggler,
+                          o.straggler, settings.workers, settings.workers - 1);
   if (o.batch < static_cast<size_t>(settings.workers))
     fail<InvalidArgument>("--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers",
                           o.batch, settings.workers, settings.workers);
@@ -154,7 +207,9 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
     fail<InvalidArgument>("--timeout must be more than 0 and less than {} seconds, not {}", kLongestTimeout, settings.timeout);
   if (const auto& known = progress_names(); std::find(known.begin(), known.end(), settings.progress) == known.end())
     fail<InvalidArgument>("unknown --progress '{}'{}: {}", settings.progress, did_you_mean(settings.progress, known), join_names(known));
-  if (settings.progress == "auto") settings.progress = isatty(1) != 0 ? "line" : "plain";
+  // mpirun gives its ranks a terminal even where its own output goes to a file: under launchers, only who asks has a
+  // line.
+  if (settings.progress == "auto") settings.progress = place.launcher == "alone" && isatty(1) != 0 ? "line" : "plain";
 }
 
 }  // namespace trireme::tools

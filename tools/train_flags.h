@@ -15,8 +15,9 @@ struct TrainSettings {
   int servers = 0;
   int threads = 1;
   double timeout = 60;
-  std::string optimizer = "momentum", sync = "shared", stale = "full", mean = "weighted", straggler, memory_format = "auto", loss = "auto", progress = "auto",
-              engine = "auto";
+  std::string normalize;  // "": as for the data
+  std::string optimizer = "momentum", sync = "shared", rate = "share", stale = "full", mean = "weighted", straggler,
+              memory_format = "auto", loss = "auto", progress = "auto", engine = "auto", on_nan = "stop";
   bool quiet_report = false;  // nobody is told where the report is, as whoever asked for it reads it and removes it
   HostsFlags hosts;
 };

@@ -19,6 +19,8 @@
 
 namespace trireme {
 
+using exchange::OnNan;
+using exchange::Rate;
 using exchange::Sync;
 using space::adagrad;
 using space::adam;

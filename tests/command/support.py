@@ -11,6 +11,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRIREME = os.environ.get("TRIREME", str(ROOT / "build" / "trireme"))
+PROGRAMS = pathlib.Path(TRIREME).parent / "tests"  # program_NAME, of tests/programs
 LIMIT = 60  # seconds that no run here may take
 
 

@@ -38,19 +38,103 @@ class BadInput(support.CommandTest):
                 extra = ["--workers", 2] if args[0] == "train" and len(args) > 1 else []
                 self.refused_once(*args, *extra, says=says, code=2)
 
+    def test_other_words_for_the_same_flag(self):
+        for args, says in (
+                (["--learning-rate", "0.1"], ["'--learning-rate'", "did you mean '--lr'?"]),
+                (["--learning_rate=0.1"], ["'--learning_rate'", "did you mean '--lr'?"]),
+                (["--batch_size", "3"], ["'--batch_size'", "did you mean '--batch'?"]),
+                (["--weight_decay", "3"], ["'--weight_decay'", "did you mean '--weight-decay'?"]),
+                (["-epochs", "3"], ["'-epochs'", "did you mean '--epochs'?"]),
+                (["-lr", "3"], ["'-lr'", "did you mean '--lr'?"])):
+            with self.subTest(args=args):
+                self.refused_once("train", "lenet", *SMALL, *args, says=says, code=2)
+        text = self.refused_once("train", "resnet18", *SMALL, says=["unknown model 'resnet18'", "linear, mlp, lenet, lenet-bn, twoconv", "trireme models", "torch::nn"], code=2)
+        self.assertNotIn("did you mean", text)
+
+    def test_values_that_are_no_numbers(self):
+        for args, says in ((["--lr", "abc"], "--lr: 'abc' is not a number"), (["--lr", "0,1"], "--lr: '0,1' is not a number; decimals have a point"),
+                           (["--hosts", "a:1,b:1", "--port", "x"], "--port: 'x' is not a number"), (["--timeout", "soon"], "--timeout: 'soon' is not a number")):
+            with self.subTest(args=args):
+                self.refused_once("train", "lenet", *SMALL, *args, says=[says], code=2)
+        (self.folder / "words.toml").write_text('model = "lenet"\nlr = "fast"\n')
+        self.refused_once("train", "words.toml", says=["words.toml, line 2: --lr: 'fast' is not a number"], code=2)
+
+    # ---- flags without effect ----
+    IDLE = (
+        (["--optimizer", "sgd", "--momentum", 0.5], ["--momentum has no effect with --optimizer sgd", "momentum"]),
+        (["--optimizer", "adam", "--nesterov"], ["--nesterov has no effect with --optimizer adam"]),
+        (["--beta1", 0.5], ["--beta1 has no effect with --optimizer momentum", "adam and adamw"]),
+        (["--optimizer", "adagrad", "--beta2", 0.5], ["--beta2 has no effect with --optimizer adagrad"]),
+        (["--epsilon", 1e-6], ["--epsilon has no effect with --optimizer momentum", "adagrad, adam and adamw"]),
+        (["--gamma", 0.5], ["--gamma has no effect with --schedule constant", "step"]),
+        (["--schedule", "cosine", "--step-epochs", 2], ["--step-epochs has no effect with --schedule cosine"]),
+        (["--label", "price"], ["--label has no effect with --data synthetic:200", "CSV"]),
+        (["--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync shared", "async"]),
+        (["--sync", "server", "--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync server"]),
+        (["--sync", "local:3", "--no-overlap"], ["--no-overlap has no effect with --sync local:3", "shared"]),
+        (["--port", 7070], ["--port has no effect without --hosts"]),
+        (["--remote", "none"], ["--remote has no effect without --hosts"]),
+        (["--address", "127.0.0.1"], ["--address has no effect without --hosts"]),
+        (["--engine", "gloo"], ["--engine has no effect without --hosts"]),
+        (["--tls", "folder"], ["--tls has no effect without --hosts"]),
+        (["--heartbeat-limit", 2], ["--heartbeat-limit has no effect without --hosts"]),
+        (["--servers", 2], ["--servers 2", "no use"]),
+        (["--straggler", "5:3"], ["--straggler 5:3", "no worker 5"]))
+
+    def test_flags_without_effect_are_refused(self):
+        for args, says in self.IDLE:
+            with self.subTest(args=args):
+                self.refused_once("train", "lenet", *SMALL, "--workers", 2, *args, says=says, code=2)
+        self.refused_once("train", "mlp:8", *SMALL, "--memory-format", "channels-last", says=["--memory-format has no effect with the model mlp:8", "convolutions"], code=2)
+        self.refused_once("train", "lenet", "--label", "price", says=["--label has no effect with --data fashion-mnist"], code=2)
+        self.refused_once("launch", "--port", 7070, "--", "true", says=["--port has no effect without --hosts"], code=2)
+        self.refused_once("launch", "--serve-with", "true", "--", "true", says=["--serve-with has no effect without --servers"], code=2)
+        self.refused_once("doctor", "--port", 7070, says=["--port has no effect without --hosts"], code=2)
+
+    def test_flags_without_effect_in_a_recipe(self):
+        (self.folder / "idle.toml").write_text('model = "lenet"\ndata = "synthetic:200"\nepochs = 1\noptimizer = "sgd"\nmomentum = 0.5\n')
+        self.refused_once("train", "idle.toml", says=["idle.toml, line 5: --momentum has no effect with --optimizer sgd"], code=2)
+        # Who overrules the recipe's optimizer means its settings as well.
+        (self.folder / "fine.toml").write_text('model = "linear"\ndata = "synthetic:200"\nepochs = 1\noptimizer = "momentum"\nmomentum = 0.5\n')
+        self.assertEqual(self.train("fine.toml", "--optimizer", "sgd")["optimizer"], "sgd")
+
+    def test_a_comparison_needs_one_mode_in_which_a_flag_has_an_effect(self):
+        compare = ["compare", "linear", *SMALL, "--workers", 2, "--csv", "", "--plot", ""]
+        self.refused_once(*compare, "--sync", "shared,allreduce", "--stale-gradients", "inverse", says=["--stale-gradients has no effect with --sync"], code=2)
+        self.refused_once(*compare, "--sync", "shared,async", "--set", "shared:momentum=0.5", "--optimizer", "sgd", says=["mode shared: --momentum has no effect"], code=2)
+        result = support.run(*compare, "--sync", "shared,async", "--stale-gradients", "inverse", cwd=self.folder)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+
+    def test_words_of_libtorch_come_without_its_stack(self):
+        text = self.refused_once("train", "mlp:1000000000000", *SMALL, "--workers", 1, says=["libtorch", "mlp:1000000000000 on synthetic:200", "allocate"])
+        for word in ("frame #", "enforce fail", "libc10"):
+            self.assertNotIn(word, text)
+
+    # ---- hosts ----
+    def test_workers_and_hosts_that_contradict(self):
+        self.refused_once("train", "lenet", *SMALL, "--workers", 3, "--hosts", "a:2,b:2", says=["--workers 3", "4 slots", "leave --workers out"], code=2)
+        self.refused_once("launch", "-n", 3, "--hosts", "a:2,b:2", "--", "true", says=["-n 3", "Leave -n out"], code=2)
+
     def test_model_that_does_not_fit(self):
         self.refused("train", "mlp:64,x", *SMALL, "--workers", 2, says=["'mlp:64,x'", "mlp:512,512"])
         (self.folder / "two.csv").write_text("1,2,0\n3,4,1\n5,6,0\n")
         self.refused("train", "lenet", "--data", "two.csv", "--workers", 2, says=["1×28×28", "Try mlp"])
 
+    def test_batch_norm_over_workers_that_do_not_meet(self):
+        flag = ["--workers", 2, "--sync-batch-norm"]
+        for sync in ("async", "stale:3", "hogwild", "local:5", "round-robin"):
+            self.refused_once("train", "lenet-bn", *SMALL, *flag, "--sync", sync, says=["sync-batch-norm", sync, "own pace"], code=2)
+        self.refused_once("train", "lenet", *SMALL, *flag, says=["--sync-batch-norm", "no batch norm in lenet"], code=2)
+
     # ---- numbers ----
     def test_impossible_numbers(self):
         for flag, values, says in (("--workers", ["-1", "abc"], "--workers"), ("--batch", ["0", "-1", "99999999999999999999999"], "--batch"), ("--epochs", ["-1"], "--epochs"),
                                    ("--accumulate", ["0"], "--accumulate"), ("--seed", ["-1"], "--seed"), ("--threads", ["0"], "--threads"), ("--lr", ["nan", "-0.1"], "learning rate"),
-                                   ("--lr", ["abc"], "--lr"), ("--beta2", ["1.5"], "betas"), ("--gamma", ["nan"], "gamma"), ("--timeout", ["0", "inf"], "--timeout")):
+                                   ("--lr", ["abc"], "--lr"), ("--gamma", ["nan"], "gamma"), ("--timeout", ["0", "inf"], "--timeout")):
             for value in values:
                 with self.subTest(flag=flag, value=value):
                     self.refused_once("train", "lenet", *SMALL, "--workers", 2, f"{flag}={value}", says=[says], code=2)
+        self.refused_once("train", "lenet", *SMALL, "--optimizer", "adam", "--beta2=1.5", says=["betas"], code=2)
 
     def test_no_workers_means_one_per_core(self):
         self.assertGreaterEqual(self.train("linear", *SMALL, "--workers", 0)["workers"], 1)
@@ -149,6 +233,15 @@ class BadInput(support.CommandTest):
             text = self.refused("train", "lenet", *SMALL, "--workers", workers, "--lr", "1e30", "--save", "model.safetensors", says=["the loss became", "smaller learning rate than 1e+30"])
             self.assertLessEqual(text.count("the loss became"), 2)
         self.assertFalse((self.folder / "model.safetensors").exists())
+
+    def test_numbers_that_are_none_in_every_mode(self):
+        for sync in ("shared", "allreduce", "central", "server", "async", "stale:2", "trylock:1", "round-robin", "hogwild", "local:3", "elastic:3,0.3"):
+            with self.subTest(sync=sync):
+                args = ["mlp:32", *SMALL, "--workers", 2, "--lr", "1e200", "--dtype", "f64", "--sync", sync]
+                text = self.refused("train", *args, says=[" on rank ", " at update ", "smaller learning rate than 1e+200"])
+                self.assertRegex(text, "became (NaN|infinite|NaN or infinite) on rank [01] at update [0-9]+")
+        report = self.train("mlp:32", *SMALL, "--workers", 2, "--lr", "1e200", "--dtype", "f64", "--on-nan", "ignore")
+        self.assertIsNone(report["epochs"][0]["loss"])  # JSON has no NaN
 
     def test_environment_of_a_launcher_that_does_not_fit(self):
         result = support.run("launch", "-n", "2", "--", support.TRIREME, "train", "linear", *SMALL, "--workers", 3)

@@ -40,6 +40,8 @@ import json, sys
 flags = dict(arg[2:].split("=", 1) for arg in sys.argv if arg.startswith("--") and "=" in arg)
 epochs = [{"epoch": e + 1, "loss": 1.5, "test_loss": None if e else 2.5, "test_accuracy": 0.25 * e, "samples_per_second": 1e5 / (e + 1), "seconds": e + 1} for e in range(3)]
 report = {"epochs": epochs}
+if flags["sync"] == "allreduce":
+    report["warning"] = "the loss grows"
 if flags["sync"] != "shared":
     report["servers"] = {"staleness_mean": 1.256, "staleness_max": 7, "age_max": 9, "dropped": 1234, "held": 0}
 open(flags["report"], "w").write("{" if flags["sync"] == "central" else json.dumps(report))
@@ -116,6 +118,8 @@ class Compare(support.CommandTest):
         self.assertEqual(rows["shared"], ["shared", "50,000", "-", "-", "-", "0.0000", "0.2500", "0.5000", "0.5000", "3.00"])
         self.assertEqual(rows["allreduce"], ["allreduce", "50,000", "1.26", "7", "1,234", "0.0000", "0.2500", "0.5000", "0.5000", "3.00"])
         self.assertRegex(result.stdout, r"(?m)^central +failed: .*report-central.json is not a report")
+        self.assertIn("\nwarning: allreduce: the loss grows\n", result.stdout)
+        self.assertNotIn("warning: shared: ", result.stdout)
         self.assertIn("warning: the fastest epoch of allreduce was 3.0 times as fast as its slowest", result.stdout)
         self.assertEqual([list(row.values()) for row in self.rows() if row["epoch"] == "2"],
                          [["shared", "2", "3", "50000", "1.5", "", "0.25", "", "", ""], ["allreduce", "2", "3", "50000", "1.5", "", "0.25", "1.256", "7", "1234"]])
@@ -183,6 +187,10 @@ class Compare(support.CommandTest):
             self.assertIn(f"\n{mode} had {own}\n", result.stdout)
             self.assertIn(own, texts)
         self.assertNotIn("shared had", result.stdout)
+
+    def test_the_rate_is_for_modes_that_have_one(self):
+        self.compare("--rate", "full", "--report", "r.json", modes=["shared", "async"])
+        self.assertEqual({mode: report["rate"] for mode, report in self.reports("r", ["shared", "async"]).items()}, {"shared": "share", "async": "full"})
 
     def test_flags_reach_the_training(self):
         """The same parameters as the same flags of `train` give."""
@@ -271,7 +279,8 @@ class Compare(support.CommandTest):
         process, workers = self.begin()
         process.send_signal(signal.SIGINT)
         out, text = process.communicate(timeout=support.LIMIT)
-        self.assertEqual((process.returncode, text), (130, ""))
+        self.assertEqual(process.returncode, 130)
+        self.assertRegex(text, r"^trireme: stopping after this update\. .*\n$")
         rows, _ = table(out)
         self.assertEqual(list(rows), ["shared"])
         self.assertIn("interrupted in allreduce, mode 2 of 3", out)

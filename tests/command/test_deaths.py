@@ -7,6 +7,7 @@ import time
 import support
 
 SOON = 4  # seconds; promised are 2, the rest is for a busy machine
+DAMAGED = "uncaught exception: the 3rd shard is damaged"  # tests/programs/throwing.cpp
 ENDLESS = ["mlp:64", "--data", "synthetic:2000", "--epochs", 100000, "--batch", 64]
 
 
@@ -117,7 +118,7 @@ class Deaths(support.CommandTest):
                 out, text = process.communicate(timeout=20)
                 self.assertLess(time.monotonic() - since, 6)
                 self.assertEqual(process.returncode, 130, text)
-                self.assertEqual(text, "")
+                self.assertEqual(text.count("\n"), 1, text)  # what happens, and nothing else
                 self.assertIn("stopped on request", out)
                 self.assertIn("1.weight", support.read_safetensors(model))
                 self.assertIn('"stopped": true', report.read_text())
@@ -188,6 +189,30 @@ class Launch(support.CommandTest):
         result = self.python("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: time.sleep(0.3); sys.exit(3)\ntime.sleep(30)")
         self.assertEqual(result.returncode, 3)
         self.assertLess(time.monotonic() - started, SOON + 1)
+
+    # ---- who is blamed ----
+    def throwing(self, culprit, way, ranks=2, *flags):
+        return support.run("launch", "-n", ranks, *flags, "--", support.PROGRAMS / "program_throwing", culprit, way)
+
+    def test_who_throws_is_blamed_and_who_ends_because_of_it_never(self):
+        for attempt in range(10):
+            with self.subTest(attempt=attempt):
+                text = self.throwing(1, "uncaught").stderr
+                self.assertRegex(text, rf"trireme: rank 1 \(process \d+\) died first: {DAMAGED} \(after")
+                self.assertRegex(text, rf"\[0\] +what\(\):  rank 1 \(process \d+\) died of an {DAMAGED}; rank 0 needed it")
+
+    def test_so_is_one_of_many_however_it_ends(self):
+        for culprit, way, words in ((2, "uncaught", DAMAGED), (1, "caught", "exit code 1"), (3, "exit", "exit code 3"),
+                                    (2, "before", "uncaught exception: no such file: weights.bin")):
+            with self.subTest(culprit=culprit, way=way):
+                text = self.throwing(culprit, way, 4).stderr
+                self.assertRegex(text, rf"trireme: rank {culprit} \(process \d+\) died first: {words}")
+
+    def test_a_python_traceback_is_the_cause(self):
+        result = self.python("if rank == 1: raise ValueError('no such shard')\ntime.sleep(30)")
+        self.assertEqual(result.returncode, 1)
+        words = "died first: uncaught exception: ValueError: no such shard"
+        self.assertRegex(result.stderr, rf"rank 1 \(process \d+\) {words}")
 
     def test_nothing_to_start(self):
         self.refused("launch", "-n", 2, says=["nothing to launch"], code=2)

@@ -25,7 +25,7 @@ class Help(support.CommandTest):
 
     def test_train(self):
         text = self.succeeds("train", "--help")
-        for word in [*TRAIN_FLAGS, "sgd, momentum, adagrad, adam or adamw", "shared", "allreduce", "central", "constant, step or cosine", "Examples:", ".toml"]:
+        for word in [*TRAIN_FLAGS, "sgd, momentum, adagrad, adam or adamw", "shared", "allreduce", "central", "constant, step or cosine", "up to rounding", "Examples:", ".toml"]:
             self.assertIn(word, text)
 
     def test_others(self):

@@ -33,11 +33,16 @@ def lenet():
                          nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
 
 
+def lenet_bn():
+    layers = list(lenet())
+    return nn.Sequential(layers[0], nn.BatchNorm2d(6), *layers[1:4], nn.BatchNorm2d(16), *layers[4:])
+
+
 def mlp():
     return nn.Sequential(nn.Flatten(), nn.Linear(784, 40), nn.ReLU(), nn.Linear(40, 30), nn.ReLU(), nn.Linear(30, 10))
 
 
-MODELS = {"lenet": lenet, "mlp:40,30": mlp}
+MODELS = {"lenet": lenet, "lenet-bn": lenet_bn, "mlp:40,30": mlp}
 OPTIMIZERS = {
     "sgd": ([], lambda p: torch.optim.SGD(p, 0.05)),
     "momentum": ([], lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
@@ -48,7 +53,7 @@ OPTIMIZERS = {
 }
 
 
-def train_with_torch(model, optimizer, initial, images, labels, dtype, steps, seed, batch=BATCH, rate=None):
+def train_with_torch(model, optimizer, initial, images, labels, dtype, steps, seed, batch=BATCH, rate=None, clip=None):
     """The ordinary program: final parameters by name, and the mean loss of each epoch."""
     net = MODELS[model]().to(dtype)
     net.load_state_dict({name: torch.tensor(array) for name, array in initial.items()})
@@ -56,7 +61,7 @@ def train_with_torch(model, optimizer, initial, images, labels, dtype, steps, se
     base = update.param_groups[0]["lr"]
     x = (torch.tensor(images).to(dtype) / 255).unsqueeze(1)
     y = torch.tensor(labels.astype(numpy.int64))
-    losses, step = [], 0
+    losses, norms, step = [], [], 0
     while step < steps:
         order, sums = support.epoch_order(len(y), seed, len(losses)), []
         for begin in range(0, len(y), batch):
@@ -66,12 +71,15 @@ def train_with_torch(model, optimizer, initial, images, labels, dtype, steps, se
             update.zero_grad()
             loss = nn.functional.cross_entropy(net(x[picked]), y[picked])
             loss.backward()
+            if clip:
+                norms.append(float(nn.utils.clip_grad_norm_(net.parameters(), clip)))
             update.step()
             sums.append(loss.item())
             step += 1
             if step == steps:
                 break
         losses.append(sum(sums) / len(sums))
+    assert not clip or min(norms) < clip < max(norms), "some are clipped, some are not"
     return {name: tensor.detach().numpy() for name, tensor in net.state_dict().items()}, losses
 
 
@@ -93,7 +101,7 @@ class Parity(support.CommandTest):
         return self.parameters(model, "--data", self.folder, "--dtype", dtype, "--seed", seed, "--epochs", 0, "--workers", 1)[0]
 
     def assert_near(self, ours, theirs, bound):
-        self.assertEqual(list(ours), list(theirs))
+        self.assertEqual(sorted(ours), sorted(theirs))
         for name in ours:
             self.assertEqual(ours[name].shape, theirs[name].shape)
             difference = numpy.abs(ours[name] - theirs[name]).max()
@@ -119,6 +127,21 @@ class Parity(support.CommandTest):
     def test_lenet_adam_2_workers_channels_last(self):
         self.check("lenet", "adam", "--workers", 2, "--memory-format", "channels-last")
 
+    def test_batch_norm_over_all_workers(self):
+        for args in (["--workers", 1], ["--workers", 2], ["--workers", 3, "--memory-format", "channels-last"],
+                     ["--workers", 3, "--sync", "allreduce"], ["--workers", 2, "--sync", "server"]):
+            with self.subTest(args=args):
+                self.check("lenet-bn", "momentum", *args, "--sync-batch-norm")
+
+    def test_batch_norm_of_each_worker(self):
+        """Without the flag the result depends on their number, which is said."""
+        one, _ = self.ours("lenet-bn", "momentum", "--workers", 1)
+        two, _ = self.ours("lenet-bn", "momentum", "--workers", 2)
+        self.assertGreater(max(numpy.abs(two[name] - one[name]).max() for name in one), 1e-4)
+        for workers, flags, said in ((2, [], True), (1, [], False), (2, ["--sync-batch-norm"], False)):
+            printed = support.run("train", "lenet-bn", "--data", self.folder, "--workers", workers, "--epochs", 0, *flags).stdout
+            self.assertEqual("--sync-batch-norm" in printed, said, printed)
+
     def test_mlp_adam_3_workers(self):
         self.check("mlp:40,30", "adam", "--workers", 3)
 
@@ -143,8 +166,21 @@ class Parity(support.CommandTest):
         ours, _ = self.ours("mlp:40,30", "momentum", "--workers", 2, "--schedule", "cosine", "--warmup", 10)
         self.assert_near(ours, theirs, F64)
 
+    def test_clipping_in_every_mode(self):
+        """By the norm of the mean gradient where workers update together; where each does so alone, one worker is an ordinary program."""
+        initial = self.initial("mlp:40,30")
+        theirs, _ = train_with_torch("mlp:40,30", "momentum", initial, self.images, self.labels, torch.float64, STEPS, seed=3, clip=1.5)
+        for args in (["--workers", 1], ["--workers", 3], ["--workers", 2, "--accumulate", 2, "--bucket-bytes", 4096],
+                     ["--workers", 2, "--sync", "allreduce"], ["--workers", 3, "--sync", "central"],
+                     ["--workers", 2, "--sync", "server"], ["--workers", 3, "--sync", "server", "--servers", 3, "--bucket-bytes", 4096],
+                     ["--workers", 2, "--sync", "stale:0"],
+                     *(["--workers", 1, "--sync", sync] for sync in ("async", "stale:3", "trylock:1", "round-robin", "hogwild", "local:1"))):
+            with self.subTest(args=args):
+                ours, _ = self.ours("mlp:40,30", "momentum", "--clip", 1.5, *args)
+                self.assert_near(ours, theirs, F64)
+
     def test_losses_in_f32(self):
-        for model in MODELS:
+        for model in ("lenet", "mlp:40,30"):
             initial = self.initial(model, "f32")
             _, losses = train_with_torch(model, "momentum", initial, self.images, self.labels, torch.float32, STEPS, seed=3)
             _, report = self.ours(model, "momentum", "--workers", 2, dtype="f32")
@@ -173,7 +209,8 @@ class Parity(support.CommandTest):
         rows[:, 3] = (rows[:, :3] @ [1, -2, 0.5] + 0.3).round(4)
         (self.folder / "line.csv").write_text("a,b,c,price\n" + "".join(",".join(f"{v:.4f}" for v in row) + "\n" for row in rows))
         for workers in (1, 3):
-            weights, report = self.parameters("linear", "--data", self.folder / "line.csv", "--label", "price", "--workers", workers, "--batch", 20, "--epochs", 60)
+            weights, report = self.parameters("linear", "--data", self.folder / "line.csv", "--label", "price", "--normalize", "no", "--test", 0,
+                                              "--workers", workers, "--batch", 20, "--epochs", 60)
             self.assertLess(report["epochs"][-1]["loss"], 1e-5)
             self.assertLess(numpy.abs(weights["1.weight"] - [[1, -2, 0.5]]).max(), 0.01)
 

@@ -74,11 +74,30 @@ class Modes(support.CommandTest):
         for rule in ("inverse", "compensated"):  # with one worker nothing is stale
             self.assertEqual(self.train(*SMALL, "--workers", 1, "--sync", "async", "--stale-gradients", rule)["sha256"], plain["sha256"])
 
+    def test_the_rate_is_the_share_of_a_step(self):
+        half = [*SMALL, "--workers", 2, "--optimizer", "sgd", "--sync", "round-robin"]  # the order is fixed, and so are the bits
+        self.assertEqual(self.train(*half)["sha256"], self.train(*half, "--rate", "full", "--lr", 0.01)["sha256"])
+        report = self.train(*half, "--rate", "full")
+        self.assertNotEqual(report["sha256"], self.train(*half)["sha256"])
+        self.assertEqual(report["rate"], "full")
+        (self.folder / "full.toml").write_text('model = "mlp:32"\ndata = "synthetic:300"\nsync = "async"\nworkers = 2\nepochs = 1\nrate = "full"\n')
+        self.assertEqual(self.train("full.toml")["rate"], "full")
+
+    def test_one_worker_has_the_bits_of_shared_with_momentum(self):
+        expected = self.train(*SMALL, "--workers", 1)["sha256"]
+        for sync in ("trylock:1", "async", "stale:3", "round-robin", "hogwild"):
+            with self.subTest(sync=sync):
+                self.assertEqual(self.train(*SMALL, "--workers", 1, "--sync", sync)["sha256"], expected)
+
     def test_what_cannot_be_is_refused(self):
+        for sync in ("shared", "allreduce", "server", "stale:0", "local:4"):
+            self.refused("train", *SMALL, "--sync", sync, "--rate", "full", says=["rate 'full'", f"'{sync}'", "one by one"], code=2)
+        self.refused("train", *SMALL, "--rate", "ful", says=["did you mean 'full'"], code=2)
         self.refused("train", *SMALL, "--servers", 1, says=["--servers 1", "shared"], code=2)
         self.refused("train", *SMALL, "--sync", "stale", says=["stale:S"], code=2)
         self.refused("train", *SMALL, "--sync", "asynk", says=["did you mean 'async'"], code=2)
-        self.refused("train", *SMALL, "--clip", 1, says=["clip"], code=2)
+        self.refused("train", *SMALL, "--clip", -1, says=["clip must be a norm of at least 0"], code=2)
+        self.refused("train", *SMALL, "--on-nan", "stopp", says=["'stopp'", "did you mean 'stop'"], code=2)
         self.refused("train", *SMALL, "--straggler", "one", says=["WORKER:FACTOR"], code=2)
         self.refused("serve", says=["--servers"], code=2)
         self.refused("ctl", "--job", "x", says=["ctl"], code=2)
@@ -144,7 +163,7 @@ class Deaths(support.CommandTest):
         process, found = self.begin("--sync", "server", "--timeout", 2)
         since = time.monotonic()
         os.kill(found["server"][1], signal.SIGSTOP)
-        self.expect_end(process, found, since + 2, ["server 1", "within 2 s"])
+        self.expect_end(process, found, since + 2, ["server 1", "has waited 2 s"])
 
     def test_an_interrupted_run_saves_its_model(self):
         for sync in ("server", "async", "round-robin", "local:5", "elastic:5,0.3", "hogwild"):

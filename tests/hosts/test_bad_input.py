@@ -101,6 +101,24 @@ class BadInput(training.HostsTest):
                 self.assertEqual(process.returncode, 0, out + error)
                 self.assertIn("2 ranks on 2 machines", out)
 
+    # ---- what they read ----
+    def test_the_same_file_with_other_numbers(self):
+        """As many rows, but one cell is another: without a word, each machine would train on its own data."""
+        ranks = []
+        for rank, host in enumerate(("a", "b")):
+            folder = self.folder / host
+            folder.mkdir()
+            (folder / "data.csv").write_text("a,b\n1,0\n2,1\n3,0\n4,1\n" + f"{5 + rank},0\n6,1\n")
+            variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7290"}
+            command = [training.TRIREME, "train", "linear", "--data", "data.csv", "--test", "0", "--epochs", "1"]
+            process = self.hosts.run(host, command, env={**support.environment(), **variables}, cwd=folder,
+                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(self.end, process)
+            ranks.append(process)
+        self.refused(ranks[1], "data.csv on this machine (rank 1)", "other names, categories or numbers", "Copy the same files")
+        ranks[0].communicate(timeout=30)
+        self.assertNotEqual(ranks[0].returncode, 0)
+
     # ---- where they meet ----
     def test_port_in_use(self):
         listener = self.hosts.run("a", [sys.executable, "-c", LISTEN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -208,7 +226,7 @@ class BadInput(training.HostsTest):
         self.assertEqual(error.count("NCCL"), 1, error)  # not by every worker
         self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "mpi"), "--engine mpi needs ranks that mpirun has started", "--engine gloo")
         self.refused(self.start("train", *MODEL, "--engine", "mpi", env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}),
-                     "--engine mpi needs processes that mpirun has started")
+                     "engine 'mpi' needs processes that mpirun has started")
         self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "gluo"), "unknown --engine 'gluo'", "did you mean 'gloo'?")
         self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "nonsense"), "unknown --engine 'nonsense'", "auto, gloo, mpi or nccl")
 

@@ -6,9 +6,12 @@ import time
 import training
 from training import support
 
+FAR_HOST = training.ON_HOST.with_name("far_host")
+DAMAGED = "uncaught exception: the 3rd shard is damaged"  # tests/programs/throwing.cpp
 LIMIT = 2  # seconds of silence that count as death, in these tests
 SOON = 2   # promised on top of it
 BUSY = 3   # more, for a machine that is busy
+LONG_EPOCH = ["train", "mlp:1024,1024", "--data", "synthetic:120000", "--dtype", "f64", "--epochs", 1000, "--batch", 64]
 ENDLESS = ["mlp:64", "--data", "synthetic:2000", "--epochs", 100000, "--batch", 64, "--heartbeat-limit", LIMIT]
 
 
@@ -70,6 +73,56 @@ class Deaths(training.HostsTest):
         self.assertEqual(process.returncode, 130, out + error)
         self.assertTrue(model.exists(), out + error)
         self.assertTrue(support.wait_until(lambda: not self.hosts.pids(), 5))
+
+    # ---- interrupted, where a signal reaches nobody but the launcher ----
+    def begin_far(self, hosts, *args, ready):
+        """The command on host a; all ranks behind a connection like ssh's."""
+        far = f"{FAR_HOST} {self.hosts.prefix} {{host}} {{command}}"
+        process = self.start(*args[:1], "--hosts", hosts, "--remote", far, "--heartbeat-limit", LIMIT, *args[1:])
+        for line in process.stdout:
+            if ready in line:
+                return process
+        self.fail("it ended early: " + process.stderr.read())
+
+    def test_interrupt_saves_what_takes_long_far_away(self):
+        model = self.folder / "far.safetensors"
+        process = self.begin_far("b:2", *LONG_EPOCH, "--sync", "local:1000", "--save", model, ready="parameters;")
+        since = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=120)
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM, out + error)
+        self.assertGreater(time.monotonic() - since, 5, "make it slower: this shows nothing")
+        self.assertIn("model saved to", out, error)
+        self.assertIn("stopping after this update, then saving the model", error)
+        self.assertIn("1.weight", support.read_safetensors(model))
+        self.assertTrue(support.wait_until(lambda: not self.hosts.pids(), 5))
+
+    def test_a_second_interrupt_ends_everybody_far_away(self):
+        process = self.begin_far("b:2", *LONG_EPOCH, "--sync", "local:1000000", "--save", self.folder / "lost.safetensors",
+                                 ready="parameters;")
+        process.send_signal(signal.SIGINT)
+        self.assertIn("stopping", process.stderr.readline())
+        time.sleep(0.5)  # two that follow at once are one wish
+        since = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=20)
+        self.assertLess(time.monotonic() - since, 1 + BUSY)
+        self.assertRegex(error, r"ended at once: the model is lost, its \d+ updates had not been saved")
+        self.assertTrue(support.wait_until(lambda: not self.hosts.pids(), 5), f"still there: {self.hosts.pids()}")
+
+    # ---- who is blamed ----
+    def test_who_throws_is_blamed_and_who_ends_because_of_it_never(self):
+        for hosts, culprit, host in (("a:2,b:2", 3, "b"), ("a:2,b:2", 1, "a"), ("b:1,a:1", 1, "a")):
+            for attempt in range(3):
+                with self.subTest(hosts=hosts, culprit=culprit, attempt=attempt):
+                    program = [support.PROGRAMS / "program_throwing", culprit, "uncaught"]
+                    process = self.start("launch", "--hosts", hosts, "--remote", self.remote(), "--", *program)
+                    _, error = process.communicate(timeout=30)
+                    self.assertEqual(process.returncode, 128 + signal.SIGABRT, error)
+                    ours = [line for line in error.splitlines() if line.startswith("trireme: ")]
+                    self.assertRegex("\n".join(ours), rf"rank {culprit} on host {host} .*{DAMAGED}")
+                    for line in ours:
+                        self.assertIn(f"rank {culprit}", line)
 
 
 if __name__ == "__main__":

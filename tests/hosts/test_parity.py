@@ -44,6 +44,9 @@ class Parity(training.HostsTest):
     def test_two_by_two_shared(self):
         self.check("a:2,b:2", "lenet", "--dtype", "f64")
 
+    def test_batch_norm_over_all_hosts(self):
+        self.check("a:2,b:1", "lenet-bn", "--dtype", "f64", "--sync-batch-norm", "--bucket-bytes", 4096)
+
     def test_two_by_two_equals_one_by_four(self):
         self.check("a:2,b:2", "mlp:40,30", "--dtype", "f64", "--optimizer", "adam", "--lr", 0.002, workers=4)
 
@@ -63,6 +66,24 @@ class Parity(training.HostsTest):
 
     def test_uneven_with_accumulation(self):
         self.check("a:2,b:1", "mlp:40,30", "--dtype", "f64", "--accumulate", 2, "--bucket-bytes", 4096)
+
+    def test_clipping_is_by_the_norm_over_all_hosts(self):
+        clip = ["--dtype", "f64", "--clip", 1.5]
+        free, _ = self.alone("mlp:40,30", "--data", self.folder, *ARGS, "--dtype", "f64")
+        clipped, _ = self.alone("mlp:40,30", "--data", self.folder, *ARGS, *clip)
+        self.assertGreater(max(numpy.abs(free[name] - clipped[name]).max() for name in free), 1e-3)  # it does something
+        self.check("a:2,b:2", "mlp:40,30", *clip)
+        self.check("a:2,b:1", "mlp:40,30", *clip, "--bucket-bytes", 4096, "--sync", "shared")
+        self.check("a:1,b:1,c:1", "mlp:40,30", *clip, "--sync", "allreduce")
+
+    def test_numbers_that_are_none_end_all_hosts_alike(self):
+        for extra in ([], ["--clip", 1e300], ["--sync", "allreduce"]):
+            with self.subTest(extra=extra):
+                process = self.start_train("a:2,b:1", "mlp:40,30", "--data", self.folder, *ARGS, "--dtype", "f64", "--lr", "1e200", *extra)
+                _, text = process.communicate(timeout=60)
+                self.assertNotEqual(process.returncode, 0)
+                self.assertRegex(text, "became (NaN|infinite|NaN or infinite) on rank [0-2] at update [0-9]+")
+                self.assertIn("smaller learning rate than 1e+200", text)
 
     def test_three_hosts_allreduce(self):
         self.check("a:1,b:1,c:1", "mlp:40,30", "--dtype", "f64", "--sync", "allreduce", "--optimizer", "adamw", "--lr", 0.002)

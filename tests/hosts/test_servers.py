@@ -1,6 +1,7 @@
 """Parameter servers and workers on several hosts: the same results as on one, and named deaths."""
 import os
 import pathlib
+import re
 import signal
 import time
 
@@ -14,9 +15,9 @@ ENDLESS = ["mlp:64", "--data", "synthetic:2000", "--epochs", 100000, "--batch", 
 
 
 class Servers(training.HostsTest):
-    def alone(self):
+    def alone(self, *args):
         save = self.folder / "alone.safetensors"
-        result = support.run("train", *ARGS, "--workers", 1, "--save", save, cwd=self.folder)
+        result = support.run("train", *ARGS, *args, "--workers", 1, "--save", save, cwd=self.folder)
         self.assertEqual(result.returncode, 0, result.stderr)
         return support.read_safetensors(save)
 
@@ -35,13 +36,14 @@ class Servers(training.HostsTest):
         return [found[number] for number in sorted(found)]
 
     def test_synchronous_servers_give_what_one_process_gives(self):
-        expected = self.alone()
-        for spec, servers in (("a:1,b:1", 1), ("a:2,b:1", 2)):
-            with self.subTest(spec=spec, servers=servers):
-                ours, _, printed = self.train(spec, *ARGS, "--sync", "server", "--servers", servers)
-                self.assertIn("2 machines", printed)
-                for name, values in expected.items():
-                    self.assertLess(numpy.abs(ours[name] - values).max(), 1e-9, name)
+        for more in ([], ["--clip", 1.5]):
+            expected = self.alone(*more)
+            for spec, servers in (("a:1,b:1", 1), ("a:2,b:1", 2)):
+                with self.subTest(spec=spec, servers=servers, more=more):
+                    ours, _, printed = self.train(spec, *ARGS, *more, "--sync", "server", "--servers", servers)
+                    self.assertIn("2 machines", printed)
+                    for name, values in expected.items():
+                        self.assertLess(numpy.abs(ours[name] - values).max(), 1e-9, name)
 
     def test_asynchronous_modes_learn(self):
         for sync in ("async", "stale:2", "elastic:4,0.3"):
@@ -67,6 +69,39 @@ class Servers(training.HostsTest):
         self.assertLess(time.monotonic() - since, 8, text)
         self.assertNotEqual(process.returncode, 0)
         self.assertIn("server 1", text)
+
+
+class Models(training.HostsTest):
+    """Several models in one program: tests/programs/several_models.cpp."""
+    PROGRAM = support.PROGRAMS / "program_several_models"
+
+    def launch(self, spec, servers, *words):
+        return self.start("launch", "--hosts", spec, "--remote", self.remote(), "--servers", servers, "--", self.PROGRAM, *words)
+
+    def test_several_models_by_turns_and_one_after_another(self):
+        for spec, servers, mode in (("a:1,b:1", 2, "server"), ("a:2,b:1", 1, "server"), ("a:1,b:1", 2, "async"), ("a:2,b:2", 0, "shared"),
+                                    ("a:1,b:1", 0, "allreduce"), ("a:1,b:1", 2, "stale:3"), ("a:1,b:1", 2, "local:4")):
+            for what, count in (("pair", 1), ("sequence", 3)):
+                with self.subTest(spec=spec, mode=mode, what=what):
+                    out, error = self.launch(spec, servers, mode, what).communicate(timeout=60)
+                    found = re.findall(r"distance (\S+) before (\S+) after (\S+)", out)
+                    self.assertEqual(len(found), count, out + error)
+                    for distance, before, after in found:
+                        self.assertLess(float(after), 0.5 * float(before))
+                        if mode in ("server", "shared", "allreduce"):
+                            self.assertLess(float(distance), 1e-12)
+
+    def test_a_worker_killed_in_the_second_model_is_named(self):
+        process = self.launch("a:1,b:1", 2, "server", "endless")
+        for line in process.stdout:
+            if "the second model trains" in line:
+                break
+        victim = [pid for pid in self.hosts.pids("b") if pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("program_several")]
+        self.assertEqual(len(victim), 1)
+        os.kill(victim[0], signal.SIGKILL)
+        _, text = process.communicate(timeout=60)
+        self.assertNotEqual(process.returncode, 0)
+        self.assertRegex(text, rf"rank 1 .*process {victim[0]}.*SIGKILL")
 
 
 if __name__ == "__main__":

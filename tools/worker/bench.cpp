@@ -8,7 +8,7 @@ namespace trireme::tools {
 
 Run add_bench_worker(CLI::App& app, const Invocation&) {
   struct Settings {
-    std::string out, name;
+    std::string out, name, guard = "watch";
     std::vector<size_t> sizes;
     bool alone = false, private_memory = false;
   };
@@ -16,10 +16,14 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   CLI::App* command = app.add_subcommand("bench", "Measure the training step of one case, or allreduces of some sizes");
   command->add_option("--out", s->out, "File for the result, JSON lines")->required();
   command->add_option("--case", s->name, "Such as lenet-32")->check(CLI::IsMember(kTrainCases));
+  command->add_option("--guard", s->guard, "none, watch (for NaN) or clip")->check(CLI::IsMember(kGuards));
   command->add_flag("--alone", s->alone, "As if there were no other rank");
   command->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->excludes("--case");
   command->add_flag("--private", s->private_memory, "Allreduce memory of the caller's own");
-  return [s] { return s->sizes.empty() ? measure_step(s->out, s->name, s->alone) : measure_allreduce(s->out, s->sizes, s->private_memory); };
+  return [s] {
+    if (!s->sizes.empty()) return measure_allreduce(s->out, s->sizes, s->private_memory);
+    return measure_step(s->out, s->name, s->alone, s->guard);
+  };
 }
 
 }  // namespace trireme::tools

@@ -1,12 +1,15 @@
 // A worker of `trireme train`.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <atomic>
+#include <cmath>
 #include <csignal>
 #include <filesystem>
 #include <memory>
 
 #include <trireme/base/error.h>
+#include <trireme/cluster/agreement.h>
 #include <trireme/train/trainer.h>
 #include "../commands.h"
 #include "../train_flags.h"
@@ -37,8 +40,7 @@ class Screen {
   void say(const std::string& text) {
     if (silent_) return;
     erase();
-    fmt::print("{}\n", text);
-    std::fflush(stdout);
+    put(text + "\n");
   }
 
  private:
@@ -47,9 +49,9 @@ class Screen {
     if (!line_ || silent_) return;
     constexpr int kWidth = 16;
     const int filled = static_cast<int>(kWidth * p.step / p.steps);
-    fmt::print("\r\x1b[Kepoch {}/{} [{:<{}}] {}/{}  loss {:.4f}  {} samples/s  ETA {}", p.epoch, p.epochs, std::string(static_cast<size_t>(filled), '='),
-               kWidth, p.step, p.steps, p.loss, with_commas(p.samples_per_second), clock_text(p.seconds_left));
-    std::fflush(stdout);
+    put(fmt::format("\r\x1b[Kepoch {}/{} [{:<{}}] {}/{}  loss {:.4f}  {} samples/s  ETA {}", p.epoch, p.epochs,
+                    std::string(static_cast<size_t>(filled), '='), kWidth, p.step, p.steps, p.loss,
+                    with_commas(p.samples_per_second), clock_text(p.seconds_left)));
     drawn_ = true;
   }
 
@@ -61,23 +63,74 @@ class Screen {
   }
 
   void erase() {
-    if (drawn_) fmt::print("\r\x1b[K");
+    if (drawn_) put("\r\x1b[K");
     drawn_ = false;
+  }
+
+  /// A terminal that is gone must not end the run: the model is still to be saved.
+  static void put(const std::string& text) {
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+    std::clearerr(stdout);
   }
 
   bool line_, silent_, drawn_ = false;
   int epochs_ = 0;
 };
 
-int work(const TrainSettings& settings) {
-  for (int signal : {SIGINT, SIGTERM}) std::signal(signal, [](int) { stop_requested.store(true); });
+/// All three are a wish to stop, unless one is ignored, as under nohup.
+void take_signals() {
+  for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction action {};
+    sigaction(signal, nullptr, &action);
+    if (action.sa_handler == SIG_IGN) continue;
+    action.sa_handler = [](int) { stop_requested.store(true); };
+    action.sa_flags = SA_RESTART;
+    sigaction(signal, &action, nullptr);
+  }
+  std::signal(SIGPIPE, SIG_IGN);  // nobody reads our output any more: the run goes on
+}
+
+/// Flags that ranks of one job may have different values of.
+bool may_differ(const std::string& name) {
+  return name == "--threads" || name == "--progress" || name == "--quiet-report";
+}
+
+/// What this rank was asked to do, as its command line or recipe says it.
+cluster::Terms terms_of(const CLI::App& command, const train::Options& options, bool one_machine) {
+  cluster::Terms terms;
+  for (const CLI::Option* option : command.get_options())
+    if (option->count() > 0 && !may_differ(option->get_name()))
+      terms.emplace_back(option->get_name(), fmt::format("{}", fmt::join(option->results(), " ")));
+  std::error_code none;
+  if (one_machine && std::filesystem::exists(options.data, none))
+    terms.emplace_back("data of", std::filesystem::weakly_canonical(options.data, none).string());
+  return terms;
+}
+
+std::string advice_for(const World& world) {
+  return fmt::format(
+      "ranks of one job have the same command line{}",
+      world.place().job_is_common
+          ? ". If these are two jobs that met by mistake, give each a MASTER_PORT or TRIREME_JOB of its own"
+          : "");
+}
+
+int work(const TrainSettings& settings, const CLI::App& command) {
+  take_signals();
   Screen screen(settings.progress);
-  World world = join({.timeout = Seconds(settings.timeout), .heartbeat_limit = Seconds(settings.hosts.heartbeat_limit), .engine = settings.engine});
+  World world = join({.timeout = Seconds(settings.timeout),
+                      .timeout_setting = "--timeout",
+                      .heartbeat_limit = Seconds(settings.hosts.heartbeat_limit),
+                      .engine = settings.engine});
+  cluster::compare_terms(world.comm(), terms_of(command, settings.options, world.machines() == 1), advice_for(world));
   const train::Result result = train::run(world, settings.options, screen.listener(), stop_requested);
   if (!world.first()) return 0;
   std::string summary = fmt::format("{} {} updates in {:.1f} s of training",
                                     result.stopped ? "stopped on request after" : "done:", with_commas(static_cast<double>(result.updates)), result.seconds);
   if (!result.epochs.empty() && result.epochs.back().test_accuracy >= 0) summary += fmt::format(", test accuracy {:.4f}", result.epochs.back().test_accuracy);
+  if (!result.epochs.empty() && result.epochs.back().has_test && result.epochs.back().test_accuracy < 0)
+    summary += fmt::format(", test error {:.4g} (root of the mean square)", std::sqrt(result.epochs.back().test_loss));
   screen.say(summary);
   if (!result.saved.empty()) screen.say("model saved to " + result.saved);
   if (!settings.options.report.empty() && !settings.quiet_report)
@@ -89,12 +142,13 @@ int work(const TrainSettings& settings) {
 
 Run add_train_worker(CLI::App& app, const Invocation&) {
   auto settings = std::make_shared<TrainSettings>();
-  add_train_flags(app, *settings);
-  return [settings] {
+  const CLI::App* command = add_train_flags(app, *settings);
+  return [settings, command] {
     const cluster::Place place = cluster::place_here();
     resolve(*settings, place);
-    if (settings->workers != place.size) fail<InvalidArgument>("--workers {} but {} started {} ranks", settings->workers, place.launcher, place.size);
-    return work(*settings);
+    if (settings->workers != place.size)
+      fail<InvalidArgument>("--workers {} but {} started {} ranks", settings->workers, place.launcher, place.size);
+    return work(*settings, *command);
   };
 }
 

@@ -35,7 +35,7 @@ double median_seconds(comm::Communicator& lane, std::vector<float>& data, size_t
 }
 
 int measure_lanes(const Settings& s) {
-  World world = join({.engine = s.engine, .direct_bytes = s.direct_bytes});
+  World world = join({.timeout_setting = "", .engine = s.engine, .direct_bytes = s.direct_bytes});
   std::string text = fmt::format("{{\"machines\": {}}}\n", world.machines());
   std::vector<float> data(s.sizes.empty() ? 0 : *std::max_element(s.sizes.begin(), s.sizes.end()) / sizeof(float), 1.f);
   for (size_t bytes : s.sizes) {

@@ -30,7 +30,11 @@ class Timeout : public Error {
 
 /// A peer died or left while it was needed.
 class PeerLost : public Error {
-  using Error::Error;
+ public:
+  explicit PeerLost(const std::string& text);
+  /// Of this process: called whenever one is made, so that a launcher can tell who ended because of somebody else. Must
+  /// not throw.
+  static void on_construction(void (*note)() noexcept);
 };
 
 /// Ranks disagree: about the order, shape or type of a collective, or about the layout of the model.
@@ -40,6 +44,11 @@ class Mismatch : public Error {
 
 /// Data that should be well formed is not: a truncated or damaged file.
 class Corruption : public Error {
+  using Error::Error;
+};
+
+/// A loss or a gradient is NaN or infinite.
+class NotFinite : public Error {
   using Error::Error;
 };
 

@@ -25,7 +25,7 @@ size_t edits(std::string_view a, std::string_view b) {
 
 std::string nearest(std::string_view word, const std::vector<std::string>& candidates) {
   std::string best;
-  size_t fewest = std::max<size_t>(1, word.size() / 2) + 1;
+  size_t fewest = std::max<size_t>(1, (word.size() + 1) / 3) + 1;
   for (const std::string& candidate : candidates) {
     const bool prefix = !word.empty() && candidate.starts_with(word);
     const size_t distance = prefix ? 1 : edits(word, candidate);

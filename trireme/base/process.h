@@ -3,6 +3,7 @@
 #include <sys/types.h>
 
 #include <string>
+#include <vector>
 
 #include <trireme/base/descriptor.h>
 
@@ -13,6 +14,24 @@ Descriptor open_process(pid_t pid);
 
 /// "running", "sleeping", "stopped (SIGSTOP?)", "ended": for error messages.
 std::string process_state(pid_t pid);
+
+/// The processes of a group.
+std::vector<pid_t> processes_of(pid_t group);
+
+/// What the processes of a group are doing.
+struct Activity {
+  double cpu_seconds = 0;  // used so far by those that there are now
+  bool at_disk = false;    // one of them waits for a disk, or a file system's server
+};
+Activity activity_of(pid_t group);
+
+/// Who started this process: its parent, told apart from all others that this machine has had since it was switched on.
+/// What one shell or launcher starts has one origin; a parent that has ended, the machine's first process instead of
+/// it.
+std::string origin_here();
+
+/// Whether the process has a handler for the signal.
+bool catches(pid_t pid, int signal);
 
 /// Names the calling thread (15 characters at most), for ps, top and gdb.
 void name_thread(const char* name);

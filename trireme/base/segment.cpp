@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <trireme/base/error.h>
@@ -28,18 +29,25 @@ size_t reclaimable() {
   return 0;
 }
 
+constexpr double kMiB = 1 << 20;
+
+/// Half of what is left: the other half is for the rest of the program.
+size_t within_limit(size_t addresses) {
+  const std::optional<size_t> left = addresses_left();
+  return addresses < Segment::kAddresses || !left ? addresses : std::min(addresses, *left / 2);
+}
+
 void reserve(int file, size_t offset, size_t bytes, size_t addresses, const char* purpose) {
-  constexpr double kMiB = 1 << 20;
-  const size_t room = std::min(available_memory(), offset < addresses ? addresses - offset : 0);
+  const size_t left = offset < addresses ? addresses - offset : 0, room = std::min(available_memory(), left);
   struct stat now {};  // after the memory was looked at: another rank may be reserving the same bytes at this moment, and they must not count twice
   fstat(file, &now);
   const size_t reserved = static_cast<size_t>(now.st_blocks) * 512;
-  if (offset + bytes <= reserved) return;
-  if (bytes - (reserved > offset ? reserved - offset : 0) > room)
+  if (bytes <= left && offset + bytes <= reserved) return;
+  if (bytes > left || bytes - (reserved > offset ? reserved - offset : 0) > room)
     fail<IoError>(
-        "no room in shared memory for {}: {:.1f} MiB wanted, {:.1f} MiB free. Make it smaller, use fewer workers, "
-        "or free memory on this machine",
-        purpose, bytes / kMiB, room / kMiB);
+        "no room in shared memory for {}: {:.1f} MiB wanted, {:.1f} MiB free. {}", purpose, bytes / kMiB, room / kMiB,
+        bytes > left && addresses_left() ? "'ulimit -v' limits the addresses of this process: raise it"
+                                         : "Make it smaller, use fewer workers, or free memory on this machine");
   if (fallocate(file, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
     fail<IoError>("no room in shared memory for {} ({:.1f} MiB): {}", purpose, bytes / kMiB, errno_text());
 }
@@ -52,7 +60,8 @@ std::shared_ptr<Segment> Segment::create(size_t addresses) {
   return std::make_shared<Segment>(std::move(file), addresses);
 }
 
-Segment::Segment(Descriptor file, size_t addresses) : file_(std::move(file)), addresses_(round_up(addresses, kPage)) {
+Segment::Segment(Descriptor file, size_t addresses)
+    : file_(std::move(file)), addresses_(round_up(within_limit(addresses), kPage)) {
   void* base = mmap(nullptr, addresses_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) fail<IoError>("cannot reserve {} MiB of addresses: {}. Is 'ulimit -v' set?", addresses_ >> 20, errno_text());
   base_ = static_cast<std::byte*>(base);
@@ -68,6 +77,14 @@ std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
   if (data == MAP_FAILED) fail<IoError>("cannot map {} bytes of shared memory for {}: {}", bytes, purpose, errno_text());
   mapped_.insert(offset);
   return at(offset);
+}
+
+std::optional<size_t> addresses_left() {
+  rlimit limit{};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return std::nullopt;
+  const size_t pages = read_number("/proc/self/statm");  // the first number there: of all mappings
+  const size_t used = pages == std::numeric_limits<size_t>::max() ? 0 : pages * kPage;
+  return limit.rlim_cur > used ? limit.rlim_cur - used : 0;
 }
 
 size_t available_memory() {

@@ -11,8 +11,9 @@
 namespace trireme {
 
 /// One growing memory file. Every rank that holds its descriptor maps the same bytes at the same offsets. Thread-safe.
-/// The address range is reserved once, so that pointers and offsets turn into each other by an addition. A process has room for a few hundred ranges of the
-/// default size: who knows the final size says it.
+/// The address range is reserved once, so that pointers and offsets turn into each other by an addition. A process has
+/// room for a few hundred ranges of the default size: who knows the final size says it. Where `ulimit -v` limits the
+/// addresses, one of the default size takes half of what is left.
 class Segment {
  public:
   static constexpr size_t kAddresses = size_t{1} << 38;  // 256 GiB of addresses; memory is taken only by map()
@@ -27,8 +28,9 @@ class Segment {
 
   int descriptor() const { return file_.get(); }
 
-  /// Maps [offset, offset + bytes), growing the file where needed; the same block may be mapped again. The pages are reserved now, so that a full
-  /// machine is an IoError here and not a SIGBUS later. `offset` must be a multiple of the page size.
+  /// Maps [offset, offset + bytes), growing the file where needed; the same block may be mapped again. The pages are
+  /// reserved now, so that a full machine is an IoError here and not a SIGBUS later. `offset` must be a multiple of the
+  /// page size. Throws IoError as well when it does not fit in the reserved addresses.
   std::byte* map(size_t offset, size_t bytes, const char* purpose);
 
   /// Where a mapped offset is in this process.
@@ -51,6 +53,9 @@ class Segment {
 
 /// Bytes that this process could still use without swapping: the least of what the machine and its control group allow.
 size_t available_memory();
+
+/// Bytes of addresses that `ulimit -v` still leaves to this process; nothing when it is not set.
+std::optional<size_t> addresses_left();
 
 constexpr size_t kPage = 4096;
 constexpr size_t round_up(size_t value, size_t multiple) { return (value + multiple - 1) / multiple * multiple; }

@@ -7,15 +7,11 @@
 #include <trireme/base/error.h>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 
 namespace trireme::checkpoint {
 namespace {
-
-const char* format_name(DType type) {
-  constexpr const char* names[] = {"F32", "F64", "F16", "BF16", "I32", "I64", "U8"};
-  return names[static_cast<size_t>(type)];
-}
 
 void write_all(int file, const void* data, size_t bytes, const std::string& path) {
   const auto* next = static_cast<const char*>(data);
@@ -35,7 +31,8 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
   if (!metadata.empty()) header["__metadata__"] = metadata;
   size_t offset = 0;
   for (const NamedTensor& tensor : tensors) {
-    header[tensor.name] = {{"dtype", format_name(tensor.dtype)}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes}}};
+    header[tensor.name] = {
+        {"dtype", tensor.type}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + tensor.bytes}}};
     offset += tensor.bytes;
   }
   std::string text = header.dump();
@@ -54,6 +51,27 @@ void write_safetensors(const std::string& path, const std::vector<NamedTensor>& 
   } catch (...) {
     unlink(temporary.c_str());
     throw;
+  }
+}
+
+std::map<std::string, std::string> read_metadata(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) fail<IoError>("cannot open {}: {}", path, errno_text());
+  uint64_t length = 0;
+  file.read(reinterpret_cast<char*>(&length), sizeof length);
+  std::error_code unknown;
+  const uint64_t size = std::filesystem::file_size(path, unknown);
+  if (!file || unknown || length > size - sizeof length)
+    fail<Corruption>("{} is no safetensors file, or cut short", path);
+  std::string text(length, '\0');
+  file.read(text.data(), static_cast<std::streamsize>(length));
+  if (!file) fail<IoError>("cannot read {}: {}", path, errno_text());
+  try {
+    const auto header = nlohmann::json::parse(text);
+    return header.contains("__metadata__") ? header["__metadata__"].get<std::map<std::string, std::string>>()
+                                           : std::map<std::string, std::string>{};
+  } catch (const nlohmann::json::exception& error) {
+    fail<Corruption>("{} is no safetensors file: {}", path, error.what());
   }
 }
 

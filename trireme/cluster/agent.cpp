@@ -1,4 +1,6 @@
 // The agent of a host: registers, starts its ranks, and tells the others how they ended.
+#include <poll.h>
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/signalfd.h>
 #include <unistd.h>
@@ -29,19 +31,36 @@ std::string meeting_point(Session& session, Seconds timeout) {
   return session.get("torchrun meeting point", Deadline(timeout));
 }
 
-/// launch() takes signals later. Until then they are held, and somebody who waits has to look.
-bool interrupted() {
-  sigset_t held;
-  return sigpending(&held) == 0 && (sigismember(&held, SIGINT) == 1 || sigismember(&held, SIGTERM) == 1);
-}
+/// Signals, and what whoever started this agent says on its standard input. launch() takes both later. Until then they
+/// are held, and who waits has to look.
+class Wishes {
+ public:
+  explicit Wishes(bool watch_input) {
+    sigset_t set;
+    sigemptyset(&set);
+    for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
+    signals_ = Descriptor(signalfd(-1, &set, SFD_CLOEXEC));
+    watch(signals_.get());
+    if (watch_input) watch(0);
+  }
 
-/// Readable while one of them is held. It is never read: the signal stays for whoever takes it.
-Descriptor pending_signals() {
-  sigset_t set;
-  sigemptyset(&set);
-  for (int signal : {SIGINT, SIGTERM, SIGHUP}) sigaddset(&set, signal);
-  return Descriptor(signalfd(-1, &set, SFD_CLOEXEC));
-}
+  /// Readable while there is one. It is never read: the wish stays for whoever takes it.
+  int descriptor() const { return any_.get(); }
+  bool any() const {
+    pollfd look{any_.get(), POLLIN, 0};
+    return poll(&look, 1, 0) > 0;
+  }
+
+ private:
+  /// A file as standard input cannot be watched, and says nothing.
+  void watch(int descriptor) const {
+    epoll_event event{.events = EPOLLIN, .data = {}};
+    epoll_ctl(any_.get(), EPOLL_CTL_ADD, descriptor, &event);
+  }
+
+  Descriptor signals_;
+  Descriptor any_{epoll_create1(EPOLL_CLOEXEC)};
+};
 
 bool came(Session& session, const std::string& key, Seconds within) {
   try {
@@ -53,14 +72,14 @@ bool came(Session& session, const std::string& key, Seconds within) {
 }
 
 /// Ranks are started when the agents of all hosts are there: so it is the host that does not come that is named, and not its ranks.
-void wait_for_hosts(Session& session, const AgentOptions& options) {
+void wait_for_hosts(Session& session, const AgentOptions& options, const Wishes& wishes) {
   session.put(fmt::format("agent/{}", session.rank()), "");
   const Deadline deadline(options.timeout);
   int first = 0;
   for (const auto& [host, slots] : session.spec().hosts) {
     const std::string key = fmt::format("agent/{}", std::exchange(first, first + slots));
     while (!came(session, key, std::min(kBetweenLooks, deadline.left()))) {
-      if (interrupted())
+      if (wishes.any())
         fail<PeerLost>("the agent of host {} was interrupted while it waited for host {}", own_host_name(), host);  // by a launcher that knows why
       if (deadline.passed())
         fail<Timeout>("host {} has not joined the job within {:g} s: is it up, was `trireme join` started there, and can it reach the coordinator at {}?", host,
@@ -136,14 +155,14 @@ class Goodbyes {
 };
 
 /// What has to be right before ranks are started; the others hear what is not.
-std::string prepare(Session& session, const AgentOptions& options) try {
+std::string prepare(Session& session, const AgentOptions& options, const Wishes& wishes) try {
   if (session.spec().command.empty())
     fail<InvalidArgument>(
         "host {}: the coordinator at {} has nothing for agents to start: it serves ranks that are started one by one, with TRIREME_RANK. `trireme train "
         "--hosts ... "
         "--remote none` is what `trireme join` joins",
         own_host_name(), options.coordinator);
-  wait_for_hosts(session, options);
+  wait_for_hosts(session, options, wishes);
   return meeting_point(session, options.timeout);
 } catch (const PeerLost&) {
   session.leave(kPeerLostExit);
@@ -158,14 +177,21 @@ std::string prepare(Session& session, const AgentOptions& options) try {
 LaunchResult run_agent(const AgentOptions& options) {
   const SignalsForLauncher signals;
   const Descriptor failed(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  const Descriptor pending = pending_signals();
-  Session session({.coordinator = options.coordinator, .token = options.token, .tls = options.tls, .timeout = options.timeout, .interrupt = pending.get()},
-                  {.kind = Member::agent, .slots = options.slots, .host = options.host.empty() ? own_host_name() : options.host, .pid = getpid()});
+  const Wishes wishes(options.watch_input);
+  Session session({.coordinator = options.coordinator,
+                   .token = options.token,
+                   .tls = options.tls,
+                   .timeout = options.timeout,
+                   .interrupt = wishes.descriptor()},
+                  {.kind = Member::agent,
+                   .slots = options.slots,
+                   .host = options.host.empty() ? own_host_name() : options.host,
+                   .pid = getpid()});
   session.on_failure([&](const Failure&) {
     const uint64_t one = 1;
     [[maybe_unused]] const auto written = write(failed.get(), &one, sizeof one);
   });
-  const std::string meeting = prepare(session, options);
+  const std::string meeting = prepare(session, options, wishes);
   const size_t colon = meeting.rfind(':');
   LaunchOptions launched{.command = session.spec().command,
                          .ranks = session.slots(),
@@ -178,6 +204,7 @@ LaunchResult run_agent(const AgentOptions& options) {
                          .master_port = std::stoi(meeting.substr(colon + 1)),
                          .failed = failed.get(),
                          .hangup = options.watch_input ? 0 : -1,
+                         .say = options.say,
                          .server_command = session.spec().server_command,
                          .servers = servers_here(session),
                          .total_servers = session.servers()};
@@ -194,7 +221,8 @@ LaunchResult run_agent(const AgentOptions& options) {
   goodbyes.reset();
   std::string reason = result.reason;
   for (const std::string& line : result.last_lines) reason += "\n  " + line;
-  session.leave(result.exit_code, reason, result.first_failed, result.failed_server);
+  if (result.interrupted) reason = "it was interrupted";
+  session.leave(result.failed ? result.exit_code : 0, reason, result.first_failed, result.failed_server);
   if (const auto failure = session.failure(); failure && result.exit_code == kPeerLostExit) {
     result.reason = failure->reason;
     result.last_lines.clear();

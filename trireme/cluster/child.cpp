@@ -12,6 +12,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
+#include <trireme/cluster/job.h>
 
 extern char** environ;
 
@@ -34,8 +35,8 @@ std::pair<Descriptor, Descriptor> open_pipe() {
 }
 
 /// Between fork and exec: only calls that are safe there.
-[[noreturn]] void become(char** command, char** environment, int in, int out, int error, pid_t parent, const sigset_t& signals,
-                         const struct sigaction& broken_pipe) {
+[[noreturn]] void become(char** command, char** environment, int in, int out, int error, int slate, pid_t parent,
+                         const sigset_t& signals, const struct sigaction& broken_pipe) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody outlives the launcher
   if (getppid() != parent) _exit(125);
@@ -44,6 +45,7 @@ std::pair<Descriptor, Descriptor> open_pipe() {
   dup2(in >= 0 ? in : open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
   dup2(out, 1);
   dup2(error, 2);
+  if (slate >= 0) fcntl(slate, F_SETFD, 0);  // this one stays open
   environ = environment;
   execvp(command[0], command);
   const char* text = std::strerror(errno);
@@ -68,25 +70,45 @@ std::vector<std::string> environment_with(const std::vector<std::pair<std::strin
   return result;
 }
 
-void Pipe::pump(std::deque<std::string>& last) {
+void Uncaught::hear(std::string_view line) {
+  constexpr std::string_view kThrown = "terminate called after throwing an instance of '", kWhat = "  what():  ";
+  const auto begin = [&](decltype(in_) language, std::string_view text) {
+    in_ = language;
+    text_ = text;
+    at_ = slate_now();
+  };
+  if (line.starts_with(kThrown)) return begin(cpp, line.substr(kThrown.size(), line.rfind('\'') - kThrown.size()));
+  if (line.starts_with("terminate called ") || line.starts_with("libc++abi: terminating")) return begin(quiet, line);
+  if (line == "Traceback (most recent call last):") return begin(python, "");
+  if (in_ == cpp) {
+    if (line.starts_with(kWhat)) text_ = line.substr(kWhat.size());
+    in_ = quiet;
+  } else if (in_ == python && !line.empty() && line[0] != ' ') {
+    text_ = line;
+    in_ = quiet;
+  }
+}
+
+void Pipe::pump(Lines& lines) {
   std::array<char, 1 << 14> buffer{};
   const ssize_t got = read(source_.get(), buffer.data(), buffer.size());
   if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
   if (got <= 0) {
-    if (!line_.empty()) end_line(last, prefix_.empty() ? "" : "\n");
+    if (!line_.empty()) end_line(lines, prefix_.empty() ? "" : "\n");
     source_.reset();
     return;
   }
   const std::string_view bytes(buffer.data(), static_cast<size_t>(got));
   if (prefix_.empty()) put(bytes);
-  for (char c : bytes) c == '\n' ? end_line(last, "\n") : void(line_ += c);
+  for (char c : bytes) c == '\n' ? end_line(lines, "\n") : void(line_ += c);
 }
 
-void Pipe::end_line(std::deque<std::string>& last, const char* ending) {
+void Pipe::end_line(Lines& lines, const char* ending) {
   if (!prefix_.empty()) put(prefix_ + line_ + ending);
   const size_t shown = line_.rfind('\r');  // a progress line: only what stayed on the screen
-  last.push_back(shown == std::string::npos ? line_ : line_.substr(shown + 1));
-  if (last.size() > kLastLines) last.pop_front();
+  lines.last.push_back(shown == std::string::npos ? line_ : line_.substr(shown + 1));
+  lines.uncaught.hear(lines.last.back());
+  if (lines.last.size() > kLastLines) lines.last.pop_front();
   line_.clear();
 }
 
@@ -98,7 +120,15 @@ void Pipe::put(std::string_view text) const {
   }
 }
 
+std::string Child::uncaught() const {
+  if (std::string text = slate.failure(); !text.empty()) return text;
+  return lines.uncaught.text();
+}
+
 std::string Child::how_it_ended() const {
+  // Python ends with 1 after a traceback, C++ with SIGABRT; who was killed otherwise died of that.
+  const bool by_itself = WIFSIGNALED(*status) ? WTERMSIG(*status) == SIGABRT : WEXITSTATUS(*status) == 1;
+  if (const std::string text = uncaught(); by_itself && !text.empty()) return "uncaught exception: " + text;
   if (!WIFSIGNALED(*status)) return fmt::format("exit code {}", WEXITSTATUS(*status));
   const int signal = WTERMSIG(*status);
   return fmt::format("killed by signal {} (SIG{}{})", signal, sigabbrev_np(signal) == nullptr ? "?" : sigabbrev_np(signal),
@@ -106,6 +136,10 @@ std::string Child::how_it_ended() const {
 }
 
 int Child::exit_code() const { return WIFSIGNALED(*status) ? 128 + WTERMSIG(*status) : WEXITSTATUS(*status); }
+
+bool Child::victim() const { return exit_code() == kPeerLostExit || slate.lost_peer_at() > 0; }
+
+double Child::failed_at() const { return slate.failed_at() > 0 ? slate.failed_at() : lines.uncaught.at(); }
 
 Child start_child(ChildOptions options) {
   Child child;
@@ -117,11 +151,20 @@ Child start_child(ChildOptions options) {
     std::tie(in_read, child.input) = open_pipe();
     if (write(child.input.get(), options.input.data(), options.input.size()) < 0) fail<IoError>("cannot write to {}: {}", child.name, errno_text());
   }
+  if (options.slate) {
+    child.slate = Slate::create();
+    std::erase_if(options.environment, [](const std::string& entry) {
+      return entry.starts_with("TRIREME_SLATE=");
+    });  // of an outer launcher
+    options.environment.push_back("TRIREME_SLATE=" + child.slate.variable());
+  }
   std::vector<char*> argv = pointers(options.command), envp = pointers(options.environment);
   const pid_t parent = getpid();
   child.pid = fork();
   if (child.pid < 0) fail<IoError>("cannot start {}: {}", child.name, errno_text());
-  if (child.pid == 0) become(argv.data(), envp.data(), in_read.get(), out_write.get(), error_write.get(), parent, options.signals, options.broken_pipe);
+  if (child.pid == 0)
+    become(argv.data(), envp.data(), in_read.get(), out_write.get(), error_write.get(), child.slate.descriptor(),
+           parent, options.signals, options.broken_pipe);
   setpgid(child.pid, child.pid);
   child.process = open_process(child.pid);
   child.streams.emplace_back(std::move(out_read), options.shown ? 1 : -1, options.prefix);

@@ -85,6 +85,7 @@ Place of_server(const Variables& variables) {
 Place of_trireme(const Variables& variables) {
   Place place = ranked(variables, "TRIREME_RANK", "TRIREME_SIZE", "trireme launch");
   place.coordinator = given_coordinator(variables);
+  place.job_is_common = true;  // unless TRIREME_JOB names it
   return place;
 }
 
@@ -111,6 +112,28 @@ void check_local_ranks(const Variables& variables, int size) {
                           local_size - 1);
 }
 
+/// Adds to the job's name what tells one start from another beside MASTER_PORT, which many jobs have in common. `here`:
+/// all ranks are on this machine, so that one agent's or one scheduler's variables are everybody's.
+void name_start(const Variables& variables, bool here, Place& place) {
+  const auto add = [&](const char* name) {
+    const std::string value = variables.text(name);
+    if (value.empty() || value == "none") return false;  // torchrun's run id, if nobody gave one
+    place.job += "/" + value;
+    return true;
+  };
+  bool told_apart = add("TORCHELASTIC_RUN_ID");
+  if (here) {
+    add("TORCHELASTIC_RESTART_COUNT");
+    for (const char* name :
+         {"SLURM_HET_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID", "PMIX_NAMESPACE"})
+      if (add(name)) {
+        told_apart = true;
+        break;
+      }
+  }
+  place.job_is_common = !told_apart;
+}
+
 Place of_torchrun(const Variables& variables) {
   Place place = ranked(variables, "RANK", "WORLD_SIZE", "torchrun-style variables");
   check_local_ranks(variables, place.size);
@@ -119,6 +142,7 @@ Place of_torchrun(const Variables& variables) {
   place.job = variables.text("MASTER_ADDR") + ":" + variables.text("MASTER_PORT");
   place.coordinator = given_coordinator(variables);
   const bool all_here = variables.text("LOCAL_WORLD_SIZE") == std::to_string(place.size) || place.size == 1 || is_loopback(host);
+  name_start(variables, all_here || host.empty(), place);
   if (all_here || !place.coordinator.empty()) return place;
   if (host.empty() && variables.has("LOCAL_WORLD_SIZE"))
     fail<InvalidArgument>(
@@ -312,6 +336,7 @@ void add_servers(const Variables& variables, Place& place) {
 void add_settings(const Variables& variables, Place& place) {
   static const std::vector<std::string> engines = {"auto", "gloo", "mpi", "nccl"};
   place.tls = variables.text("TRIREME_TLS");
+  place.slate = variables.text("TRIREME_SLATE");
   place.engine = variables.text("TRIREME_ENGINE");
   if (!place.engine.empty() && std::find(engines.begin(), engines.end(), place.engine) == engines.end())
     fail<InvalidArgument>("the environment variable TRIREME_ENGINE='{}' must be auto, gloo, mpi or nccl{}", shown(place.engine),
@@ -319,6 +344,7 @@ void add_settings(const Variables& variables, Place& place) {
   const std::string job = variables.text("TRIREME_JOB");
   const bool elsewhere = place.launcher != "ps-lite variables" && !variables.text("TRIREME_COORDINATOR").empty();  // run by somebody who named the job
   if (place.launcher != "alone" && (!job.empty() || elsewhere)) place.job = job;
+  if (!job.empty() || elsewhere) place.job_is_common = false;
   place.token = variables.text("TRIREME_TOKEN");
   if (variables.has("TRIREME_TOKEN") && place.token.empty())
     fail<InvalidArgument>("the environment variable TRIREME_TOKEN='' is empty, which would let everybody in; set it to the job's secret or unset it");

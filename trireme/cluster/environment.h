@@ -20,6 +20,9 @@ struct Place {
   std::string role = "worker";     // "worker" or "server", and with ps-lite variables also "scheduler". Servers and schedulers have rank -1
   int server = -1;                 // this server's index; -1: it is none, or the coordinator assigns it
   int servers = 0;                 // parameter servers of the job, beside its ranks
+  bool job_is_common =
+      false;          // others may have a job of the same name: it follows from MASTER_PORT alone, or there is none
+  std::string slate;  // of slate.h: what TRIREME_SLATE says; "": no launcher of ours waits for signs of life
 };
 
 /// The value of a variable, or nullptr.

@@ -129,6 +129,17 @@ std::vector<std::string> remote_command(const std::string& remote, const std::st
   return words;
 }
 
+namespace {
+
+/// The agents look after their ranks; who has an agent that is heard of has somebody to wait for.
+bool somebody_lives(const Snapshot& job, Seconds limit) {
+  return std::any_of(job.members.begin(), job.members.end(), [&](const Snapshot::Entry& entry) {
+    return entry.member.kind == Member::agent && entry.standing == Standing::present && entry.silence <= limit.count();
+  });
+}
+
+}  // namespace
+
 LaunchResult launch_on_hosts(const HostsOptions& options) {
   if (options.servers > 0 && options.server_command.empty())
     fail<InvalidArgument>("{} servers are to be launched, but there is no program for them", options.servers);
@@ -162,7 +173,13 @@ LaunchResult launch_on_hosts(const HostsOptions& options) {
                                     .environment = options.environment,
                                     .show = static_cast<int>(options.show),
                                     .server_command = options.server_command}});
-  LaunchOptions agents{.show = Show::plain, .grace = options.heartbeat_limit + Seconds(2), .input = token + "\n"};
+  LaunchOptions agents{.show = Show::plain,
+                       .grace = options.heartbeat_limit + Seconds(2),
+                       .say = options.say,
+                       .saves = options.saves,
+                       .patience = options.heartbeat_limit + Seconds(2),
+                       .alive = [&] { return somebody_lives(coordinator.snapshot(), options.heartbeat_limit); },
+                       .input = token + "\n"};
   for (size_t i = 0; i < options.hosts.size(); i++) {
     const std::string& name = options.hosts[i].first;
     std::vector<std::string> command = {

@@ -1,6 +1,7 @@
 #pragma once
 // Starting a job on several hosts: an agent (`trireme join`) on each, which starts the ranks and servers there.
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,6 +40,8 @@ struct HostsOptions {
   Seconds heartbeat_limit{3};  // silence that counts as death
   Seconds timeout{60};         // for the agents to find the coordinator and each other
   Show show = Show::labelled;
+  std::function<void(const std::string&)> say;  // LaunchOptions::say
+  std::optional<std::string> saves;             // LaunchOptions::saves
   /// With kByHand: hears of every other host what to start there. `new_token` is "" when the user gave the token.
   std::function<void(const std::string& host, const std::string& command, const std::string& new_token)> by_hand;
 };
@@ -53,7 +56,9 @@ struct AgentOptions {
   std::string host;  // as the host list names this one; "": its host name
   int slots = 0;     // ranks to start; 0: what the host list says
   Seconds timeout{60};
-  bool watch_input = false;  // end when standard input is closed: whoever started this agent is gone
+  bool watch_input = false;  // standard input is LaunchOptions::hangup: from whoever started this agent, and its end
+                             // says that they are gone
+  std::function<void(const std::string&)> say;  // LaunchOptions::say
 };
 
 /// Registers this host, starts its ranks and stays with them.

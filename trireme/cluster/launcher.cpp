@@ -8,7 +8,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <csignal>
+#include <cstring>
 #include <optional>
 #include <random>
 
@@ -16,6 +18,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/child.h>
+#include "interruption.h"
 
 namespace trireme::cluster {
 namespace {
@@ -23,11 +26,15 @@ namespace {
 using Variables = std::vector<std::pair<std::string, std::string>>;
 
 constexpr Seconds kBetweenSignals{0.7};  // from SIGTERM to SIGKILL
-constexpr Seconds kAfterSignal{5};       // for ranks to end by themselves
+constexpr Seconds kAfterFailure{3};  // once they were asked to stop and one has failed, for the others to show progress
+constexpr Seconds kMostAfterFailure{60};  // and in all
+constexpr Seconds kForPeers{10};          // more than a rank waits for others
+constexpr Seconds kAgentsGoodbye{0.7};    // for agents to kill their ranks
 constexpr Seconds kAfterRanks{5};        // for servers to end by themselves
 constexpr Seconds kAfterAll{1};          // for a stranger that still holds somebody's output open
 constexpr Seconds kOneWish{0.3};         // timeout(1) and some shells signal the process and then its group: that is one wish, not two
 constexpr int kMostServers = 256;
+constexpr double kMoment = 0.1;  // seconds between deaths that are seen as one
 
 constexpr const char* kThreadVariables[] = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"};
 
@@ -73,6 +80,9 @@ sigset_t caught_signals() {
   sigset_t caught;
   sigemptyset(&caught);
   for (int signal : kCaught) sigaddset(&caught, signal);
+  struct sigaction hangup {};
+  if (sigaction(SIGHUP, nullptr, &hangup) == 0 && hangup.sa_handler == SIG_IGN)
+    sigdelset(&caught, SIGHUP);  // nohup: a closed terminal does not matter
   return caught;
 }
 
@@ -108,7 +118,7 @@ class Job {
       wait_for_events();
       if (end_ && Clock::now() >= *end_) {
         if (drains_) break;
-        escalate();
+        if (!goes_on()) escalate();
       }
     }
     return result();
@@ -129,6 +139,7 @@ class Job {
             .input = options_.input,
             .prefix = options_.show == Show::labelled ? fmt::format("[{}] ", rank) : "",
             .shown = options_.show != Show::first || rank == 0,
+            .slate = options_.commands.empty(),
             .signals = of_children_,
             .broken_pipe = broken_pipe_};
   }
@@ -162,7 +173,7 @@ class Job {
   void wait_for_events() {
     std::vector<pollfd> polls = {{signals_.get(), POLLIN, 0},
                                  {failed_elsewhere_ ? -1 : options_.failed, POLLIN, 0},
-                                 {hung_up_ ? -1 : options_.hangup, 0, 0},
+                                 {hung_up_ ? -1 : options_.hangup, POLLIN, 0},
                                  {servers_alone_ && !others_ended_ ? options_.others_ended : -1, POLLIN, 0}};
     const size_t first = polls.size();
     for (const Child& child : children_) {
@@ -173,13 +184,13 @@ class Job {
     if (poll(polls.data(), polls.size(), limit) <= 0) return;
     if (polls[0].revents != 0) forward_signal();
     if (polls[1].revents != 0) end_for_failure_elsewhere();
-    if (polls[2].revents != 0 && !std::exchange(hung_up_, true)) interrupt(SIGINT);
+    if (polls[2].revents != 0) read_wish();
     if (polls[3].revents != 0) end_servers_soon();
     size_t place = first;
     for (Child& child : children_) {  // output first: the last words belong to the death that follows
       place++;
       for (Pipe& stream : child.streams)
-        if (polls[place++].revents != 0) stream.pump(child.last);
+        if (polls[place++].revents != 0) stream.pump(child.lines);
     }
     place = first;
     for (size_t index = 0; index < children_.size(); index++) {
@@ -203,14 +214,37 @@ class Job {
   void note_end(size_t index) {
     if (*children_[index].status == 0 || (is_server(index) && asked_)) return;  // a server that had to be asked has lost nothing
     failed_.push_back(index);
-    if (!end_) press_after(options_.grace);
+    if (!end_)
+      press_after(options_.grace);
+    else if (progress_ && failed_.size() == 1)
+      press_after(kAfterFailure);
+  }
+
+  void say(const std::string& sentence) const {
+    if (options_.say) options_.say(sentence);
   }
 
   void forward_signal() {
     signalfd_siginfo info{};
     if (read(signals_.get(), &info, sizeof info) != sizeof info) return;
-    if (interrupted_ != 0 && seconds_since(interrupted_at_) < kOneWish.count()) return;
-    interrupt(static_cast<int>(info.ssi_signo));
+    const auto signal = static_cast<int>(info.ssi_signo);
+    if (interrupted_ != 0 && (signal == SIGHUP || seconds_since(interrupted_at_) < kOneWish.count()))
+      return;  // a closed terminal is no second wish
+    if (interrupted_ == 0) say(stop_sentence(signal, options_.saves));
+    interrupt(signal);
+  }
+
+  /// From whoever started this process, who tells the user.
+  void read_wish() {
+    char words[64];
+    const ssize_t got = read(options_.hangup, words, sizeof words);
+    if (got < 0 && (errno == EINTR || errno == EAGAIN)) return;
+    hung_up_ = got <= 0;
+    const bool end =
+        got > 0 && std::string_view(words, static_cast<size_t>(got)).find(kEndWord) != std::string_view::npos;
+    if (interrupted_ == 0) interrupt(SIGINT);
+    if (end || (hung_up_ && told_to_stop_)) interrupt(SIGINT);
+    told_to_stop_ = true;
   }
 
   /// Servers are not told the first time: the ranks finish their update with them, and save.
@@ -218,20 +252,68 @@ class Job {
     const bool again = interrupted_ != 0;
     interrupted_at_ = Clock::now();
     interrupted_ = signal;
-    if (again) {
-      signal_to(SIGKILL, children_.size());
-    } else if (servers_alone_ && (others_ended_ || options_.others_ended < 0)) {
+    if (again) return end_at_once();
+    asked_to_stop_at_ = slate_now();
+    progress_.emplace(children_);
+    if (servers_alone_ && (others_ended_ || options_.others_ended < 0)) {
       escalate();
     } else {
-      signal_to(signal, ranks());
+      tell_to_stop(signal);
     }
-    if (!end_) press_after(kAfterSignal);
+    if (!end_) press_after(patience());
+  }
+
+  void tell_to_stop(int signal) {
+    for (size_t index = 0; index < ranks(); index++) {
+      const Child& child = children_[index];
+      if (child.status) continue;
+      if (child.input) {
+        [[maybe_unused]] const auto written = write(child.input.get(), kStopWord, std::strlen(kStopWord));
+        continue;
+      }
+      ask_to_stop(child.pid, signal);
+      kill(-child.pid, SIGCONT);  // a stopped process takes its signal only when it goes on
+    }
+  }
+
+  /// Agents kill their own ranks, which nobody else can.
+  void end_at_once() {
+    asked_ = at_once_ = true;
+    bool agents = false;
+    for (const Child& child : children_)
+      if (child.input && !child.status) agents |= write(child.input.get(), kEndWord, std::strlen(kEndWord)) > 0;
+    if (!agents) signal_to(SIGKILL, children_.size());
+    press_after(kAgentsGoodbye);
   }
 
   /// The ranks have been told too, and end by themselves; those who do not are helped.
   void end_for_failure_elsewhere() {
     failed_elsewhere_ = true;
-    if (!end_) press_after(options_.grace);
+    if (!end_ || (progress_ && !asked_)) press_after(options_.grace);
+  }
+
+  /// Whether ranks that were asked to stop get on with it: then they have more time.
+  bool goes_on() {
+    if (!progress_ || asked_ || failed_elsewhere_ || ranks_ended()) return false;
+    const bool in_time =
+        failed_.empty() || seconds_since(begin_) - children_[failed_.front()].ended < kMostAfterFailure.count();
+    if (in_time && (options_.alive ? options_.alive() : progress_->made())) {
+      press_after(patience());
+      return true;
+    }
+    if (failed_.empty())
+      say(fmt::format("{} made no progress for {:.0f} s after being asked to stop: ended now",
+                      unended({children_.data(), ranks()}), patience().count()));
+    return false;
+  }
+
+  /// Ranks on other machines are waited for by those here, who do nothing meanwhile.
+  Seconds patience() const {
+    if (!failed_.empty()) return kAfterFailure;
+    Seconds result = options_.patience;
+    if (options_.size > options_.ranks)
+      for (const Child& child : children_) result = std::max(result, Seconds(child.slate.patience()) + kForPeers);
+    return result;
   }
 
   // ---- pressing ----
@@ -244,7 +326,10 @@ class Job {
     if (options_.ranks_ended) options_.ranks_ended();
     if (all_ended() || (end_ && interrupted_ == 0)) return;
     asked_ = false;
-    if (interrupted_ != 0 || options_.others_ended < 0) press_after(kAfterRanks);
+    if (options_.others_ended < 0 || others_ended_)
+      press_after(kAfterRanks);
+    else
+      end_.reset();
   }
 
   void end_servers_soon() {
@@ -277,22 +362,37 @@ class Job {
     const double first = children_[failed_.front()].ended;
     for (size_t index : failed_) {
       const Child& child = children_[index];
-      if (!child.pressed && child.ended < first + 0.1 && WIFSIGNALED(*child.status) && WTERMSIG(*child.status) != SIGABRT) return index;
+      if (!child.pressed && child.ended < first + kMoment && WIFSIGNALED(*child.status) &&
+          WTERMSIG(*child.status) != SIGABRT)
+        return index;
     }
-    // An error that all ranks find is told by the lowest.
-    std::optional<size_t> lowest;
+    std::optional<size_t> best;
     for (size_t index : failed_) {
       const Child& child = children_[index];
-      if (child.pressed || child.exit_code() == kPeerLostExit) continue;
-      if (!lowest || (child.ended < first + 0.1 && index < *lowest)) lowest = index;
+      if (child.pressed || child.victim()) continue;
+      if (!best || before(index, *best)) best = index;
     }
-    return lowest ? lowest : failed_.front();
+    return best ? best : failed_.front();
+  }
+
+  /// Of two that failed by themselves: is the first one rather the cause? One error that all ranks find is told by the
+  /// lowest.
+  bool before(size_t a, size_t b) const {
+    const Child &one = children_[a], &other = children_[b];
+    const bool same = one.uncaught() == other.uncaught();
+    if (!same && one.failed_at() > 0 && other.failed_at() > 0) return one.failed_at() < other.failed_at();
+    return one.ended < other.ended + kMoment && a < b;
   }
 
   LaunchResult result() const {
     LaunchResult result;
     result.interrupted = interrupted_ != 0;
-    if (result.interrupted) result.exit_code = 128 + interrupted_;
+    result.failed = !failed_.empty();
+    if (result.interrupted) {
+      result.exit_code = 128 + interrupted_;
+      if (options_.commands.empty() && options_.first_rank == 0)
+        result.lost = lost_sentence(children_, asked_to_stop_at_, options_.saves, at_once_);
+    }
     const auto index = culprit();
     if (!index || result.interrupted) return result;
     const Child& child = children_[*index];
@@ -300,10 +400,11 @@ class Job {
       result.failed_server = options_.servers[*index - ranks()];
     else
       result.first_failed = (options_.commands.empty() ? options_.first_rank : 0) + static_cast<int>(*index);
-    result.exit_code = child.exit_code();
+    result.exit_code = child.victim() ? kPeerLostExit : child.exit_code();
     result.culprit = child.name;
-    result.reason = fmt::format("{} (process {}) died first: {} after {:.1f} s", child.name, child.pid, child.how_it_ended(), child.ended);
-    result.last_lines.assign(child.last.begin(), child.last.end());
+    result.reason = fmt::format("{} (process {}) died first: {} (after {:.1f} s)", child.name, child.pid,
+                                child.how_it_ended(), child.ended);
+    result.last_lines.assign(child.lines.last.begin(), child.lines.last.end());
     return result;
   }
 
@@ -320,6 +421,10 @@ class Job {
   bool servers_alone_ = false;  // all ranks started here have ended
   bool others_ended_ = false;   // and the ranks elsewhere too
   bool drains_ = false;         // all have ended, and some output has not
+  std::optional<Progress> progress_;  // since they were asked to stop
+  double asked_to_stop_at_ = 0;       // on the clock of slates
+  bool told_to_stop_ = false;         // by whoever started this process
+  bool at_once_ = false;              // they were asked again
   int interrupted_ = 0;
   Clock::time_point interrupted_at_;
 };

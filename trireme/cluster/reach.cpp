@@ -97,7 +97,7 @@ std::string tls_fault(const Endpoint& endpoint, const std::optional<Certificates
   const Deadline deadline(kProbe);
   const Reached reached = reach(endpoint, deadline);
   if (!reached.socket) return "";
-  if (!own) return speaks_tls(reached.socket.get(), deadline) ? "speaks TLS: give --tls with a copy of its folder of certificates" : "";
+  if (!own) return speaks_tls(reached.socket.get(), deadline) ? "speaks TLS: give --tls or TRIREME_TLS with a copy of its folder of certificates" : "";
   const std::string fault = handshake_fault(reached.socket.get(), *own, deadline);
   return fault.empty() ? "" : fmt::format("{} (ours is {})", fault, folder);
 }

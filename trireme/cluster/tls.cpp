@@ -202,7 +202,7 @@ std::string alert_fault(unsigned long error) {
       return "says that our certificate has expired: make new ones with `trireme tls init --force`, or compare the clocks of the hosts";
     case SSL_R_WRONG_VERSION_NUMBER:
     case SSL_R_HTTP_REQUEST:
-      return "does not speak TLS: start it with --tls, or leave --tls out here";
+      return "does not speak TLS: start it with certificates (--tls or TRIREME_TLS), or leave them out here";
     default:
       return "";
   }

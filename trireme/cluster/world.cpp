@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <csignal>
 #include <limits>
 #include <map>
 #include <mutex>
@@ -12,9 +13,12 @@
 
 #include <trireme/base/blas.h>
 #include <trireme/base/error.h>
+#include <trireme/base/process.h>
 #include <trireme/cluster/coordinator.h>
+#include <trireme/cluster/last_words.h>
 #include <trireme/cluster/launcher.h>
 #include <trireme/cluster/session.h>
+#include <trireme/cluster/slate.h>
 #include <trireme/cluster/tuning.h>
 #include <trireme/comm/hierarchical/communicator.h>
 #include <trireme/comm/mpi/mpi.h>
@@ -36,7 +40,7 @@ int port_of(const std::string& address) {
 
 /// Ranks on several machines whom nobody told where to meet: rank 0 opens the coordinator, and MPI tells the others where.
 void meet_through_mpi(cluster::Place& place, std::unique_ptr<cluster::Coordinator>& coordinator, const JoinOptions& options) {
-  comm::network::Communicator all(comm::mpi::world(), {.timeout = options.timeout});
+  comm::network::Communicator all(comm::mpi::world(), {.timeout = options.timeout, .timeout_setting = options.timeout_setting});
   std::array<char, 256> text{};
   if (place.rank == 0) {
     const std::string token = cluster::random_name() + cluster::random_name();
@@ -62,7 +66,7 @@ const Engine& pick_engine(const cluster::Place& place, const JoinOptions& option
   if (name.empty()) name = place.mpi ? "mpi" : "gloo";
   comm::mpi::add();
   const Engine& engine = comm::network::engine_named(name);
-  if (name == "mpi" && !comm::mpi::available()) fail<InvalidArgument>("--engine mpi needs processes that mpirun has started; this one was not");
+  if (name == "mpi" && !comm::mpi::available()) fail<InvalidArgument>("engine 'mpi' needs processes that mpirun has started; this one was not");
   return engine;
 }
 
@@ -155,7 +159,7 @@ std::vector<std::string> warnings_here() {
 }  // namespace
 
 World::World(cluster::Place place, const JoinOptions& options)
-    : place_(std::move(place)), job_(place_.job), listeners_(std::make_shared<FailureWatch::Listeners>()) {
+    : place_(std::move(place)), job_(place_.job), listeners_(std::make_shared<FailureWatch::Listeners>()), timeout_setting_(options.timeout_setting) {
   if (place_.role == "server")
     fail<InvalidArgument>(
         "{} has started this process as a parameter server, and a server is no rank: the program must call trireme::ps::serve() where its role is server, or "
@@ -169,8 +173,11 @@ World::World(cluster::Place place, const JoinOptions& options)
         place_.size, place_.servers, port_of(place_.coordinator), place_.job);
   warnings_ = warnings_here();
   if (place_.coordinator.empty() && !place_.mpi) {
-    local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout), place_.rank, place_.size,
-                                                       comm::shm::Options{.timeout = options.timeout});
+    auto segment = comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout,
+                                   place_.job_is_common ? origin_here() : "");
+    local_ = std::make_unique<comm::shm::Communicator>(std::move(segment), place_.rank, place_.size,
+                                                       comm::shm::Options{.timeout = options.timeout,
+                                                                          .timeout_setting = options.timeout_setting});
     return;
   }
   network_ = std::make_unique<Network>();
@@ -185,6 +192,8 @@ World::World(cluster::Place place, const JoinOptions& options)
 World::World(World&&) noexcept = default;
 
 World::~World() {
+  last_words_.reset();  // it knows of what goes next
+  attachments_.clear();
   if (network_) network_->leave(std::uncaught_exceptions() > 0 ? "it stopped after an error of its own (see its output)" : "");
 }
 
@@ -246,7 +255,9 @@ void World::meet_machines(const JoinOptions& options) {
   const comm::hierarchical::Place here = topology.place(place_.rank);
   const int neighbours = static_cast<int>(topology.ranks_on(here.machine).size());
   local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(fmt::format("{}/{}", job_, leader), here.local, neighbours, options.timeout), here.local,
-                                                     neighbours, comm::shm::Options{.timeout = options.timeout, .names = topology.ranks_on(here.machine)});
+                                                     neighbours, comm::shm::Options{.timeout = options.timeout,
+                                                                                    .timeout_setting = options.timeout_setting,
+                                                                                    .names = topology.ranks_on(here.machine)});
   if (topology.machines() > 1) connect_machines(options, machine_of);
   n.session->on_failure([local = local_.get(), &n, listeners = listeners_](const cluster::Failure& failure) {
     const auto cause = std::make_exception_ptr(PeerLost(failure.reason));
@@ -270,7 +281,11 @@ void World::connect_machines(const JoinOptions& options, const std::vector<int>&
                                      .address = n.session->address(),
                                      .timeout = options.timeout});
     return std::make_unique<comm::network::Communicator>(
-        std::move(transport), comm::network::Options{.timeout = options.timeout, .direct_bytes = direct_bytes, .patience = Seconds(1), .names = members});
+        std::move(transport), comm::network::Options{.timeout = options.timeout,
+                                                      .timeout_setting = options.timeout_setting,
+                                                      .direct_bytes = direct_bytes,
+                                                      .patience = Seconds(1),
+                                                      .names = members});
   };
   const size_t tuned = direct_bytes(*n.session, options, engine.name, topology.machines());
   if (local < topology.lanes()) {
@@ -298,10 +313,33 @@ comm::network::Communicator* World::lane() { return network_ ? network_->lane.ge
 int World::lanes() const { return network_ && network_->all ? network_->all->topology().lanes() : local_->size(); }
 int World::machines() const { return network_ && network_->all ? network_->all->topology().machines() : 1; }
 
+int World::machine_of(int rank) const { return machines() == 1 ? 0 : network_->all->topology().place(rank).machine; }
+
 std::string World::engine() const {
   return machines() == 1 ? "shared memory" : fmt::format("shared memory, and {} between {} machines", network_->engine, machines());
 }
 
-World join(const JoinOptions& options) { return {cluster::place_here(), options}; }
+/// An exception that nobody catches ends the process without a destructor: the others hear of it all the same, and of
+/// its text.
+void World::keep_last_words() {
+  // The communicator and the session stay where they are when a world is moved.
+  last_words_ = std::make_unique<cluster::LastWords>(
+      [local = local_.get(), network = network_.get()](const cluster::Ending& end) {
+        local->rounds().note_cause(end.text, end.lost_peer);
+        if (network == nullptr || !network->session) return;
+        const bool victim = end.lost_peer || network->session->failure();
+        network->session->leave(victim ? cluster::kPeerLostExit : 128 + SIGABRT, "uncaught exception: " + end.text);
+      });
+}
+
+World join(const JoinOptions& options) {
+  const cluster::Place place = cluster::place_here();
+  cluster::take_slate(place.slate);
+  cluster::note_patience(options.timeout.count());
+  cluster::keep_last_words();
+  World world(place, options);
+  world.keep_last_words();
+  return world;
+}
 
 }  // namespace trireme

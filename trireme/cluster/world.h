@@ -1,9 +1,11 @@
 #pragma once
 // The ranks that train together.
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <typeindex>
 #include <utility>
 #include <vector>
 
@@ -14,9 +16,13 @@
 #include <trireme/comm/shm/communicator.h>
 
 namespace trireme {
+namespace cluster {
+class LastWords;
+}
 
 struct JoinOptions {
   Seconds timeout{60};                 // deadline of every wait for another rank, the start included
+  std::string timeout_setting = "JoinOptions::timeout";  // what error messages call it: a program with a flag for it says that one
   Seconds heartbeat_limit{3};          // several machines: silence that counts as death
   std::string engine;                  // between machines: gloo, mpi or nccl; "" and auto: what TRIREME_ENGINE says
   std::optional<size_t> direct_bytes;  // between machines: network::Options::direct_bytes; none: what `trireme tune` kept, or a default. Rank 0's counts
@@ -71,13 +77,30 @@ class World {
   comm::network::Communicator* lane();
   int lanes() const;
   int machines() const;
+  /// Of any rank; machines are numbered from 0, in the order of their first ranks.
+  int machine_of(int rank) const;
   /// "shared memory", "shared memory, and Gloo of libtorch 1.13.1 between 2 machines"
   std::string engine() const;
   /// What the user should know, such as clocks that differ between machines.
   const std::vector<std::string>& warnings() const { return warnings_; }
+  const std::string& timeout_setting() const { return timeout_setting_; }
+
+  /// What a layer above keeps once for as long as this membership lasts. Destroyed first when the world is left.
+  struct Attachment {
+    virtual ~Attachment() = default;
+  };
+  /// The T of this world; made with `arguments` at the first call.
+  template <class T, class... Arguments>
+  T& attached(Arguments&&... arguments) {
+    auto& place = attachments_[typeid(T)];
+    if (!place) place = std::make_unique<T>(std::forward<Arguments>(arguments)...);
+    return static_cast<T&>(*place);
+  }
 
  private:
   struct Network;
+  friend World join(const JoinOptions& options);
+  void keep_last_words();
   void meet_machines(const JoinOptions& options);
   void connect_machines(const JoinOptions& options, const std::vector<int>& machine_of);
 
@@ -87,6 +110,9 @@ class World {
   std::unique_ptr<comm::shm::Communicator> local_;
   std::shared_ptr<FailureWatch::Listeners> listeners_;
   std::unique_ptr<Network> network_;  // null when all ranks were started on this machine
+  std::string timeout_setting_;
+  std::map<std::type_index, std::unique_ptr<Attachment>> attachments_;
+  std::unique_ptr<cluster::LastWords> last_words_;  // null unless join() made this world
 };
 
 /// Joins the ranks that a launcher started, or makes a world of one when there is no launcher. Blocks until all are there.

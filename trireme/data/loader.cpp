@@ -1,8 +1,9 @@
 #include <trireme/data/loader.h>
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <trireme/base/process.h>
+#include <trireme/exchange/terms.h>
 
 namespace trireme::data {
 namespace {
@@ -61,8 +62,15 @@ Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>&
   return batch;
 }
 
-Epoch::Epoch(const Dataset& set, const Cut& cut, int rank, int64_t number, const LoaderOptions& options)
-    : set_(set), cut_(cut), rank_(rank), number_(number), options_(options), producer_([this] { produce(); }) {}
+Epoch::Epoch(const Dataset& set, const Cut& cut, int rank, int64_t number, const LoaderOptions& options,
+             std::shared_ptr<const std::string> terms)
+    : set_(set),
+      cut_(cut),
+      rank_(rank),
+      number_(number),
+      options_(options),
+      terms_(std::move(terms)),
+      producer_([this] { produce(); }) {}
 
 Epoch::~Epoch() {
   {
@@ -80,6 +88,7 @@ void Epoch::produce() {
     for (size_t step = 0; step < cut_.steps(); step++)
       for (int micro = 0; micro < cut_.accumulate; micro++) {
         Batch batch = cut_batch(set_, cut_, order, step, rank_, micro, options_.dtype);
+        batch.terms = terms_;
         std::unique_lock lock(mutex_);
         if (ready_.size() >= options_.ahead) {  // sleep until half of it is used: a wake-up costs more than a batch
           producer_waits_ = true;
@@ -119,6 +128,15 @@ bool Epoch::next(Batch& batch) {
 Loader::Loader(Dataset set, int rank, int ranks, LoaderOptions options)
     : set_(std::move(set)), cut_{set_.count, options.batch, ranks, options.accumulate}, rank_(rank), options_(options) {
   check(cut_, set_.name);
+  // Each rank takes its part of an order that all find for themselves: other terms, and samples would be missing or
+  // come twice.
+  exchange::Terms terms;
+  terms.add("samples", set_.count)
+      .add("batch", options.batch)
+      .add("ranks", ranks)
+      .add("accumulate of the loader", options.accumulate);
+  terms.add("seed of the loader", options.shuffle ? fmt::format("{}", options.seed) : "not shuffled");
+  terms_ = std::make_shared<const std::string>(terms.text());
 }
 
 }  // namespace trireme::data

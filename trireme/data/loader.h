@@ -5,7 +5,9 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <memory>
 #include <mutex>
+#include <string>
 #include <thread>
 
 #include <trireme/data/dataset.h>
@@ -28,6 +30,7 @@ struct Batch {
   double weight = 0;
   size_t step = 0;  // within the epoch
   int micro = 0;    // within the step
+  std::shared_ptr<const std::string> terms{};  // what the loaders of all ranks must agree on; null: not from a loader
   size_t samples() const { return x.defined() ? static_cast<size_t>(x.size(0)) : 0; }
 };
 
@@ -40,7 +43,8 @@ Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>&
 /// One pass over a data set. A thread of its own gathers the next batches; breaking off in the middle is fine. Use from one thread.
 class Epoch {
  public:
-  Epoch(const Dataset& set, const Cut& cut, int rank, int64_t number, const LoaderOptions& options);
+  Epoch(const Dataset& set, const Cut& cut, int rank, int64_t number, const LoaderOptions& options,
+        std::shared_ptr<const std::string> terms = {});
   ~Epoch();
   Epoch(const Epoch&) = delete;
   Epoch& operator=(const Epoch&) = delete;
@@ -78,6 +82,7 @@ class Epoch {
   int rank_;
   int64_t number_;
   LoaderOptions options_;
+  std::shared_ptr<const std::string> terms_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
@@ -95,12 +100,14 @@ class Loader {
 
   const Dataset& dataset() const { return set_; }
   size_t steps_per_epoch() const { return cut_.steps(); }
-  Epoch epoch(int64_t number) const { return Epoch(set_, cut_, rank_, number, options_); }
+  Epoch epoch(int64_t number) const { return Epoch(set_, cut_, rank_, number, options_, terms_); }
 
   /// For workers that ask for their work: the order of an epoch, and one micro-batch of the piece that share `share` has of a step, made now.
   std::vector<uint32_t> order(int64_t epoch) const { return epoch_order(set_.count, options_.seed, epoch, options_.shuffle); }
   Batch batch(const std::vector<uint32_t>& order, size_t step, int share, int micro) const {
-    return cut_batch(set_, cut_, order, step, share, micro, options_.dtype);
+    Batch batch = cut_batch(set_, cut_, order, step, share, micro, options_.dtype);
+    batch.terms = terms_;
+    return batch;
   }
   const Cut& cut() const { return cut_; }
 
@@ -109,6 +116,7 @@ class Loader {
   Cut cut_;
   int rank_;
   LoaderOptions options_;
+  std::shared_ptr<const std::string> terms_;
 };
 
 }  // namespace trireme::data

@@ -19,15 +19,31 @@ void Allreduce::publish_parameters() { group_.broadcast(parameters(), layout_.by
 void Allreduce::ready(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
   zero_absent(layout_, b, flags(), gradients());
-  open_.push_back(group_.start_allreduce(gradients() + b.range.begin, b.range.size() / size_of(b.dtype), b.dtype, Op::sum, b.name));
-  while (options_.overlap && !open_.empty() && open_.front()->test()) open_.pop_front();
+  look(bucket, b.range);
+  if (bucket == 0) squares_ = 0;
+  open_.push_back({bucket, group_.start_allreduce(gradients() + b.range.begin, b.range.size() / size_of(b.dtype),
+                                                  b.dtype, Op::sum, b.name)});
+  while (options_.overlap && !open_.empty() && open_.front().sum->test()) take_sum();
+}
+
+/// What is to be known of the sum is found out while it is in a cache. Every rank has the same.
+void Allreduce::take_sum() {
+  open_.front().sum->wait();
+  const space::Bucket& b = buckets_[open_.front().bucket];
+  open_.pop_front();
+  if (b.dtype != DType::f32 && b.dtype != DType::f64) return;
+  const void* const sum[] = {gradients() + b.range.begin};
+  const size_t count = b.range.size() / size_of(b.dtype);
+  if (options_.clip > 0) squares_ += space::kernels().sum_squares(b.dtype, nullptr, sum, 1, count);
+  const bool leaves = options_.clip == 0 && !updater_;  // to an optimizer of the user's, which does not look
+  if (leaves && watches() && !space::kernels().finite(b.dtype, sum[0], count)) sound_ = false;
 }
 
 void Allreduce::close() {
-  for (; !open_.empty(); open_.pop_front()) open_.front()->wait();
+  while (!open_.empty()) take_sum();
   group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
-  if (!updater_) return;
-  update_all();
+  if (options_.clip > 0 && !clip_by(squares_)) return;
+  if (updater_) update_all();
 }
 
 void zero_absent(const space::Layout& layout, const space::Bucket& bucket, const uint8_t* flags, std::byte* gradients) {

@@ -19,13 +19,20 @@ class Allreduce final : public Exchange {
   void close() override;
 
  private:
+  space::Range summed(size_t bucket) const override { return buckets_[bucket].range; }
+  void take_sum();
   uint8_t* flags() const override { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(local_rank_)]); }
 
   comm::Communicator& group_;
   int local_rank_;
   space::Arena parameters_;
   comm::shm::SharedBlock gradients_, flags_;
-  std::deque<std::unique_ptr<comm::Work>> open_;
+  struct Open {
+    size_t bucket;
+    std::unique_ptr<comm::Work> sum;
+  };
+  std::deque<Open> open_;
+  double squares_ = 0;  // of the sums that are there
 };
 
 /// Zeroes the gradients of a bucket's slots that this rank has none for, so that a sum may include them.

@@ -24,14 +24,18 @@ void Central::close() {
   group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
   if (group_.rank() != 0) group_.send(gradients(), layout_.bytes(), DType::u8, 0, "gradients");
   if (group_.rank() == 0) {
+    for (size_t bucket = 0; bucket < buckets_.size(); bucket++) look(bucket, buckets_[bucket].range);
     for (int from = 1; from < group_.size(); from++) {
       group_.receive(incoming_.data(), layout_.bytes(), DType::u8, from, "gradients");
       for (const space::Bucket& b : buckets_)
         space::kernels().accumulate(b.dtype, gradients() + b.range.begin, incoming_.data() + b.range.begin, b.range.size() / size_of(b.dtype));
     }
-    update_all();
+    if (options_.clip == 0 || clip_here()) update_all();
   }
   publish_parameters();
+  uint8_t sound = sound_ ? 1 : 0;
+  if (watches()) group_.broadcast(&sound, 1, DType::u8, 0, "whether all gradients were finite");
+  sound_ = sound != 0;
 }
 
 }  // namespace trireme::exchange

@@ -9,35 +9,28 @@
 #include <trireme/exchange/shared.h>
 #include <trireme/exchange/spread.h>
 #include <algorithm>
+#include <cmath>
 
 namespace trireme::exchange {
 namespace {
 
-/// Every rank learns whether all agree; if not, every rank learns where it differs from rank 0.
-void compare_layouts(comm::Communicator& group, const space::Layout& layout) {
-  const uint64_t mine = layout.fingerprint();
-  std::vector<uint64_t> all(static_cast<size_t>(group.size()));
-  group.all_gather(&mine, all.data(), 1, DType::i64, "layout fingerprints");
-  const auto other = std::find_if(all.begin(), all.end(), [&](uint64_t theirs) { return theirs != all[0]; });
-  if (other == all.end()) return;
+constexpr size_t kSmall = 1 << 16;  // bytes of a tensor that look() reads: biases, norms, small kernels
 
-  const int odd = static_cast<int>(other - all.begin());
-  const auto share = [&](int root) {
-    std::string text = layout.describe();
-    int64_t size = static_cast<int64_t>(text.size());
-    group.broadcast(&size, 1, DType::i64, root, "layout size");
-    text.resize(static_cast<size_t>(size));
-    group.broadcast(text.data(), text.size(), DType::u8, root, "layout");
-    return text;
-  };
-  const std::string first = share(0), second = share(odd);
-  fail<Mismatch>("the ranks' models differ. {}", space::first_difference(first, 0, second, odd));
+/// Where updates count as shares, the other workers' momentum moves the parameters until a gradient is applied. How far is known in advance: in Nesterov's form
+/// the parameters are ahead by just that, and gradients are computed where they will be applied (Hakimi et al., 2019, with a momentum per worker).
+std::optional<space::UpdaterOptions> looking_ahead(std::optional<space::UpdaterOptions> optimizer, const Options& options, int workers) {
+  if (optimizer && optimizer->kind == space::Optimizer::momentum && in_shares(options.sync, options.rate, workers)) optimizer->nesterov = true;
+  return optimizer;
 }
 
 }  // namespace
 
 Exchange::Exchange(space::Layout layout, const Options& options)
-    : layout_(std::move(layout)), options_(options), buckets_(space::plan_buckets(layout_, options.bucket_bytes)) {}
+    : layout_(std::move(layout)), options_(options), buckets_(space::plan_buckets(layout_, options.bucket_bytes)) {
+  // Rounds in which nothing is sent wait for arrivals alone, and whoever waits in its backward pass has arrived wherever others
+  // can be. With the other exchanges a rank may wait for what a peer does when it comes by next, which would be never.
+  if (options_.backward_waits && options_.sync != Sync::shared) options_.overlap = false;
+}
 
 bool Exchange::begin(double lr) {
   lr_ = lr;
@@ -47,7 +40,11 @@ bool Exchange::begin(double lr) {
 void Exchange::open() {
   land();
   std::fill_n(flags(), layout_.size(), uint8_t{0});
-  if (updater_) updater_->begin_step(lr_);
+  sound_ = true;
+  seen_.reset();
+  if (!updater_) return;
+  updater_->begin_step(lr_);
+  updater_->watch(watches() && options_.clip == 0);  // a norm finds out before
 }
 
 ps::Work Exchange::take(int64_t /*epoch*/, int64_t /*first_step*/, int64_t /*pieces*/) {
@@ -58,18 +55,73 @@ void Exchange::update_all() {
   for (size_t i = 0; i < buckets_.size(); i++) {
     const space::Bucket& b = buckets_[i];
     const space::Source own[] = {{gradients(), flags() + b.first}};
-    update_present(*updater_, i, layout_, b.first, b.last, b.range, b.dtype, parameters(), own);
+    update(i, b.range, own);
   }
 }
 
-std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
+void Exchange::update(size_t bucket, space::Range range, std::span<const space::Source> sources) {
+  const space::Bucket& b = buckets_[bucket];
+  if (!update_present(*updater_, bucket, layout_, b.first, b.last, range, b.dtype, parameters(), sources))
+    sound_ = false;
+}
+
+bool Exchange::clip_here() {
+  double squares = 0;
+  for (const space::Bucket& b : buckets_) {
+    const space::Source own[] = {{gradients(), flags() + b.first}};
+    squares += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, own);
+  }
+  return clip_by(squares);
+}
+
+bool Exchange::clip_by(double squares) {
+  if (watches() && !std::isfinite(squares)) return sound_ = false;
+  const double factor = space::clip_factor(squares, options_.clip);
+  if (updater_) return updater_->scale(factor), true;
+  for (size_t slot = 0; factor < 1 && slot < layout_.size(); slot++)
+    if (flags()[slot] != 0)
+      space::kernels().scale(layout_[slot].dtype, gradients() + layout_[slot].range.begin, factor,
+                             layout_[slot].elements());
+  return true;
+}
+
+bool Exchange::finite(size_t slot, space::Range part) const {
+  const DType type = layout_[slot].dtype;
+  if (part.empty() || flags()[slot] == 0 || (type != DType::f32 && type != DType::f64)) return true;
+  return space::kernels().finite(type, gradients() + part.begin, part.size() / size_of(type));
+}
+
+void Exchange::look(size_t bucket, space::Range part) {
+  const space::Bucket& b = buckets_[bucket];
+  for (size_t slot = b.last; watches() && !seen_ && slot-- > b.first;)
+    if (layout_[slot].range.size() <= kSmall && !finite(slot, intersect(part, layout_[slot].range))) seen_ = slot;
+}
+
+std::optional<Exchange::Flaw> Exchange::flaw() const {
+  if (seen_) return Flaw{*seen_, true};
+  std::optional<Flaw> in_sum;
+  for (size_t bucket = 0; bucket < buckets_.size(); bucket++)
+    for (size_t slot = buckets_[bucket].last; slot-- > buckets_[bucket].first;) {
+      const space::Range all = layout_[slot].range, sums = intersect(all, summed(bucket));
+      const space::Range before{all.begin, sums.empty() ? all.end : sums.begin},
+          after{sums.empty() ? all.end : sums.end, all.end};
+      if (!finite(slot, before) || !finite(slot, after)) return Flaw{slot, true};
+      if (!in_sum && !finite(slot, sums)) in_sum = {slot, false};
+    }
+  return in_sum;
+}
+
+std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& asked,
                                         const Options& options) {
+  agree(group.all, "settings", terms_of(layout).add(terms_of(asked)).add(terms_of(options)).text());
+  const auto optimizer = looking_ahead(asked, options, group.all.size());
   if (layout.size() == 0) fail<InvalidArgument>("the model has no parameters");
-  compare_layouts(group.all, layout);
+  check_rate(options.sync, options.rate);
   if (!optimizer && options.sync != Sync::allreduce)
     fail<InvalidArgument>("sync '{}' updates the parameters itself; with an optimizer of your own use 'allreduce'", name_of(options.sync));
   if (options.sync.needs_servers() && (group.world == nullptr || group.world->servers() == 0))
-    fail<InvalidArgument>("sync '{}' needs parameter servers: start the job with --servers 1 or more", name_of(options.sync));
+    fail<InvalidArgument>("sync '{}' needs parameter servers: start the job with `trireme launch --servers 1 …` (or `trireme train --servers 1 …`), or set TRIREME_SERVERS where "
+        "you start servers yourself", name_of(options.sync));
   switch (options.sync.kind) {
     case Sync::shared:
       if (group.one_machine()) return std::make_unique<Shared>(group.local, layout, *optimizer, options);

@@ -10,7 +10,9 @@
 #include <trireme/cluster/world.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/communicator.h>
+#include <trireme/exchange/on_nan.h>
 #include <trireme/exchange/sync.h>
+#include <trireme/exchange/terms.h>
 #include <trireme/ps/client.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/updater.h>
@@ -21,12 +23,18 @@ struct Options {
   Sync sync = Sync::shared;
   size_t bucket_bytes = 1 << 20;  // gradients travel in buckets of about this size
   bool overlap = true;            // work on complete buckets while the backward pass goes on
+  double clip = 0;  // norm above which a gradient is scaled down; 0: none. In lockstep the norm of the step's
+                    // gradient, so that no update begins before all of it is there; otherwise of each rank's own
+  OnNan on_nan = OnNan::stop;  // stop: look for NaN and infinity in gradients, see sound()
+  bool backward_waits = false;    // ranks wait for one another in the middle of a backward pass: nobody in ready() may need
+                                  // them. Where that cannot be had, the buckets stay until close()
+  Rate rate = Rate::share;        // what one gradient counts where they are applied one by one: how staleness is weighed; begin() has the rate itself
+  Terms terms{};                  // of the caller's: what ranks must agree on besides
 
   // With parameter servers.
   size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps
   ps::Stale stale = ps::Stale::full;               // what a gradient is worth that was computed with old parameters
   double lambda = 0.04;                            // of Stale::compensated
-  double clip = 0;                                 // the norm above which a worker's gradient is scaled down; 0: none
   uint64_t seed = 1;                               // trylock: of the workers' luck
   std::vector<ps::SparseTable::Options> tables{};  // rows by key, beside the model's parameters: see client()
 };
@@ -53,8 +61,8 @@ struct Group {
   bool one_machine() const { return all.size() == local.size(); }
 };
 
-/// Numbers that travel with a step: its loss, and whether a rank wants to stop.
-using Told = std::array<double, 2>;
+/// Numbers that travel with a step: its loss, whether a rank wants to stop, and two signs (terms.h).
+using Told = std::array<double, 8>;
 
 /// One step: begin(), forward pass, open(), then for every slot with a gradient write it to gradients() and call present(), ready() for each bucket in order,
 /// finish(). Or close() in the place of finish(): then parameters may still be on their way during the next forward pass, which has to await() them. Gradients
@@ -75,8 +83,8 @@ class Exchange {
   bool begin(double lr);
   /// Gradients will come now. Blocks until the step before has landed.
   virtual void open();
-  /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, like libtorch
-  /// does (but Adam's bias correction counts steps of the run, not of the slot).
+  /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, as
+  /// libtorch does.
   void present(size_t slot) { flags()[slot] = 1; }
   /// All gradients of a bucket are in place, or will not come. Buckets become ready in the order of buckets(); may do work, does not wait. From now on the
   /// bucket's parameters may change.
@@ -95,6 +103,18 @@ class Exchange {
     close();
     land();
   }
+
+  /// After land(): false when the step had a gradient that was NaN or infinite, unless OnNan::ignore. In lockstep all
+  /// ranks get the same answer. Parameters and state have nothing of it: with Options::clip they are as before the
+  /// step, otherwise the blocks of space::kBlock elements that had it are, while others were updated.
+  bool sound() const { return sound_; }
+  /// A gradient that is not finite.
+  struct Flaw {
+    size_t slot;
+    bool own;  // of this rank; otherwise it was found in the sum over ranks, and whose it is was not kept
+  };
+  /// Until the next open(): the first that this rank has, in the order of the backward pass. Slow.
+  std::optional<Flaw> flaw() const;
 
   /// Whether a step is one update of all ranks together. Otherwise each rank trains on its own, with gradients that are means over its own samples, and only
   /// the functions below are collective.
@@ -137,6 +157,18 @@ class Exchange {
   virtual uint8_t* flags() const = 0;
   /// Updates the parameters of all slots that flags() has, with the gradients as they stand here.
   void update_all();
+  void update(size_t bucket, space::Range range, std::span<const space::Source> sources);
+  bool watches() const { return options_.on_nan != OnNan::ignore; }
+  /// Scales the gradients of all slots that flags() has: here and now, or in the updates that follow. False when they
+  /// must not be applied: their sum of squares is not finite, and the step is not sound.
+  bool clip_by(double squares);
+  /// The same by the gradients as they stand here.
+  bool clip_here();
+  /// By the end of a step, this part of gradients() has sums over ranks.
+  virtual space::Range summed(size_t /*bucket*/) const { return {}; }
+  /// Before that: remembers flaws of small tensors, so that they can be told from other ranks'. Large ones would cost a
+  /// pass over memory.
+  void look(size_t bucket, space::Range part);
 
   space::Layout layout_;
   Options options_;
@@ -145,9 +177,15 @@ class Exchange {
   std::vector<space::Bucket> buckets_;
   std::optional<space::Updater> updater_;
   bool stop_wanted_ = false, stopped_ = false;
+  bool sound_ = true;
+
+ private:
+  bool finite(size_t slot, space::Range part) const;
+  std::optional<size_t> seen_;  // by look(): a slot with a flaw of this rank's
 };
 
-/// Collective. Throws Mismatch that names the first parameter in which ranks' layouts differ. Without an optimizer, `sync` must be allreduce.
+/// Collective. Throws Mismatch that names the first parameter or setting in which ranks differ. Without an optimizer,
+/// `sync` must be allreduce.
 std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
                                         const Options& options);
 

@@ -30,9 +30,13 @@ Hogwild::Hogwild(const Group& group, const space::Layout& layout, const space::U
 Hogwild::Desk& Hogwild::desk() const { return *reinterpret_cast<Desk*>(desk_.parts[0]); }
 
 void Hogwild::ready(size_t bucket) {
-  const space::Bucket& b = buckets_[bucket];
-  const space::Source own[] = {{gradients(), flags() + b.first}};
-  update_present(*updater_, bucket, layout_, b.first, b.last, b.range, b.dtype, parameters(), own);
+  if (options_.clip > 0) return;  // what is decided by the whole gradient waits for it
+  const space::Source own[] = {{gradients(), flags() + buckets_[bucket].first}};
+  update(bucket, buckets_[bucket].range, own);
+}
+
+void Hogwild::close() {
+  if (options_.clip > 0 && clip_here()) update_all();
 }
 
 ps::Work Hogwild::take(int64_t epoch, int64_t first_step, int64_t pieces) {

@@ -5,7 +5,7 @@
 namespace trireme::exchange {
 
 /// For one machine. Ranks read parameters while others write them, and updates of the same element may be lost: with small or sparse steps that is rare and
-/// training gets over it (Niu et al., 2011). Momentum and other state are each rank's own. Not reproducible.
+/// training gets over it (Niu et al., 2011). Momentum and other state are each rank's own, whatever the rate. Not reproducible.
 class Hogwild final : public Exchange {
  public:
   Hogwild(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
@@ -15,7 +15,7 @@ class Hogwild final : public Exchange {
   bool parameters_are_shared() const override { return true; }
   void publish_parameters() override { local_.barrier("parameters"); }
   void ready(size_t bucket) override;
-  void close() override {}
+  void close() override;
   bool lockstep() const override { return false; }
   bool gives_work() const override { return true; }
   ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) override;

@@ -60,8 +60,7 @@ bool Local::begin_step() {
 }
 
 void Local::close() {
-  if (options_.clip > 0) clip_norm(layout_, flags(), gradients(), options_.clip);
-  update_all();
+  if (options_.clip == 0 || clip_here()) update_all();
   if (++steps_ % options_.sync.period == 0) meet();
 }
 

@@ -13,6 +13,7 @@ ps::Rules rules_of(const Options& options, int workers) {
   if (options.sync == Sync::server || (options.sync.kind == Sync::stale && options.sync.bound == 0)) rules.order = ps::Order::together;
   if (options.sync == Sync::round_robin) rules.order = ps::Order::rotating;
   if (options.sync.kind == Sync::stale && options.sync.bound > 0) rules.bound = options.sync.bound;
+  if (in_shares(options.sync, options.rate, workers)) rules.step_updates = workers;
   return rules;
 }
 
@@ -27,18 +28,6 @@ ps::Job job_of(const Group& group, const space::Layout& layout, const space::Upd
           .tables = options.tables};
 }
 
-template <class T>
-double squares(const std::byte* data, size_t count) {
-  double sum = 0;
-  for (size_t i = 0; i < count; i++) sum += static_cast<double>(reinterpret_cast<const T*>(data)[i]) * static_cast<double>(reinterpret_cast<const T*>(data)[i]);
-  return sum;
-}
-
-template <class T>
-void scale(std::byte* data, size_t count, double factor) {
-  for (size_t i = 0; i < count; i++) reinterpret_cast<T*>(data)[i] *= static_cast<T>(factor);
-}
-
 /// A number in [0, 1) that depends on its arguments alone.
 double luck(uint64_t seed, uint64_t worker, uint64_t step) {
   uint64_t x = seed * 0x9e3779b97f4a7c15 + worker * 0xbf58476d1ce4e5b9 + step * 0x94d049bb133111eb + 1;
@@ -48,11 +37,43 @@ double luck(uint64_t seed, uint64_t worker, uint64_t step) {
 
 }  // namespace
 
-Connected::Connected(const Group& group, ps::Job job, bool in_place) {
-  World& world = *group.world;
-  client_ = std::make_unique<ps::Client>(ps::Meeting{.job = world.job(), .store = world.store(), .token = world.place().token, .tls = world.place().tls},
-                                         world.rank(), std::move(job), ps::ClientOptions{.timeout = group.local.rounds().timeout(), .in_place = in_place});
-  watch_ = world.on_failure([client = client_.get()](const std::string& reason) { client->interrupt(reason); });
+namespace {
+
+std::unique_ptr<ps::Client> client_of(World& world, ps::Job job, ps::ClientOptions options) {
+  options.timeout = world.local().rounds().timeout();
+  options.timeout_setting = world.timeout_setting();
+  return std::make_unique<ps::Client>(
+      ps::Meeting{.job = world.job(), .store = world.store(), .token = world.place().token, .tls = world.place().tls}, world.rank(),
+      std::move(job), options);
+}
+
+FailureWatch watch(World& world, ps::Client& client) {
+  return world.on_failure([&client](const std::string& reason) { client.interrupt(reason); });
+}
+
+/// This rank's place on the servers' roll, from its first model until it leaves the job.
+struct OnRoll final : World::Attachment {
+  explicit OnRoll(World& world, int workers, int servers)
+      : client(client_of(world, {.workers = workers, .servers = servers}, {.model = ps::kRoll})), watch(exchange::watch(world, *client)) {}
+
+  std::unique_ptr<ps::Client> client;
+  FailureWatch watch;  // after the client, which it uses
+  int models = 0;      // so far
+};
+
+OnRoll& roll_of(World& world, const ps::Job& job) { return world.attached<OnRoll>(world, job.workers, job.servers); }
+
+}  // namespace
+
+Connected::Connected(const Group& group, ps::Job job, bool in_place) : roll_(*roll_of(*group.world, job).client) {
+  const int model = roll_of(*group.world, job).models++;
+  client_ = client_of(*group.world, std::move(job), {.model = model, .in_place = in_place});
+  watch_ = watch(*group.world, *client_);
+}
+
+Connected::~Connected() {
+  // Who ends after an error leaves the roll later, and says then what it says now.
+  if (client_->victim()) roll_.become_victim();
 }
 
 Statistics Connected::statistics() {
@@ -94,11 +115,16 @@ bool Servers::begin_step() {
   return !stopped_;
 }
 
-void Servers::push(size_t bucket) { pushes_.push_back(client_->push(buckets_[bucket].range, {.step = step_, .lr = lr_, .pull = true})); }
+void Servers::push(size_t bucket) {
+  const bool hold = options_.clip > 0 && lockstep();
+  pushes_.push_back(client_->push(
+      buckets_[bucket].range, {.step = step_, .lr = lr_, .pull = !hold, .watch = watches() && !hold, .hold = hold}));
+}
 
 void Servers::ready(size_t bucket) {
   // What is decided by the whole gradient waits for it.
-  if (options_.overlap && options_.clip == 0 && options_.sync.kind != Sync::trylock) push(bucket);
+  const bool whole = options_.sync.kind == Sync::trylock || (options_.clip > 0 && !lockstep());
+  if (options_.overlap && !whole) push(bucket);
 }
 
 void Servers::push_all() {
@@ -113,13 +139,25 @@ bool Servers::wins_lock() {
 /// Whether others may go on while this rank's gradients are on their way: not where their age is bounded, or where a lock is held.
 bool Servers::lands_later() const { return options_.sync == Sync::server || options_.sync == Sync::async || options_.sync == Sync::round_robin; }
 
+/// The servers have the gradients of all workers: how much they count, and the parameters that come of it.
+void Servers::push_clipped() {
+  for (const ps::Pending& pending : pushes_) pending.wait();
+  if (client_->worker() == 0) {
+    const double squares = client_->squares();
+    applied_ = client_->apply(watches() && !std::isfinite(squares) ? 0 : space::clip_factor(squares, options_.clip));
+  }
+  for (size_t bucket = 0; bucket < buckets_.size(); bucket++)
+    pushes_[bucket] = client_->pull(buckets_[bucket].range, {.at_least = pushes_[bucket].version() + 1});
+}
+
 void Servers::close() {
-  if (options_.clip > 0) clip_norm(layout_, flags(), gradients(), options_.clip);
-  const bool locks = options_.sync.kind == Sync::trylock, pushes = !locks || wins_lock();
+  const bool clips = options_.clip > 0 && !lockstep(), usable = !clips || clip_here();
+  const bool locks = options_.sync.kind == Sync::trylock, pushes = usable && (!locks || wins_lock());
   if (pushes && pushes_.empty()) push_all();
+  if (options_.clip > 0 && lockstep()) push_clipped();
   if (!lands_later()) land();
   if (locks && pushes) client_->unlock();
-  if (!pushes) client_->pull(whole()).wait();  // its gradient is dropped; the others' are not
+  if (usable && !pushes) client_->pull(whole()).wait();  // its gradient is dropped; the others' are not
   step_++;
   taken_ = false;
 }
@@ -130,7 +168,12 @@ void Servers::await(space::Range part) {
 }
 
 void Servers::land() {
-  for (const ps::Pending& pending : pushes_) pending.wait();
+  if (pushes_.empty()) return;
+  applied_.wait();
+  for (const ps::Pending& pending : pushes_) {
+    pending.wait();
+    if (!pending.sound()) sound_ = false;
+  }
   pushes_.clear();
 }
 
@@ -138,22 +181,6 @@ void Servers::settle() {
   if (lockstep()) return;
   client_->barrier();
   client_->pull(whole()).wait();
-}
-
-void clip_norm(const space::Layout& layout, const uint8_t* flags, std::byte* gradients, double limit) {
-  const auto each = [&](const auto& visit) {
-    for (size_t slot = 0; slot < layout.size(); slot++)
-      if (flags[slot] != 0) visit(layout[slot], gradients + layout[slot].range.begin);
-  };
-  double sum = 0;
-  each([&](const space::Slot& slot, const std::byte* data) {
-    sum += slot.dtype == DType::f64 ? squares<double>(data, slot.elements()) : squares<float>(data, slot.elements());
-  });
-  const double factor = limit / (std::sqrt(sum) + 1e-6);  // libtorch's formula
-  if (!(factor < 1)) return;
-  each([&](const space::Slot& slot, std::byte* data) {
-    slot.dtype == DType::f64 ? scale<double>(data, slot.elements(), factor) : scale<float>(data, slot.elements(), factor);
-  });
 }
 
 }  // namespace trireme::exchange

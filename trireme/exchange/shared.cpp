@@ -1,5 +1,7 @@
 #include <trireme/exchange/shared.h>
 
+#include <numeric>
+
 namespace trireme::exchange {
 
 using comm::shm::Fingerprint;
@@ -17,7 +19,9 @@ Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, cons
   parameters_ = local_.allocate((layout_.bytes() + ranks - 1) / ranks, "the model's parameters");
   gradients_ = local_.allocate(layout_.bytes(), "the ranks' gradients");
   flags_ = local_.allocate(layout_.size(), "the gradients' flags");
-  told_board_ = local_.allocate(sizeof(Told), "the ranks' losses");
+  notes_ = local_.allocate(sizeof(Note), "the ranks' losses");
+  squares_.resize(buckets_.size());
+  any_.resize(layout_.size());
   for (const space::Bucket& bucket : buckets_) {
     slices_.push_back(slice_of(bucket.range));
     name_hashes_.push_back(space::hash_text(bucket.name));
@@ -27,11 +31,16 @@ Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, cons
 
 void Shared::publish_parameters() { local_.barrier("parameters"); }
 
+void Shared::open() {
+  Exchange::open();
+  step_++;
+}
+
 void Shared::ready(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
   while (open_.size() >= comm::shm::kAhead / 2) work_next();
   const Fingerprint what{.kind = Kind::step, .dtype = b.dtype, .part = static_cast<uint32_t>(bucket), .count = b.range.size(), .name = name_hashes_[bucket]};
-  if (last(bucket)) told_by(local_.rank()) = mine_;
+  if (last(bucket)) note_of(local_.rank()).told = mine_;
   last_round_ = local_.rounds().arrive(what, kPrivate, b.name);
   open_.push_back({bucket, last_round_});
   if (options_.overlap) proceed();
@@ -43,7 +52,30 @@ void Shared::proceed() {
 
 void Shared::close() {
   while (!open_.empty()) work_next();
-  local_.rounds().await_finished(last_round_);
+  if (options_.clip == 0) {
+    local_.rounds().await_finished(last_round_);
+    sound_ = sound_here();
+    return;
+  }
+  if (clip_together())
+    for (size_t b = 0; b < buckets_.size(); b++) {
+      const space::Source sum[] = {{gradients(), any_.data() + buckets_[b].first}};
+      update(b, slices_[b], watches() ? std::span<const space::Source>(sum) : sources_of(b));
+    }
+  local_.barrier("updated");
+}
+
+bool Shared::sound_here() const {
+  for (int rank = 0; rank < local_.size(); rank++)
+    if (note_of(rank).flawed == step_) return false;
+  return true;
+}
+
+/// In the order of buckets and ranks, so that the bits do not depend on what came first.
+bool Shared::clip_together() {
+  double squares = std::accumulate(squares_.begin(), squares_.end(), 0.0);
+  local_.allreduce(&squares, 1, DType::f64, Op::sum, "the norm of the gradient");
+  return clip_by(squares);
 }
 
 void Shared::work_next() {
@@ -59,14 +91,37 @@ void Shared::work_next() {
 void Shared::hear_machine() {
   told_ = {};
   for (int rank = 0; rank < local_.size(); rank++)
-    for (size_t i = 0; i < told_.size(); i++) told_[i] += told_by(rank)[i];
+    for (size_t i = 0; i < told_.size(); i++) told_[i] += note_of(rank).told[i];
 }
 
 void Shared::work(size_t bucket) {
-  const space::Bucket& b = buckets_[bucket];
+  if (options_.clip > 0) return gather(bucket);
+  update_slice(bucket, slices_[bucket], sources_of(bucket));
+}
+
+void Shared::update_slice(size_t bucket, space::Range range, std::span<const space::Source> sources) {
+  update(bucket, range, sources);
+  if (!sound_) note_of(local_.rank()).flawed = step_;
+}
+
+std::vector<space::Source> Shared::sources_of(size_t bucket) const {
   std::vector<space::Source> sources;
-  for (int rank = 0; rank < local_.size(); rank++) sources.push_back({gradients_of(rank), flags_of(rank) + b.first});
-  update_present(*updater_, bucket, layout_, b.first, b.last, slices_[bucket], b.dtype, parameters(), sources);
+  for (int rank = 0; rank < local_.size(); rank++)
+    sources.push_back({gradients_of(rank), flags_of(rank) + buckets_[bucket].first});
+  return sources;
+}
+
+/// The slice's sum over ranks, into this rank's own gradients: nobody else reads them there. What is not finite stays
+/// as it is, so that the rank who had it finds it; where nobody looks, nothing is written, and the update sums once
+/// more.
+void Shared::gather(size_t bucket) {
+  const space::Bucket& b = buckets_[bucket];
+  squares_[bucket] = space::squares_present(layout_, b.first, b.last, slices_[bucket], b.dtype,
+                                            watches() ? gradients() : nullptr, sources_of(bucket));
+  for (size_t slot = b.first; slot < b.last; slot++) {
+    any_[slot] = 0;
+    for (int rank = 0; rank < local_.size(); rank++) any_[slot] |= flags_of(rank)[slot];
+  }
 }
 
 }  // namespace trireme::exchange

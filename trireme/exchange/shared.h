@@ -19,6 +19,7 @@ class Shared : public Exchange {
   std::byte* gradients() const override { return gradients_of(local_.rank()); }
   bool parameters_are_shared() const override { return true; }
   void publish_parameters() override;
+  void open() override;
   void ready(size_t bucket) override;
   void close() override;
   const Told* told() const override { return &told_; }
@@ -32,6 +33,12 @@ class Shared : public Exchange {
   std::byte* gradients_of(int rank) const { return gradients_.parts[static_cast<size_t>(rank)]; }
   uint8_t* flags() const override { return flags_of(local_.rank()); }
   uint8_t* flags_of(int rank) const { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(rank)]); }
+  /// This rank's slice of a bucket, or a part of it. If something is left out, the machine will hear.
+  void update_slice(size_t bucket, space::Range range, std::span<const space::Source> sources);
+  /// Of the ranks of this machine, by its rank.
+  bool sound_here() const;
+  /// The factor of clipping, from all ranks' squares_. False when nothing is to be applied. A round of its own.
+  bool clip_together();
   /// This rank's part of a bucket at which all ranks of the machine have arrived.
   virtual void work(size_t bucket);
   /// The next bucket's.
@@ -48,13 +55,24 @@ class Shared : public Exchange {
   Told told_{};                       // once work_next() has seen the last bucket: the machine's sums
   std::deque<Open> open_;             // rounds at which this rank has arrived and that it has not finished
   uint32_t last_round_ = 0;           // at which this rank has arrived
+  uint32_t step_ = 0;
+  std::vector<double> squares_;  // with clip: of this rank's slices of the summed gradient, by bucket
 
  private:
-  Told& told_by(int rank) const { return *reinterpret_cast<Told*>(told_board_.parts[static_cast<size_t>(rank)]); }
+  /// What a rank leaves for the others of its machine.
+  struct Note {
+    Told told;
+    uint32_t flawed;  // the last step in which it left something out
+  };
+  Note& note_of(int rank) const { return *reinterpret_cast<Note*>(notes_.parts[static_cast<size_t>(rank)]); }
+  std::vector<space::Source> sources_of(size_t bucket) const;
+  void gather(size_t bucket);
   void hear_machine();
 
-  // A rank's numbers are written before it arrives at the last bucket, and read by all before they finish it.
-  comm::shm::SharedBlock parameters_, gradients_, flags_, told_board_;
+  // What a rank tells is written before it arrives at the last bucket, and read by all before they finish it; that it
+  // left something out before it finishes that bucket, and read before the next step.
+  comm::shm::SharedBlock parameters_, gradients_, flags_, notes_;
+  std::vector<uint8_t> any_;           // with clip, by slot: some rank has a gradient
   std::vector<uint64_t> name_hashes_;  // by bucket
 };
 

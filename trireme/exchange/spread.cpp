@@ -33,6 +33,9 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
       ready_seconds_(buckets_.size()) {
   total_ = local_.allocate(sizeof(Told), "what ranks of all machines tell");
   landings_ = local_.allocate(sizeof(Landings) * buckets_.size(), "which buckets have landed");
+  // More flags than one opening takes are a collective of their own, for which depart() waits.
+  for (const space::Bucket& b : buckets_)
+    if (options_.backward_waits && b.last - b.first > comm::network::Communicator::kMostFlags) options_.overlap = false;
   while (space::part_of(buckets_.back().range, speaker_, lanes_).empty()) speaker_++;
   std::vector<Freight> freight(buckets_.size());  // ready at once, on a wire without a limit: in their order
   for (size_t b = 0; b < freight.size(); b++) freight[b] = {static_cast<double>(b), static_cast<double>(buckets_[b].range.size())};
@@ -52,8 +55,8 @@ void Spread::publish_parameters() {
 }
 
 void Spread::open() {
-  Exchange::open();
-  step_++;
+  Shared::open();
+  std::fill(squares_.begin(), squares_.end(), 0.0);
   if (step_ >= kFirstPlan && std::has_single_bit(step_)) plan();
   if (std::has_single_bit(step_)) measure_anew();
   ready_ = departed_ = 0;
@@ -106,7 +109,23 @@ void Spread::close() {
     work_next();
     depart();
   }
+  if (options_.clip > 0) return close_clipped();
   await(buckets_.back().range);
+  told_ = total();
+}
+
+/// All sums are needed before the first update. A slice and its lane's squares are the same on all machines, so is the
+/// norm.
+void Spread::close_clipped() {
+  while (!travelling_.empty()) land_first();
+  const bool apply = clip_together();
+  for (size_t b = 0; b < buckets_.size(); b++) {
+    if (slices_[b].empty()) continue;
+    const space::Source sum[] = {{gradients(), lane_flags_.data() + buckets_[b].first}};
+    if (apply) update(b, slices_[b], sum);
+    mark_landed(b);
+  }
+  land();
   told_ = total();
 }
 
@@ -132,10 +151,12 @@ void Spread::land() {
   while (!travelling_.empty()) land_first();
   await({0, layout_.bytes()});
   landed_ = true;
+  if (options_.clip == 0) sound_ = sound_here();
 }
 
 void Spread::work(size_t bucket) {
   if (slices_[bucket].empty()) return mark_landed(bucket);
+  look(bucket, slices_[bucket]);
   reduce_local(bucket);
   trips_[bucket].reduced = true;
 }
@@ -175,9 +196,13 @@ void Spread::land_first() {
   travelling_.pop_front();
   const space::Bucket& b = buckets_[piece.bucket];
   const space::Source sum[] = {{gradients(), lane_flags_.data() + b.first}};
-  update_present(*updater_, piece.bucket, layout_, b.first, b.last, piece.range, b.dtype, parameters(), sum);
   Trip& trip = trips_[piece.bucket];
   trip.travelling--;
+  if (options_.clip > 0) {
+    squares_[piece.bucket] += space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum);
+    return;
+  }
+  update_slice(piece.bucket, piece.range, sum);
   trip.landed++;
   mark_landed(piece.bucket, trip.travelling == 0 && trip.rest.empty() ? kAllPieces : trip.landed);
 }

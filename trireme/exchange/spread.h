@@ -27,6 +27,7 @@ class Spread final : public Shared {
   bool landed() const override { return landed_; }
 
  private:
+  space::Range summed(size_t bucket) const override { return slices_[bucket]; }
   static constexpr uint32_t kAllPieces = ~uint32_t{0};
 
   /// Pieces of a bucket's slice, in this step.
@@ -45,6 +46,7 @@ class Spread final : public Shared {
 
   void work(size_t bucket) override;
   void proceed() override;
+  void close_clipped();
   bool unused(size_t bucket);
   void depart();
   void depart_piece(size_t bucket);
@@ -71,7 +73,6 @@ class Spread final : public Shared {
   size_t ready_ = 0;     // buckets
   size_t departed_ = 0;  // of order_
   std::deque<Piece> travelling_;
-  uint32_t step_ = 0;
   bool landed_ = true;
 
   // What plan() uses: sums since measure_anew().

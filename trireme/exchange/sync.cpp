@@ -27,6 +27,8 @@ constexpr std::array<Name, 11> kNames = {{{"shared", ""},
                                           {"local", ":K"},
                                           {"elastic", ":K,RHO"}}};
 
+constexpr std::array kRates = {"share", "full"};
+
 template <class T>
 T number(const std::string& text, const std::string& mode, const char* what, T least, T most) {
   T value{};
@@ -116,6 +118,25 @@ std::vector<std::string> sync_names() {
   std::vector<std::string> names;
   for (const Name& name : kNames) names.push_back(fmt::format("{}{}", name.kind, name.settings));
   return names;
+}
+
+std::vector<std::string> rate_names() { return {kRates.begin(), kRates.end()}; }
+std::string name_of(Rate rate) { return kRates[static_cast<size_t>(rate)]; }
+
+Rate rate_named(const std::string& name) {
+  for (size_t i = 0; i < kRates.size(); i++)
+    if (name == kRates[i]) return static_cast<Rate>(i);
+  fail<InvalidArgument>("unknown rate '{}'{}: share or full", name, did_you_mean(name, rate_names()));
+}
+
+bool in_shares(const Sync& sync, Rate rate, int workers) { return sync.one_by_one() && rate == Rate::share && workers > 1; }
+
+void check_rate(const Sync& sync, Rate rate) {
+  if (rate == Rate::full && !sync.one_by_one())
+    fail<InvalidArgument>(
+        "rate 'full' is for modes that apply gradients one by one (async, stale:S with S of at least 1, trylock:P, round-robin, hogwild); in sync '{}' "
+        "there is no share that it could replace. Leave it out, or use a higher learning rate",
+        name_of(sync));
 }
 
 }  // namespace trireme::exchange

@@ -1,5 +1,7 @@
 #include <trireme/models/catalogue.h>
 
+#include <fmt/ranges.h>
+
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <algorithm>
@@ -11,17 +13,23 @@ const std::vector<Entry>& catalogue() {
       {"linear", "any", "one linear layer: linear or logistic regression"},
       {"mlp:W,W,…", "any", "linear layers with ReLU between; W are the hidden widths (mlp alone: 512,512)"},
       {"lenet", "1×28×28", "LeNet-5 with ReLU and average pooling, 61,706 parameters"},
+      {"lenet-bn", "1×28×28", "the same with batch norm after each convolution, 61,750 parameters"},
       {"twoconv", "1×28×28", "the two-convolution net of MNIST tutorials, with dropout, 21,840 parameters"},
   };
   return entries;
 }
+
+bool has_batch_norm(const std::string& spec) { return spec.ends_with("-bn"); }
 
 void check_name(const std::string& spec) {
   const auto stem = [](const std::string& name) { return name.substr(0, name.find(':')); };  // "mlp" of "mlp:512,512"
   std::vector<std::string> names;
   for (const Entry& entry : catalogue()) names.push_back(stem(entry.name));
   if (std::find(names.begin(), names.end(), stem(spec)) == names.end())
-    fail<InvalidArgument>("unknown model '{}'{}. `trireme models` lists them", spec, did_you_mean(spec, names));
+    fail<InvalidArgument>(
+        "unknown model '{}'{}. There are {} (`trireme models`); any other is a few lines of C++: a torch::nn module "
+        "and trireme::parallel()",
+        spec, did_you_mean(spec, names), fmt::join(names, ", "));
 }
 
 }  // namespace trireme::models

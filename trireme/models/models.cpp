@@ -1,7 +1,12 @@
 #include <trireme/models/models.h>
 
 #include <fmt/ranges.h>
-#include <torch/torch.h>
+#include <torch/nn/modules/activation.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/dropout.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/pooling.h>
 
 #include <trireme/base/error.h>
 #include <trireme/models/catalogue.h>
@@ -26,6 +31,12 @@ nn::Sequential mlp(const std::vector<int64_t>& widths) {
 nn::Sequential lenet(int64_t classes) {
   return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 6, 5).padding(2)), nn::ReLU(), nn::AvgPool2d(2),  //
                         nn::Conv2d(6, 16, 5), nn::ReLU(), nn::AvgPool2d(2), nn::Flatten(),                //
+                        nn::Linear(400, 120), nn::ReLU(), nn::Linear(120, 84), nn::ReLU(), nn::Linear(84, classes));
+}
+
+nn::Sequential lenet_bn(int64_t classes) {
+  return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 6, 5).padding(2)), nn::BatchNorm2d(6), nn::ReLU(), nn::AvgPool2d(2),  //
+                        nn::Conv2d(6, 16, 5), nn::BatchNorm2d(16), nn::ReLU(), nn::AvgPool2d(2), nn::Flatten(),               //
                         nn::Linear(400, 120), nn::ReLU(), nn::Linear(120, 84), nn::ReLU(), nn::Linear(84, classes));
 }
 
@@ -64,10 +75,10 @@ nn::Sequential make(const std::string& spec, const std::vector<int64_t>& shape, 
     widths.push_back(outputs);
     return mlp(widths);
   }
-  if (spec == "lenet" || spec == "twoconv") {
+  if (spec == "lenet" || spec == "lenet-bn" || spec == "twoconv") {
     if (shape != std::vector<int64_t>{1, 28, 28})
       fail<InvalidArgument>("{} takes images of 1×28×28; these samples are {}. Try mlp", spec, fmt::join(shape, "×"));
-    return spec == "lenet" ? lenet(outputs) : twoconv(outputs);
+    return spec == "lenet" ? lenet(outputs) : spec == "lenet-bn" ? lenet_bn(outputs) : twoconv(outputs);
   }
   fail<InvalidArgument>("unknown model '{}': only mlp takes widths after a colon", spec);
 }

@@ -1,6 +1,6 @@
 #include <trireme/parallel/large_linear.h>
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
 
 #include <algorithm>
 

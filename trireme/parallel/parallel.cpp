@@ -1,15 +1,24 @@
 #include <trireme/parallel/parallel.h>
 
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <trireme/base/sha256.h>
 #include <trireme/checkpoint/safetensors.h>
+#include <trireme/cluster/slate.h>
 #include <trireme/comm/c10d/torch_compat.h>
 #include <trireme/parallel/arrivals.h>
+#include <trireme/parallel/batch_norm.h>
 #include <trireme/parallel/large_linear.h>
+#include <trireme/parallel/not_finite.h>
 #include <trireme/parallel/placement.h>
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <cctype>
+#include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <unordered_map>
 #include <unordered_set>
 
 namespace trireme {
@@ -32,14 +41,59 @@ std::vector<Named> distinct(const Items& items) {
   return result;
 }
 
+/// The further names of what is registered twice, each with the name that distinct() has.
+using Ties = std::vector<std::pair<std::string, std::string>>;
+
+template <class Items>
+void add_ties(const Items& items, Ties& ties) {
+  std::unordered_map<const void*, std::string> first;
+  for (const auto& item : items) {
+    if (!item.value().defined()) continue;
+    const auto [found, is_new] = first.try_emplace(item.value().unsafeGetTensorImpl(), item.key());
+    if (!is_new) ties.emplace_back(item.key(), found->second);
+  }
+}
+
+/// As safetensors calls it.
+std::string format_name(torch::ScalarType type) {
+  switch (type) {
+    case torch::kBool:
+      return "BOOL";
+    case torch::kInt8:
+      return "I8";
+    case torch::kInt16:
+      return "I16";
+    default: {
+      std::string name(trireme::name_of(dtype_of(type)));
+      std::transform(name.begin(), name.end(), name.begin(), [](unsigned char c) { return std::toupper(c); });
+      return name;
+    }
+  }
+}
+
+void check_trainable(const Named& parameter) {
+  const DType type = dtype_of(parameter.tensor.scalar_type());
+  if (parameter.tensor.requires_grad() && type != DType::f32 && type != DType::f64)
+    fail<InvalidArgument>("parameter '{}' has type {}; parameters must be f32 or f64", parameter.name,
+                          trireme::name_of(type));
+}
+
+/// Which parameters are trained.
+exchange::Terms freezing_of(const std::vector<Named>& parameters) {
+  exchange::Terms terms;
+  for (const auto& [name, tensor] : parameters)
+    terms.add(fmt::format("requires_grad of {}", name), tensor.requires_grad() ? "true" : "false (frozen)");
+  return terms;
+}
+
 space::Layout layout_of(const std::vector<Named>& parameters, bool channels_last) {
   std::vector<space::Slot> slots;
-  for (const auto& [name, tensor] : parameters) {
+  for (const Named& parameter : parameters) {
+    const auto& [name, tensor] = parameter;
     if (!tensor.device().is_cpu()) fail<InvalidArgument>("parameter '{}' is on {}; only CPU tensors can be trained here", name, tensor.device().str());
-    const DType type = dtype_of(tensor.scalar_type());
-    if (tensor.requires_grad() && type != DType::f32 && type != DType::f64)
-      fail<InvalidArgument>("parameter '{}' has type {}; parameters must be f32 or f64", name, trireme::name_of(type));
-    slots.push_back({name, type, tensor.sizes().vec(), channels_last && tensor.dim() == 4, {}});
+    check_trainable(parameter);
+    slots.push_back(
+        {name, dtype_of(tensor.scalar_type()), tensor.sizes().vec(), channels_last && tensor.dim() == 4, {}});
   }
   return space::Layout(std::move(slots));
 }
@@ -53,6 +107,15 @@ torch::Tensor view_of(const space::Slot& slot, std::byte* flat, torch::ScalarTyp
 
 }  // namespace
 
+namespace {
+
+/// The models that this rank trains.
+struct Trained final : World::Attachment {
+  std::vector<exchange::Exchange*> exchanges;
+};
+
+}  // namespace
+
 class Parallel::Impl {
  public:
   Impl(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options)
@@ -61,16 +124,27 @@ class Parallel::Impl {
         lr_(optimizer ? optimizer->lr : 0),
         parameters_(distinct(module.named_parameters())),
         buffers_(distinct(module.named_buffers())) {
+    add_ties(module.named_parameters(), ties_);
+    add_ties(module.named_buffers(), ties_);
     if (options_.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", options_.accumulate);
+    if (!(options_.clip >= 0) || !std::isfinite(options_.clip))
+      fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", options_.clip);
+    if (options_.sync_batch_norm && !options_.sync.lockstep())
+      fail<InvalidArgument>("sync_batch_norm needs ranks that take every step together, and with sync '{}' each goes at its own pace",
+                            exchange::name_of(options_.sync));
     exchange::Group group(world.comm(), world.local(), world.lane(), world.lanes());
     group.world = &world;
     exchange_ = exchange::make_exchange(group, layout_of(parameters_, options_.channels_last), optimizer,
                                         {.sync = options_.sync,
                                          .bucket_bytes = options_.bucket_bytes,
                                          .overlap = options_.overlap,
+                                         .clip = options_.clip,
+                                         .on_nan = options_.on_nan,
+                                         .backward_waits = options_.sync_batch_norm,
+                                         .rate = options_.rate,
+                                         .terms = own_terms(),
                                          .stale = options_.stale,
                                          .lambda = options_.lambda,
-                                         .clip = options_.clip,
                                          .seed = options_.seed,
                                          .tables = options_.tables});
     adopt_parameters();
@@ -79,12 +153,22 @@ class Parallel::Impl {
       world_.comm().broadcast(whole.data_ptr(), whole.nbytes(), DType::u8, 0, name);
       if (!whole.is_same(buffer)) buffer.copy_(whole);
     }
+    if (options_.sync_batch_norm && world_.size() > 1) {
+      BatchStatistics::Buffers buffers;
+      for (const auto& [name, buffer] : buffers_) buffers.emplace_back(name, buffer);
+      statistics_.emplace(world_, std::move(buffers));
+    }
     listen();
+    world_.attached<Trained>().exchanges.push_back(exchange_.get());
+    follow_freezing();
   }
 
   ~Impl() {
+    std::erase(world_.attached<Trained>().exchanges, exchange_.get());
     try {
-      land();
+      arrivals_->dismiss();
+      // After an error nobody waits for what the others have not sent: that would take the timeout once more.
+      if (std::uncaught_exceptions() <= exceptions_) exchange_->land();
     } catch (...) {  // whoever is not there any more was reported by the call that needed it
     }
     const torch::NoGradGuard no_grad;
@@ -95,13 +179,15 @@ class Parallel::Impl {
   }
 
   Step step(double weight, const std::function<torch::Tensor()>& loss) {
-    if (micro_ == 0 && !begin()) return {false, 0, updates_, true};
+    follow_freezing();
+    if (micro_ == 0 && !begin(weight)) return {false, 0, updates_, true};
     const bool last = micro_ + 1 == options_.accumulate;
     if (!exchange_->lockstep()) weight *= world_.size();  // of its own samples, it has all
+    if (statistics_) statistics_->begin(weight > 0);
     if (weight > 0)
       backward(weight, loss, last);
-    else if (micro_ == 0)
-      open();
+    else
+      without_samples();
     store_deferred();
     micro_ = last ? 0 : micro_ + 1;
     if (!last) return {false, 0, updates_, false};
@@ -121,6 +207,7 @@ class Parallel::Impl {
 
   void settled(const std::function<void()>& look) {
     land();
+    if (!exchange_->lockstep()) compare_here();
     sync_buffers();
     exchange_->settle();
     look();
@@ -130,7 +217,9 @@ class Parallel::Impl {
   void sync_buffers() {
     const torch::NoGradGuard no_grad;
     for (auto& [name, buffer] : buffers_) {
-      torch::Tensor whole = buffer.contiguous();
+      const bool narrow =
+          buffer.scalar_type() == torch::kInt8 || buffer.scalar_type() == torch::kInt16;  // no kernels for these
+      torch::Tensor whole = narrow ? buffer.to(torch::kInt32).contiguous() : buffer.contiguous();
       const Op op = buffer.is_floating_point() ? Op::mean : Op::max;  // counters are equal, or the furthest counts
       world_.comm().allreduce(whole.data_ptr(), static_cast<size_t>(whole.numel()), dtype_of(whole.scalar_type()), op, name);
       if (!whole.is_same(buffer)) buffer.copy_(whole);
@@ -155,8 +244,14 @@ class Parallel::Impl {
   }
 
   World& world() { return world_; }
+  const Ties& ties() const { return ties_; }
   double learning_rate() const { return space::rate_at(options_.schedule, lr_, exchange_->gives_work() ? taken_ : updates_); }
   exchange::Exchange& exchange() const { return *exchange_; }
+  void use_loader(const std::shared_ptr<const std::string>& terms) {
+    if (!terms || terms == loader_terms_) return;
+    loader_terms_ = terms;
+    loader_sign_ = exchange::sign_of(*terms);
+  }
   double equal_weight() const { return 1.0 / (static_cast<double>(world_.size()) * options_.accumulate); }
   std::atomic<bool> stop{false};
 
@@ -177,59 +272,149 @@ class Parallel::Impl {
     arrivals_.emplace(exchange_->parameters(), layout.bytes(), [this](space::Range part) { exchange_->await(part); });
   }
 
+  /// What ranks must agree on besides model, optimizer and exchange.
+  exchange::Terms own_terms() const {
+    exchange::Terms terms;
+    terms.add("accumulate", options_.accumulate).add("sync_batch_norm", options_.sync_batch_norm)
+        .add(exchange::terms_of(options_.schedule))
+        .add(freezing_of(parameters_));
+    return terms;
+  }
+
   void listen() {
+    nodes_.resize(parameters_.size());
+    trained_.resize(parameters_.size());
     bucket_of_.resize(parameters_.size());
     for (size_t b = 0; b < exchange_->buckets().size(); b++)
       for (size_t slot = exchange_->buckets()[b].first; slot < exchange_->buckets()[b].last; slot++) bucket_of_[slot] = b;
-    for (size_t slot = 0; slot < parameters_.size(); slot++) {
-      const torch::Tensor& parameter = parameters_[slot].tensor;
-      if (!parameter.requires_grad()) continue;
-      nodes_.push_back(torch_compat::on_gradient(parameter, [this, alive = std::weak_ptr<int>(alive_), slot] {
-        if (!alive.expired()) arrived(slot);
-      }));
-      // Autograd takes over a gradient without a copy only in the parameter's own format, and warns about any other.
-      if (exchange_->layout()[slot].channels_last)
-        parameter.register_hook([](const torch::Tensor& gradient) { return gradient.contiguous(torch::MemoryFormat::ChannelsLast); });
-    }
   }
 
-  bool begin() {
+  /// A parameter has wanted gradients for the first time.
+  void listen_to(size_t slot) {
+    const torch::Tensor& parameter = parameters_[slot].tensor;
+    nodes_[slot] = torch_compat::on_gradient(parameter, [this, alive = std::weak_ptr<int>(alive_), slot] {
+      if (!alive.expired()) arrived(slot);
+    });
+    // Autograd takes over a gradient without a copy only in the parameter's own format, and warns about any other.
+    if (exchange_->layout()[slot].channels_last)
+      parameter.register_hook(
+          [](const torch::Tensor& gradient) { return gradient.contiguous(torch::MemoryFormat::ChannelsLast); });
+  }
+
+  /// Users freeze and unfreeze parameters as they like: in front of a step, or inside of the loss.
+  void follow_freezing() {
+    bool changed = freezing_sign_[0] == 0;  // the first time
+    for (size_t slot = 0; slot < parameters_.size(); slot++) {
+      const bool trained = parameters_[slot].tensor.requires_grad();
+      if (trained == trained_[slot]) continue;
+      check_trainable(parameters_[slot]);
+      if (!nodes_[slot]) listen_to(slot);
+      trained_[slot] = trained;
+      changed = true;
+    }
+    if (!changed) return;
+    placement_->forget();
+    freezing_sign_ = exchange::sign_of(freezing_of(parameters_).text());
+  }
+
+  exchange::Told tell() const {
+    exchange::Told told{loss_, stop.load() ? 1.0 : 0.0};
+    std::copy(freezing_sign_.begin(), freezing_sign_.end(), told.begin() + kFreezing);
+    std::copy(loader_sign_.begin(), loader_sign_.end(), told.begin() + kLoader);
+    return told;
+  }
+
+  /// From the sums over all ranks of what they tell. All of them find the same.
+  void compare_signs(const exchange::Told& sums) {
+    const auto same = [&](size_t at) { return exchange::all_same(std::span<const double, 3>(sums.data() + at, 3)); };
+    if (same(kFreezing) && same(kLoader)) return;
+    land();
+    exchange::agree(world_.comm(), "frozen parameters", freezing_of(parameters_).text());
+    exchange::agree(world_.comm(), "loaders", loader_terms_ ? *loader_terms_ : "");
+  }
+
+  /// Where every rank goes at its own pace, this is where they meet.
+  void compare_here() {
+    exchange::Told told = tell();
+    world_.comm().allreduce(told.data(), told.size(), DType::f64, Op::sum, "signs of what ranks agree on");
+    compare_signs(told);
+  }
+
+  /// The last micro-batch's backward pass begins: these are the gradients that may come.
+  void expect_gradients() {
+    for (size_t slot = 0; slot < parameters_.size(); slot++) missing_[bucket_of_[slot]] += trained_[slot];
+  }
+
+  /// The part of the rate that this rank's update counts: its part of the step's samples, where gradients are applied one by one. Of micro-batches only the
+  /// first is known yet: the rate is what it lets expect, and the gradient makes up for the difference (`seed_`), so that their product is right.
+  double begin_share(double first_weight) {
+    seed_ = 1;
+    if (!exchange::in_shares(options_.sync, options_.rate, world_.size())) return 1;
+    const double share = first_weight > 0 ? std::min(1.0, first_weight * options_.accumulate) : 1.0 / world_.size();
+    seed_ = 1 / (share * world_.size());
+    return share;
+  }
+
+  bool begin(double first_weight) {
     if (stop.load()) exchange_->want_stop();
-    if (!exchange_->begin(learning_rate())) return false;
-    const auto& buckets = exchange_->buckets();
-    missing_.assign(buckets.size(), 0);
-    for (size_t slot = 0; slot < parameters_.size(); slot++) missing_[bucket_of_[slot]] += parameters_[slot].tensor.requires_grad();
+    if (!exchange_->begin(learning_rate() * begin_share(first_weight))) return false;
+    missing_.assign(exchange_->buckets().size(), 0);
     filled_.assign(parameters_.size(), false);
     next_bucket_ = 0;
     loss_ = 0;
+    lost_ = false;
     return true;
   }
 
   /// All parameters of the last update are in place.
   void land() {
     arrivals_->dismiss();
+    if (exchange_->landed()) return;
     exchange_->land();
+    if (!exchange_->sound()) complain(loss_at_update_);
   }
 
   void open() {
-    arrivals_->dismiss();
+    land();
     exchange_->open();
+  }
+
+  /// The forward passes of other ranks may wait for what this rank has to land of other models, as its own would have done.
+  void without_samples() {
+    for (exchange::Exchange* one : world_.attached<Trained>().exchanges) one->land();
+    if (micro_ == 0) open();
+    if (statistics_) statistics_->follow();  // after open(): peers' forward passes wait for what lands there
+  }
+
+  torch::Tensor forward(const std::function<torch::Tensor()>& loss) {
+    const WeightsFirst first(exchange_->patient());
+    try {
+      return loss();
+    } catch (const c10::Error& error) {  // libtorch looks at this rank's samples alone, before anybody else can
+      if (!statistics_ || error.msg().find("more than 1 value per channel") == std::string::npos) throw;
+      fail<InvalidArgument>("rank {} has a single sample here, and libtorch's batch norm wants two values per channel of every rank, "
+                            "with sync_batch_norm too. Choose a batch whose last one has two samples for each rank, or leave that out",
+                            world_.rank());
+    }
   }
 
   void backward(double weight, const std::function<torch::Tensor()>& loss, bool last) {
     for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
-    const torch::Tensor value = [&] {
-      const WeightsFirst first(exchange_->patient());
-      return loss();
-    }();
+    const BatchStatistics::Use use(statistics_ ? &*statistics_ : nullptr);
+    const torch::Tensor value = forward(loss);
     if (value.numel() != 1) fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
-    loss_ += weight * value.item<double>();
+    const auto number = value.item<double>();
+    loss_ += weight * number;
+    if (watches() && !std::isfinite(number)) lose(number);
+    if (statistics_) statistics_->share();
     if (micro_ == 0) open();
     last_ = last;
+    follow_freezing();
+    if (last) expect_gradients();
     const Collecting collecting(*this);
     std::optional<Placement::Watch> watch;
     if (micro_ == 0) watch.emplace(*placement_);  // later micro-batches add to what is there
-    value.backward(torch::full_like(value, weight));
+    value.backward(torch::full_like(value, weight * seed_));
   }
 
   struct Collecting {
@@ -243,6 +428,7 @@ class Parallel::Impl {
     if (!collecting_) return;
     torch::Tensor& gradient = parameters_[slot].tensor.mutable_grad();
     if (!gradient.defined()) return;
+    if (lost_) return discard(slot);
     if (micro_ > 0 || !placement_->settle(slot, gradient)) {
       if (placement_->occupied(slot)) return defer(slot, std::move(gradient));
       store(gradients_[slot], gradient, filled_[slot]);
@@ -250,6 +436,17 @@ class Parallel::Impl {
     gradient.reset();
     filled_[slot] = true;
     exchange_->present(slot);
+    passed(slot);
+  }
+
+  /// Nothing of it goes into the update.
+  void discard(size_t slot) {
+    parameters_[slot].tensor.mutable_grad().reset();
+    passed(slot);
+  }
+
+  /// On with every bucket that is complete, in order.
+  void passed(size_t slot) {
     if (!last_) return;
     missing_[bucket_of_[slot]]--;
     const size_t now = missing_.size() - (exchange_->patient() ? 1 : 0);
@@ -257,7 +454,7 @@ class Parallel::Impl {
   }
 
   void ready_next() {
-    if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = {loss_, stop.load() ? 1.0 : 0.0});
+    if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = tell());
     exchange_->ready(next_bucket_++);
   }
 
@@ -293,29 +490,79 @@ class Parallel::Impl {
     while (next_bucket_ < missing_.size()) ready_next();
     exchange_->close();
     if (!options_.overlap_next) exchange_->land();
-    if (!exchange_->landed()) arrivals_->expect();
     updates_++;
+    cluster::note_update();
+    Step done{true, loss_, updates_, false};
+    if (exchange_->lockstep())
+      hear(done);
+    else
+      done.stop = exchange_->stopped();
+    check(done.loss);
+    if (!exchange_->landed()) arrivals_->expect();
     if (exchange_->updater() == nullptr)
       for (size_t slot = 0; slot < parameters_.size(); slot++)
-        if (exchange_->was_present(slot)) parameters_[slot].tensor.mutable_grad() = gradients_[slot];
-    if (!exchange_->lockstep()) return {true, loss_, updates_, exchange_->stopped()};
+        parameters_[slot].tensor.mutable_grad() = exchange_->was_present(slot) ? gradients_[slot] : torch::Tensor();
+    return done;
+  }
+
+  /// All ranks' loss, and whether one of them wants to stop.
+  void hear(Step& done) {
     if (const exchange::Told* sums = exchange_->told())
       told_ = *sums;
     else
       world_.comm().allreduce(told_.data(), told_.size(), DType::f64, Op::sum, "loss");
-    return {true, told_[0], updates_, told_[1] > 0};
+    compare_signs(told_);
+    done.loss = told_[0];
+    done.stop = told_[1] > 0;
+  }
+
+  bool watches() const { return options_.on_nan != exchange::OnNan::ignore; }
+
+  /// This rank's loss is no number. In lockstep it goes on to the end of the update, with nothing to give, so that all
+  /// ranks hear of it there.
+  void lose(double number) {
+    lost_ = true;
+    if (exchange_->lockstep()) return;
+    micro_ = 0;
+    updates_++;
+    complain(number);
+  }
+
+  /// After an update: what all ranks know by now. What lands later is checked when it has.
+  void check(double loss) {
+    loss_at_update_ = loss_;
+    if (!watches()) return;
+    const bool lost = !std::isfinite(loss);
+    if (lost) exchange_->land();
+    if (lost || (exchange_->landed() && !exchange_->sound())) complain(loss_);
+  }
+
+  /// Throws, and in lockstep the same on all ranks. Collective then.
+  [[noreturn]] void complain(double loss) {
+    const bool together = exchange_->lockstep();
+    const Finding mine = finding_of(loss, exchange_->flaw());
+    std::vector<Finding> all(together ? static_cast<size_t>(world_.size()) : 1, mine);
+    if (together) world_.comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "who has NaN");
+    fail<NotFinite>(
+        "{}. Look for such numbers in the data, clip gradients (clip), or try a smaller learning rate{}",
+        explain(all, together ? 0 : world_.rank(), updates_, [&](size_t slot) { return parameters_[slot].name; }),
+        lr_ > 0 ? fmt::format(" than {:g}", lr_) : "");
   }
 
   World& world_;
+  const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
   ParallelOptions options_;
   double lr_;
   std::vector<Named> parameters_, buffers_;
+  Ties ties_;
   std::unique_ptr<exchange::Exchange> exchange_;
   std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
   std::optional<Placement> placement_;
   std::optional<Arrivals> arrivals_;
+  std::optional<BatchStatistics> statistics_;  // of batch norms over all ranks, if they are wanted
   std::vector<size_t> bucket_of_;  // by slot
-  std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;
+  std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;  // by slot; null until it has wanted gradients
+  std::vector<bool> trained_;                                  // by slot: it wants gradients now
   std::shared_ptr<int> alive_ = std::make_shared<int>();  // hooks may outlive us inside a graph
 
   // Of the step that is under way.
@@ -326,7 +573,13 @@ class Parallel::Impl {
   size_t next_bucket_ = 0;
   std::vector<std::pair<size_t, torch::Tensor>> deferred_;  // gradients whose place is taken until the backward pass ends
   double loss_ = 0;
-  exchange::Told told_{};  // loss and the wish to stop: this rank's, then everybody's
+  double loss_at_update_ = 0;  // this rank's, of the update before
+  bool lost_ = false;          // one of its losses was no number
+  double seed_ = 1;        // of the gradient, per weight: see begin_share()
+  exchange::Told told_{};                                 // this rank's, then everybody's
+  static constexpr ptrdiff_t kFreezing = 2, kLoader = 5;  // in what ranks tell, after the loss and the wish to stop
+  exchange::Sign freezing_sign_{}, loader_sign_{};
+  std::shared_ptr<const std::string> loader_terms_;  // of the last batch that came from a loader
   int64_t updates_ = 0;
   int64_t taken_ = 0;  // the step of the piece of work that was taken last
 };
@@ -337,6 +590,7 @@ Parallel::~Parallel() = default;
 
 Step Parallel::step(double weight, const std::function<torch::Tensor()>& loss) { return impl_->step(weight, loss); }
 Step Parallel::step(const std::function<torch::Tensor()>& loss) { return impl_->step(impl_->equal_weight(), loss); }
+void Parallel::use_loader(const std::shared_ptr<const std::string>& terms) { impl_->use_loader(terms); }
 void Parallel::request_stop() noexcept { impl_->stop.store(true); }
 void Parallel::exclusive(const std::function<void()>& change) { impl_->exclusive(change); }
 void Parallel::settled(const std::function<void()>& look) { impl_->settled(look); }
@@ -360,13 +614,22 @@ std::string Parallel::sha256() {
   return hash.finish();
 }
 
-void Parallel::save(const std::string& path) {
+void Parallel::save(const std::string& path, const std::map<std::string, std::string>& metadata) {
   const std::vector<Named> state = impl_->state();
   if (impl_->world().first()) {
     std::vector<checkpoint::NamedTensor> tensors;
-    for (const auto& [name, tensor] : state)
-      tensors.push_back({name, dtype_of(tensor.scalar_type()), tensor.sizes().vec(), tensor.data_ptr(), tensor.nbytes()});
-    checkpoint::write_safetensors(path, tensors, {{"producer", "trireme"}});
+    const auto add = [&](const std::string& name, const torch::Tensor& tensor) {
+      tensors.push_back(
+          {name, format_name(tensor.scalar_type()), tensor.sizes().vec(), tensor.data_ptr(), tensor.nbytes()});
+    };
+    for (const auto& [name, tensor] : state) add(name, tensor);
+    for (const auto& [name, first] : impl_->ties())
+      add(name,
+          std::find_if(state.begin(), state.end(), [&](const Named& item) { return item.name == first; })->tensor);
+    std::map<std::string, std::string> entries = metadata;
+    entries.emplace("producer", "trireme");
+    checkpoint::write_safetensors(path, tensors, entries);
+    cluster::note_saved(std::filesystem::absolute(path).string());
   }
   impl_->world().comm().barrier("saved");
 }

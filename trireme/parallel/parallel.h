@@ -4,6 +4,7 @@
 
 #include <concepts>
 #include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@ namespace trireme {
 
 struct ParallelOptions {
   exchange::Sync sync = exchange::Sync::shared;  // how gradients become parameters
+  exchange::Rate rate = exchange::Rate::share;   // what one gradient counts where they are applied one by one
   int accumulate = 1;                            // calls of step() per update
   space::ScheduleOptions schedule{};             // of the learning rate, by update
   size_t bucket_bytes = 1 << 20;                 // gradients travel in buckets of about this size
@@ -23,11 +25,17 @@ struct ParallelOptions {
   bool overlap_next = false;                     // return from step() when the parameters that come first are there; operators of this thread that use
                                                  // others wait for them. Before looking at raw memory (data_ptr) use settled() or exclusive()
   bool channels_last = false;                    // store 4-d weights as N, H, W, C: faster for most convolutions with oneDNN
+  double clip = 0;  // norm above which a gradient is scaled down, as torch's clip_grad_norm_ does; 0: none. In
+                    // lockstep() that of the update's mean gradient over all ranks, otherwise of each rank's own
+  exchange::OnNan on_nan =
+      exchange::OnNan::stop;  // a loss or a gradient that is NaN or infinite: step() throws NotFinite, or looks away
+  bool sync_batch_norm = false;                  // batch norms in the loss function use the statistics of all ranks' samples, as
+                                                 // one process would; otherwise each rank's own. Each layer then waits for all
+                                                 // ranks, forward and backward. Only where ranks are in lockstep
 
   // With parameter servers.
   ps::Stale stale = ps::Stale::full;               // what a gradient is worth that was computed with old parameters
   double lambda = 0.04;                            // of Stale::compensated
-  double clip = 0;                                 // the norm above which a worker's gradient is scaled down; 0: none
   uint64_t seed = 1;                               // trylock: of the workers' luck
   std::vector<ps::SparseTable::Options> tables{};  // rows by key (embeddings), beside the module's parameters; see servers()
 };
@@ -40,19 +48,31 @@ struct Step {
   bool stop = false;     // some rank asked to stop: all ranks see it after the same update, or when they ask for work. Not updated then: nothing was done
 };
 
-/// From construction to destruction the module's parameters are views of the flat space. Collective: all ranks construct, step and destroy in
-/// the same order. One thread at a time. Outlived by its World; the module may outlive it (its parameters become ordinary tensors again).
+/// From construction to destruction the module's parameters are views of the flat space. Parameters may be frozen and
+/// unfrozen between steps with requires_grad_(), on all ranks alike. Collective: all ranks construct, step and destroy
+/// in the same order. One thread at a time. Outlived by its World; the module may outlive it (its parameters become
+/// ordinary tensors again).
 class Parallel {
  public:
-  /// Rank 0's initial parameters and buffers become everybody's. Without an optimizer, step() leaves the mean gradients in `.grad()` for an
-  /// optimizer of the user's. Throws Mismatch when ranks' models differ.
+  /// Rank 0's initial parameters and buffers become everybody's. Without an optimizer, step() leaves the mean gradients
+  /// in `.grad()` for an optimizer of the user's. Throws Mismatch when ranks' models or settings differ, and names the
+  /// first difference.
   Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options = {});
   ~Parallel();
   Parallel(const Parallel&) = delete;
   Parallel& operator=(const Parallel&) = delete;
 
-  /// Runs `loss` forward and backward and, every `accumulate` calls, updates the parameters. `loss` returns the mean over its samples, and counts with
-  /// `weight`; the weights of an update add up to 1 over all ranks and calls. With weight 0 `loss` is not called: a rank without samples.
+  /// Runs `loss` forward and backward and, every `accumulate` calls, updates the parameters. `loss` returns the mean
+  /// over its samples, and counts with `weight`; the weights of an update add up to 1 over all ranks and calls. With
+  /// weight 0 `loss` is not called: a rank without samples.
+  ///
+  /// With OnNan::stop, throws NotFinite where a loss or gradient is NaN or infinite, with rank, update and the tensor
+  /// that had it first. In lockstep() all ranks throw the same, after the same update (with overlap_next and a
+  /// gradient, from the call that looks at its parameters), and may go on, save or load. Otherwise the rank that had it
+  /// throws before others see anything of it; they hear that it is gone when it ends. No NaN reaches parameters or
+  /// optimizer state. Those of that update are: with a loss, what the other ranks' gradients made of them (as they
+  /// were, if all ranks had it); with a gradient and `clip`, as they were; with a gradient and no `clip`, as they were
+  /// in the blocks of 1024 elements that had it, and updated elsewhere.
   Step step(double weight, const std::function<torch::Tensor()>& loss);
   /// Equal weights: every rank has the same number of samples.
   Step step(const std::function<torch::Tensor()>& loss);
@@ -61,7 +81,10 @@ class Parallel {
   requires requires(const Batch& batch) {
     { batch.weight } -> std::convertible_to<double>;
   }
-  Step step(const Batch& batch, const std::function<torch::Tensor()>& loss) { return step(static_cast<double>(batch.weight), loss); }
+  Step step(const Batch& batch, const std::function<torch::Tensor()>& loss) {
+    if constexpr (requires { batch.terms; }) use_loader(batch.terms);
+    return step(static_cast<double>(batch.weight), loss);
+  }
 
   /// Makes the next completed update report `stop` on all ranks. Safe in a signal handler.
   void request_stop() noexcept;
@@ -84,13 +107,17 @@ class Parallel {
   void exclusive(const std::function<void()>& change);
   /// Of all parameters and buffers, in the order of their registration. Collective, the same on every rank.
   std::string sha256();
-  /// Writes all parameters and buffers in safetensors format, from rank 0. Collective.
-  void save(const std::string& path);
+  /// Writes all parameters and buffers in safetensors format, from rank 0; tied weights under all their names. Collective.
+  /// `metadata` is what the file says besides, such as what the model's inputs are (docs/data.md).
+  void save(const std::string& path, const std::map<std::string, std::string>& metadata = {});
 
   double learning_rate() const;
   const exchange::Exchange& exchange() const;
 
  private:
+  /// Batches come from a loader with these terms: found to differ between ranks, they are a Mismatch.
+  void use_loader(const std::shared_ptr<const std::string>& terms);
+
   class Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -36,6 +36,8 @@ class Placement {
   bool settle(size_t slot, const torch::Tensor& gradient);
   /// True when a tensor that is alive, and not the slot's gradient, was put into the slot's home by a wrong guess: the home must not be written to.
   bool occupied(size_t slot) const;
+  /// The next backward pass is another one than those before: learns anew.
+  void forget() { plan_.clear(); }
   /// Makes no more guesses.
   void give_up();
 

@@ -5,11 +5,13 @@
 #include <sys/eventfd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <thread>
 
+#include <trireme/base/advice.h>
 #include <trireme/base/crew.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
@@ -21,6 +23,7 @@ namespace {
 
 constexpr size_t kMostOpen = 200;  // requests under way to one server: fewer than a ring holds
 constexpr Seconds kGoodbye{2}, kShortGoodbye{0.2};
+constexpr Seconds kExplanation{0.5};  // for a server that runs to say whom it waits for
 constexpr size_t kYieldBytes = 1 << 20;  // a pass over so many is shorter than two wake-ups
 constexpr int kYields = 5000;
 
@@ -32,7 +35,7 @@ struct Operation {
   size_t left = 0;
   size_t bytes = 0;  // that servers of this machine read or write for it
   uint64_t version = ~uint64_t{0};
-  bool changed = false;
+  bool changed = false, flawed = false;
   Status failed = Status::ok;
   std::string error, text;
   Reply last;
@@ -143,13 +146,19 @@ std::unique_ptr<Lane> Client::connect_to(const Meeting& meeting, int server, con
   const std::string address = meeting.store != nullptr ? meeting.store->get(network::address_key(server), deadline) : "";
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
     if (Descriptor socket; !meeting.remote_only && (socket = shm::Lane::knock(meeting.job, server)))
-      return std::make_unique<shm::Lane>(std::move(socket), memory_, worker_, server, deadline);
+      return std::make_unique<shm::Lane>(std::move(socket), memory_, options_.model, worker_, server, deadline);
     if (!address.empty())
-      return network::connect(
-          {.address = address, .token = meeting.token, .tls = meeting.tls, .worker = worker_, .server = server, .channels = meeting.channels}, memory_,
-          [alarm = alarm_] { alarm->raise(""); }, deadline);
+      return network::connect({.address = address,
+                               .token = meeting.token,
+                               .tls = meeting.tls,
+                               .model = options_.model,
+                               .worker = worker_,
+                               .server = server,
+                               .channels = options_.model == kRoll ? 1 : meeting.channels},
+                              memory_, [alarm = alarm_] { alarm->raise(""); }, deadline);
     if (deadline.passed())
-      fail<Timeout>("worker {} found no server {} on this machine within {:g} s. Was it started (`trireme serve`, or --servers), for the same job?", worker_,
+      fail<Timeout>("worker {} found no server {} on this machine within {:g} s. Was it started (`trireme serve`, or by "
+          "a launcher with --servers), for the same job?", worker_,
                     server, deadline.limit().count());
     std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
   }
@@ -168,13 +177,13 @@ void Client::look_in_place() {
 }
 
 Client::~Client() {
-  const bool failed = std::uncaught_exceptions() > 0;
+  const bool failed = std::uncaught_exceptions() > 0, silent = failed || !timed_out_.empty();
   const uint8_t flags = !failed ? 0 : victim_ ? kVictim : kFailed;
   try {
     const auto goodbye = std::make_shared<Operation>();
     for (size_t server = 0; server < lines_.size(); server++) send(server, {.verb = Verb::leave, .flags = flags}, goodbye, {});
     // Servers go when the last worker has said goodbye: what looks like a death now is none.
-    await(memory_->bell(), patience_, Deadline(failed ? kShortGoodbye : kGoodbye), [&] { return progress(), goodbye->left == 0 || alarm_->raised.load(); });
+    await(memory_->bell(), patience_, Deadline(silent ? kShortGoodbye : kGoodbye), [&] { return progress(), goodbye->left == 0 || alarm_->raised.load(); });
   } catch (const Error&) {  // it is gone already
   }
 }
@@ -218,6 +227,7 @@ void Client::take_answer(Line& line, const Reply& reply, const std::string& text
   operation->left--;
   operation->version = std::min(operation->version, reply.version);
   operation->changed |= reply.status == Status::ok;
+  operation->flawed |= reply.flawed != 0;
   operation->last = reply;
   if (reply.status >= Status::invalid && operation->failed == Status::ok) {
     operation->failed = reply.status;
@@ -235,17 +245,39 @@ std::string Client::fault() {
   return "";
 }
 
-/// Somebody is gone, or time is up.
-void Client::give_up(bool in_time, const char* what) {
+/// Somebody is gone, or time is up. Returns where neither is so.
+void Client::give_up(bool in_time, const char* what, const Operation* operation) {
   victim_ = true;
   if (const std::string why = fault(); !why.empty()) fail<PeerLost>("{}; worker {} waited for {}", why, worker_, what);
   victim_ = false;
   if (in_time) return;
-  const auto silent = std::find_if(lines_.begin(), lines_.end(), [](const Line& line) { return !line.open.empty(); });
-  fail<Timeout>(
-      "{} has not answered worker {} within {:g} s, which waits for {}: another worker is slow, or the server is stopped. A longer --timeout helps if somebody "
-      "is only slow",
-      silent->lane->name(), worker_, options_.timeout.count(), what);
+  const auto belongs = [&](const auto& entry) { return operation == nullptr || entry.second.first.get() == operation; };
+  std::string reason;
+  const Line* silent = nullptr;
+  for (Line& line : lines_) {
+    if (!reason.empty() || std::none_of(line.open.begin(), line.open.end(), belongs)) continue;
+    if (silent == nullptr) silent = &line;
+    reason = explain(line, operation);
+  }
+  if (reason.empty() && silent != nullptr) reason = fmt::format("{} does not answer: it is stopped, or too busy", silent->lane->name());
+  timed_out_ = fmt::format("{}: worker {} has waited {:g} s for {}{}", reason, worker_, options_.timeout.count(), what,
+                           longer_helps(options_.timeout_setting));
+  throw Timeout(timed_out_);
+}
+
+/// What a server says of the first request that it has not answered; "" when it says nothing.
+std::string Client::explain(Line& line, const Operation* operation) {
+  uint64_t first = ~uint64_t{0};
+  for (const auto& [id, entry] : line.open)
+    if (operation == nullptr || entry.first.get() == operation) first = std::min(first, id);
+  const auto question = std::make_shared<Operation>();
+  const Request request{.id = line.next_id++, .verb = Verb::explain, .version = first};
+  question->left = 1;
+  line.open.emplace(request.id, std::pair(question, Done{}));
+  line.lane->send(request, {}, {}, 0);
+  await(memory_->bell(), patience_, Deadline(kExplanation), [&] { return progress(), question->left == 0 || alarm_->raised.load(); });
+  if (question->left == 0 && question->text.empty()) return fmt::format("{} has just answered", line.lane->name());
+  return question->text;
 }
 
 /// One wake-up for all answers of a line.
@@ -263,6 +295,8 @@ Patience& Client::patience_with(const Operation& operation) {
 }
 
 void Client::wait_for(const Operation& operation) {
+  if (operation.left > 0) progress();
+  if (operation.left > 0 && !timed_out_.empty()) throw Timeout(timed_out_);
   const Deadline deadline(options_.timeout);
   while (operation.left > 0) {
     const bool several = operation.left > 1;
@@ -270,7 +304,7 @@ void Client::wait_for(const Operation& operation) {
     const bool came = await(memory_->bell(), patience_with(operation), deadline, [&] { return progress(), operation.left == 0 || alarm_->raised.load(); });
     for (Line& line : lines_)
       if (several) line.lane->expect(1);
-    if (operation.left > 0) give_up(came, operation.what);
+    if (operation.left > 0) give_up(came, operation.what, &operation);
   }
   victim_ = operation.failed == Status::peer_lost;
   if (victim_) fail<PeerLost>("{}; worker {} waited for {}", operation.error, worker_, operation.what);
@@ -297,6 +331,7 @@ void Pending::wait() const {
 }
 
 uint64_t Pending::version() const { return operation_ ? operation_->version : 0; }
+bool Pending::sound() const { return !operation_ || !operation_->flawed; }
 bool Pending::changed() const { return operation_ && operation_->changed; }
 
 // ---- dense ----
@@ -322,9 +357,26 @@ Pending Client::send_range(space::Range range, Request request, const char* what
 }
 
 Pending Client::push(space::Range range, const PushOptions& options) {
-  const bool bring = options.pull && !in_place_;
-  return send_range(range, {.verb = Verb::push, .flags = bring ? kAnswerWithParameters : uint8_t{0}, .step = options.step, .lr = options.lr},
+  uint8_t flags = options.pull && !in_place_ ? kAnswerWithParameters : uint8_t{0};
+  if (options.watch) flags |= kWatch;
+  if (options.hold) flags |= kHold;
+  return send_range(range, {.verb = Verb::push, .flags = flags, .step = options.step, .lr = options.lr},
                     "its gradients to be applied");
+}
+
+double Client::squares() {
+  double sum = 0;
+  for (size_t server = 0; server < lines_.size(); server++)
+    sum += std::bit_cast<double>(ask(server, {.verb = Verb::norm}, "the norm of the gradients").value);
+  return sum;
+}
+
+Pending Client::apply(double factor) {
+  const auto operation = std::make_shared<Operation>();
+  operation->what = "the gradients to be applied";
+  for (size_t server = 0; server < lines_.size(); server++)
+    send(server, {.verb = Verb::apply, .lr = factor}, operation, {});
+  return {this, operation};
 }
 
 Pending Client::pull(space::Range range, const PullOptions& options) {

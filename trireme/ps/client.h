@@ -28,7 +28,9 @@ struct Meeting {
 };
 
 struct ClientOptions {
+  int model = 0;                    // number of the model among the job's, the same on all workers; kRoll: none, see ps/models.h
   Seconds timeout{60};              // of every wait for a server
+  std::string timeout_setting = "ClientOptions::timeout";  // what error messages call it
   bool in_place = false;            // see the servers' parameters instead of a copy, where all servers are on this machine. For rules under which no parameter
                                     // changes while a worker computes
   size_t staging_bytes = 16 << 20;  // room for keys and rows on their way; 0 without tables
@@ -37,7 +39,10 @@ struct ClientOptions {
 struct PushOptions {
   int64_t step = 0;  // the worker's clock
   double lr = 0.01;
-  bool pull = false;  // bring the new parameters back, in the same trip
+  bool pull = false;   // bring the new parameters back, in the same trip
+  bool watch = false;  // servers leave out what is NaN or infinite: see Pending::sound()
+  bool hold = false;   // where workers wait for each other: done when the gradients of all are there; apply() has to
+                      // follow, and a pull of the next version. Until then they must not be written to
 };
 
 struct PullOptions {
@@ -60,6 +65,8 @@ class Pending {
   void wait() const;
   /// After wait(): the lowest version of the chunks that it was about.
   uint64_t version() const;
+  /// After wait(): false when the update that it was about left out gradients that were not finite.
+  bool sound() const;
   /// After wait(): whether a pull with `since` brought anything.
   bool changed() const;
 
@@ -75,7 +82,7 @@ struct Work {
   int64_t index = 0;  // of the piece in the epoch
 };
 
-/// One worker's lines to all servers. One thread at a time, but interrupt(). Has one thread of its own, which watches for servers that die.
+/// One worker's lines to all servers, for one model. One thread at a time, but interrupt(). Has one thread of its own, which watches for servers that die.
 class Client {
  public:
   /// Connects to all servers of the job, by shared memory where they are on this machine. Throws Timeout when one does not come, InvalidArgument when one
@@ -107,6 +114,11 @@ class Client {
   /// parameters() of a range become the servers'.
   Pending set(space::Range range);
   void wait(const Pending& pending) { pending.wait(); }
+  /// Of one worker, after pushes of everything with `hold` were done: the sum of squares of the summed gradients.
+  /// Blocks.
+  double squares();
+  /// Then the gradients that are held count `factor` (0: not at all), and the version grows.
+  Pending apply(double factor);
 
   /// All that follows blocks.
   /// Until all workers have come.
@@ -127,6 +139,9 @@ class Client {
 
   /// From any thread, once: every wait, now and later, ends with PeerLost for this reason.
   void interrupt(const std::string& reason) noexcept;
+  /// Whether its last wait ended because somebody else is gone. If this worker stops after an error then, it is not to blame.
+  bool victim() const { return victim_; }
+  void become_victim() { victim_ = true; }
 
  private:
   friend class Pending;
@@ -152,7 +167,8 @@ class Client {
   void wait_for(const Operation& operation);
   void expect(const Operation& operation);
   Patience& patience_with(const Operation& operation);
-  void give_up(bool in_time, const char* what);
+  void give_up(bool in_time, const char* what, const Operation* operation = nullptr);
+  std::string explain(Line& line, const Operation* operation);
   Pending send_rows(Verb verb, size_t table, std::span<const uint64_t> keys, const float* gradients, float* rows, double lr);
   size_t stage(size_t bytes);
   std::string fault();
@@ -171,6 +187,7 @@ class Client {
   bool lends_ = false;
   std::vector<Line> lines_;
   bool victim_ = false;     // the last wait ended because somebody else is gone
+  std::string timed_out_;   // a wait was given up, for this reason: nothing more is waited for
   size_t staged_ = 0;       // bytes of the staging area in use
   size_t sparse_open_ = 0;  // sparse requests under way
   std::shared_ptr<Alarm> alarm_;

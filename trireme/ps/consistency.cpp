@@ -44,7 +44,9 @@ Decision judge_lock(int holder, int worker) {
   return {Verdict::drop, Why::locked, holder};
 }
 
-double rate_for(const Rules& rules, double lr, uint64_t staleness) { return rules.stale == Stale::inverse ? lr / (1 + static_cast<double>(staleness)) : lr; }
+double rate_for(const Rules& rules, double lr, uint64_t staleness) {
+  return rules.stale == Stale::inverse ? lr / (1 + static_cast<double>(staleness) / rules.step_updates) : lr;
+}
 
 std::string Decision::reason() const {
   switch (why) {

@@ -28,6 +28,8 @@ struct Rules {
   int64_t bound = -1;  // steps that a worker may be ahead of the slowest; -1: any
   Stale stale = Stale::full;
   double lambda = 0.04;  // of Stale::compensated
+  int step_updates = 1;  // updates that make up a step, as each counts its share of one. With several every worker has an optimizer state of its own, so that
+                         // momentum and the like last as many steps as ever, and Stale::inverse weighs staleness in steps
 };
 
 enum class Verdict : uint8_t { apply, hold, drop };

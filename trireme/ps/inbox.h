@@ -10,12 +10,12 @@
 
 namespace trireme::ps {
 
-class Service;
+class Models;
 
 /// Thread-safe, but open(), drain() and close(), which only the service's thread calls.
 class Inbox {
  public:
-  using Errand = std::function<void(Service&)>;
+  using Errand = std::function<void(Models&)>;
 
   explicit Inbox(Bell& bell) : bell_(bell) {}
 
@@ -32,33 +32,33 @@ class Inbox {
   /// This thread does it, at once, if the service is idle and nothing waits: to wake another one would take longer than most errands. Else as post().
   template <class Idle>
   void run(Errand errand, const Idle& idle_after) {
-    if (const std::unique_lock turn(turn_, std::try_to_lock); turn && service_ != nullptr && empty()) {
+    if (const std::unique_lock turn(turn_, std::try_to_lock); turn && models_ != nullptr && empty()) {
       try {
-        errand(*service_);
-        if (idle_after(*service_)) return;
+        errand(*models_);
+        if (idle_after(*models_)) return;
       } catch (...) {
         failure_ = std::current_exception();
       }
-      errand = [](Service&) {};
+      errand = [](Models&) {};
     }
     post(std::move(errand));
   }
 
   bool empty() const { return !waiting_.load(); }
 
-  /// Whoever uses the service holds this; from open() to close(), other threads may.
+  /// Whoever uses the models holds this; from open() to close(), other threads may.
   [[nodiscard]] std::unique_lock<std::mutex> turn() { return std::unique_lock(turn_); }
-  void open(Service& service) {
+  void open(Models& models) {
     const std::lock_guard lock(turn_);
-    service_ = &service;
+    models_ = &models;
   }
   void close() {
     const std::lock_guard lock(turn_);
-    service_ = nullptr;
+    models_ = nullptr;
   }
 
   /// Runs all errands, in order. False when there was none. The turn is held. Throws what an errand has thrown.
-  bool drain(Service& service) {
+  bool drain(Models& models) {
     if (empty()) return false;
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     std::deque<Errand> errands;
@@ -67,7 +67,7 @@ class Inbox {
       errands.swap(errands_);
       waiting_.store(false);
     }
-    for (const Errand& errand : errands) errand(service);
+    for (const Errand& errand : errands) errand(models);
     return true;
   }
 
@@ -77,8 +77,8 @@ class Inbox {
   std::deque<Errand> errands_;  // guarded by mutex_
   std::atomic<bool> waiting_{false};
   std::mutex turn_;
-  Service* service_ = nullptr;    // guarded by turn_
-  std::exception_ptr failure_{};  // as service_
+  Models* models_ = nullptr;      // guarded by turn_
+  std::exception_ptr failure_{};  // as models_
 };
 
 }  // namespace trireme::ps

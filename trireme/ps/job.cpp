@@ -91,7 +91,8 @@ Job decode_json(const json& text) {
                .order = static_cast<Order>(within<int>(text.at("order"), "an order", 0, static_cast<int>(Order::rotating))),
                .bound = within<int64_t>(text.at("bound"), "a bound", -1, int64_t{1} << 40),
                .stale = stale_named(text.at("stale").get<std::string>()),
-               .lambda = within<double>(text.at("lambda"), "lambda", 0, 1e6)};
+               .lambda = within<double>(text.at("lambda"), "lambda", 0, 1e6),
+               .step_updates = within<int>(text.at("step_updates"), "updates of a step", 1, kMostWorkers)};
   if (text.at("slots").size() > kMostSlots || text.at("tables").size() > kMostTables) fail<InvalidArgument>("too many parameters or tables");
   std::vector<space::Slot> slots;
   size_t bytes = 0;
@@ -121,6 +122,7 @@ std::string Job::encode() const {
                {"bound", rules.bound},
                {"stale", name_of(rules.stale)},
                {"lambda", rules.lambda},
+               {"step_updates", rules.step_updates},
                {"slots", json::array()},
                {"tables", json::array()}};
   for (const space::Slot& slot : layout.slots()) text["slots"].push_back({slot.name, static_cast<int>(slot.dtype), slot.channels_last, slot.shape});

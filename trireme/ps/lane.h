@@ -9,6 +9,8 @@
 
 namespace trireme::ps {
 
+class Service;
+
 /// The server's end: one worker, or one of several lines to it. Owned by its lane; the service holds shared pointers.
 class Connection {
  public:
@@ -21,7 +23,8 @@ class Connection {
   /// "worker 1 (process 4242)", "worker 1 on host b"
   virtual std::string name() const = 0;
 
-  int worker = -1;  // set when it was admitted
+  int worker = -1;             // set when it was admitted
+  Service* service = nullptr;  // of the model that it was admitted to
 };
 
 /// A request as it reached the server, with what came along.
@@ -39,7 +42,7 @@ class Lane {
   virtual ~Lane() = default;
   /// Hands a request over; `urgency`: the lowest goes first where requests queue up. `data` (and `present`) must stay as they are until the answer has come.
   virtual void send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present, uint32_t urgency) = 0;
-  /// The next answer, if there is one: its data are then where they belong. Does not block. `text` is the message of an error, or the text of Verb::status.
+  /// The next answer, if there is one: its data are then where they belong. Does not block. `text` is the message of an error, or an answer in words.
   virtual bool receive(Reply& reply, std::string& text) = 0;
   /// The worker is about to wait for so many answers: it need not be woken before the last of them has come. 1: every answer wakes it, as at first.
   virtual void expect(size_t /*answers*/) {}

@@ -22,30 +22,48 @@ namespace trireme::ps {
 namespace {
 
 constexpr Seconds kLongestSleep{1};
+constexpr Seconds kSibling{5};  // for the door of a server that runs
 
-/// Server 0's parameters, if it is on this machine. Waits for it.
-std::shared_ptr<Segment> parameters_of_sibling(const ServerOptions& options) {
+/// Says hello to server 0, if its door is on this machine. False when it does not answer.
+bool greet_sibling(const ServerOptions& options, const shm::Hello& hello, const Deadline& deadline, shm::Welcome& answer,
+                   std::vector<Descriptor>& descriptors) {
+  const Descriptor socket = shm::Lane::knock(options.meeting.job, 0);
+  if (!socket) return false;
+  limit_wait(socket.get(), deadline.left() + Seconds(1));
+  return send_message(socket.get(), &hello, sizeof hello) &&
+         receive_message(socket.get(), &answer, sizeof answer, descriptors) == sizeof answer && answer.magic == shm::kMagic;
+}
+
+/// Whether server 0 is on this machine. Waits for it.
+bool sibling_is_here(const ServerOptions& options) {
   const Deadline deadline(options.timeout);
   if (options.meeting.store != nullptr) options.meeting.store->get(network::address_key(0), deadline);  // it is up
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
-    if (const Descriptor socket = shm::Lane::knock(options.meeting.job, 0)) {
-      limit_wait(socket.get(), deadline.left() + Seconds(1));
-      const shm::Hello hello{.kind = shm::Visitor::sibling};
-      shm::Welcome answer;
-      std::vector<Descriptor> descriptors;
-      if (send_message(socket.get(), &hello, sizeof hello) && receive_message(socket.get(), &answer, sizeof answer, descriptors) == sizeof answer &&
-          descriptors.size() == 1)
-        return std::make_shared<Segment>(std::move(descriptors[0]));
-    }
-    if (options.meeting.store != nullptr) return nullptr;  // on another machine
-    if (deadline.passed()) fail<Timeout>("server {} found no server 0 of its job on this machine within {:g} s", options.server, options.timeout.count());
+    shm::Welcome answer;
+    std::vector<Descriptor> none;
+    if (greet_sibling(options, {.kind = shm::Visitor::sibling}, deadline, answer, none)) return true;
+    if (options.meeting.store != nullptr) return false;  // on another machine
+    if (deadline.passed())
+      fail<Timeout>("server {} found no server 0 of its job on this machine within {:g} s", options.server, options.timeout.count());
     std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
   }
 }
 
+/// The memory in which server 0 keeps a model's parameters. Its door answers at once, whatever its service does.
+std::shared_ptr<Segment> parameters_of_sibling(const ServerOptions& options, int model, size_t bytes) {
+  shm::Welcome answer;
+  std::vector<Descriptor> descriptors;
+  const shm::Hello hello{.kind = shm::Visitor::sibling, .model = model, .plot = {.flat_bytes = bytes}};
+  const bool answered = greet_sibling(options, hello, Deadline(kSibling), answer, descriptors);
+  answer.text.back() = 0;
+  if (answered && descriptors.size() == 1) return std::make_shared<Segment>(std::move(descriptors[0]), bytes);
+  fail<PeerLost>("server {} got no memory for the parameters from server 0 of this machine: {}", options.server,
+                 answered && answer.text[0] != 0 ? answer.text.data() : "it is gone, or stopped");
+}
+
 /// While the service runs, threads that bring requests may carry them out.
 struct Opened {
-  Opened(Inbox& inbox, Service& service) : inbox(inbox) { inbox.open(service); }
+  Opened(Inbox& inbox, Models& models) : inbox(inbox) { inbox.open(models); }
   ~Opened() { inbox.close(); }
   Opened(const Opened&) = delete;
   Opened& operator=(const Opened&) = delete;
@@ -60,20 +78,20 @@ struct Server::State {
         bell_memory(Segment::create(kPage)),
         bell(*reinterpret_cast<Bell*>(bell_memory->map(0, kPage, "a server's bell"))),
         inbox(bell),
-        parameters(options.server == 0 || options.meeting.remote_only ? nullptr : parameters_of_sibling(options)),
-        shared(options.server == 0 || parameters != nullptr),
+        asks(options.server != 0 && !options.meeting.remote_only && sibling_is_here(options)),
+        parameters(options.server == 0 || asks, asks ? shm::ParameterFiles::Ask([this](int model, size_t bytes) {
+          return parameters_of_sibling(options, model, bytes);
+        }) : nullptr),
         crew(options.helpers.value_or(helpers_for(options.workers, options.servers, usable_cores()))),
-        service(
-            options.server, [this](size_t bytes) { return parameters->map(0, round_up(std::max<size_t>(1, bytes), kPage), "the model's parameters"); }, crew) {
-    if (!parameters) parameters = Segment::create();
+        models(options.server, parameters, crew) {
     if (!options.meeting.remote_only)
       door.emplace(shm::DoorOptions{.job = options.meeting.job,
                                     .server = options.server,
                                     .bell = bell_memory.get(),
-                                    .parameters = parameters.get(),
-                                    .shared = shared,
+                                    .memory = &parameters,
                                     .crew = &crew,
-                                    .admitted = [this](std::shared_ptr<shm::Port> port) { ports.push_back(std::move(port)); }},
+                                    .admitted = [this](std::shared_ptr<shm::Port> port) { ports.push_back(std::move(port)); },
+                                    .left = [this](const std::shared_ptr<shm::Port>& port) { std::erase(ports, port); }},
                    inbox);
     if (options.meeting.store != nullptr) {
       network = network::open_door({.server = options.server, .token = options.meeting.token, .tls = options.meeting.tls}, inbox);
@@ -85,20 +103,20 @@ struct Server::State {
     Patience patience = patience_for(options.workers + options.servers, usable_cores());
     bool remote = false;
     const auto start = Clock::now();
-    const Opened opened(inbox, service);
+    const Opened opened(inbox, models);
     while (!stopped.load()) {
       const auto now = Clock::now();
       std::optional<Clock::time_point> due;
       {
         const auto turn = inbox.turn();
-        if (service.finished()) break;
+        if (models.finished()) break;
         bool busy = false;
-        for (const auto& port : ports) busy |= port->poll(service, port, now);  // a goodbye is read before the door says that the worker is gone
-        busy |= inbox.drain(service);
-        due = service.due();
-        if (due && *due <= now) service.tick(now);
+        for (const auto& port : ports) busy |= port->poll(port, now);  // a goodbye is read before the door says that the worker is gone
+        busy |= inbox.drain(models);
+        due = models.due();
+        if (due && *due <= now) models.tick(now);
         if (busy) continue;
-        if (service.job() == nullptr && Seconds(now - start) > options.timeout)
+        if (models.empty() && Seconds(now - start) > options.timeout)
           fail<Timeout>("no worker has come to server {} within {:g} s", options.server, options.timeout.count());
       }
       const Seconds longest = due ? std::min(kLongestSleep, std::max(Seconds(0), Seconds(*due - now))) : kLongestSleep;
@@ -113,7 +131,7 @@ struct Server::State {
     }
     const std::lock_guard lock(mutex);
     if (!reason.empty()) throw PeerLost(reason);
-    if (!service.failure().empty()) throw PeerLost(service.failure());
+    if (const std::string failure = models.failure(); !failure.empty()) throw PeerLost(failure);
   }
 
   bool anything() const {
@@ -124,10 +142,10 @@ struct Server::State {
   std::shared_ptr<Segment> bell_memory;
   Bell& bell;
   Inbox inbox;
-  std::shared_ptr<Segment> parameters;
-  bool shared;
+  const bool asks;  // server 0, on the same machine, for memory
+  shm::ParameterFiles parameters;
   Crew crew;
-  Service service;
+  Models models;
   std::vector<std::shared_ptr<shm::Port>> ports;
   std::atomic<bool> stopped{false};
   std::mutex mutex;

@@ -1,5 +1,5 @@
 #pragma once
-// A parameter server: the service, its doors, and the thread that goes between them.
+// A parameter server: its models, its doors, and the thread that goes between them.
 #include <memory>
 #include <optional>
 #include <string>
@@ -19,7 +19,7 @@ struct ServerOptions {
   std::optional<int> helpers{};    // threads for long passes; default: helpers_for(workers, servers, usable cores)
 };
 
-/// Serves until all workers have left. `run()` in one thread; stop() from any.
+/// Serves until all workers have left all models, and the roll if the program keeps one (ps/models.h). `run()` in one thread; stop() from any.
 class Server {
  public:
   /// Opens its doors. Throws IoError when its place is taken.

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 #include <sstream>
+#include <utility>
 
 #include <trireme/base/error.h>
 #include <trireme/ps/sparse_table.h>
@@ -34,8 +35,10 @@ bool SeenIds::add(uint64_t id) {
   return true;
 }
 
-Service::Service(int server, std::function<std::byte*(size_t)> memory, Crew& crew)
+Service::Service(int server, std::function<std::byte*(size_t)> memory, Crew& crew, int model, Neighbours* neighbours)
     : server_(server),
+      model_(model),
+      neighbours_(neighbours),
       memory_(std::move(memory)),
       crew_(crew),
       pushes_(metrics_.counter("pushes")),
@@ -80,12 +83,18 @@ std::string Service::open(int worker, const std::string& text) {
   return "";
 }
 
-void Service::gone(int worker, const std::string& how) {
+void Service::gone(int worker, const Departure& departure) {
   if (!job_ || worker < 0 || worker >= job_->workers) return;
   Worker& w = workers_[static_cast<size_t>(worker)];
-  if (w.standing != Worker::present) return;
-  w.standing = how.empty() ? Worker::left : Worker::lost;
-  w.clock = kGone;
+  if (w.standing > Worker::present) return;
+  const std::string& how = departure.how;
+  away(w, departure.victim ? Worker::victim : how.empty() ? Worker::left : Worker::lost);
+  if (!departure.victim) forget(worker, how);
+  if (neighbours_ != nullptr) neighbours_->left(*this, worker, departure);
+}
+
+/// What it had asked for; and those who wait for it hear that it is gone.
+void Service::forget(int worker, const std::string& how) {
   if (lock_holder_ == worker) lock_holder_ = -1;
   std::erase_if(beginning_, [&](const Waiting& waiting) { return waiting.incoming.from->worker == worker; });
   std::erase_if(at_barrier_, [&](const Incoming& in) { return in.from->worker == worker; });
@@ -93,6 +102,8 @@ void Service::gone(int worker, const std::string& how) {
   for (const auto& state : states_)
     if (state) {
       std::erase_if(state->pulls, [&](const Incoming& in) { return in.from->worker == worker; });
+      if (std::exchange(state->gathered, false))
+        for (auto& in : state->pushed) in.reset();  // they have their answers
       state->pushed[static_cast<size_t>(worker)].reset();
     }
   if (!how.empty() && failure_.empty()) failure_ = how;
@@ -100,14 +111,35 @@ void Service::gone(int worker, const std::string& how) {
   release_waiting();
 }
 
+void Service::away(Worker& worker, Worker::Standing standing) {
+  worker.standing = standing;
+  worker.clock = kGone;
+  away_++;
+}
+
+bool Service::here(int worker) const {
+  return worker >= 0 && static_cast<size_t>(worker) < workers_.size() &&
+         workers_[static_cast<size_t>(worker)].standing == Worker::present;
+}
+
+void Service::rest(int worker) {
+  if (!here(worker) || job_->rules.bound < 0) return;
+  workers_[static_cast<size_t>(worker)].clock = kGone;
+  release_waiting();
+}
+
+void Service::release() {
+  states_.clear();
+  chunks_.clear();
+  tables_.clear();
+  rows_ = {};
+  parameters_ = nullptr;
+}
+
 void Service::leave(const Incoming& in) {
-  if ((in.request.flags & kVictim) != 0) {  // the one who is to blame is seen here too: who waits for this one hears of that one
-    Worker& worker = worker_of(in);
-    worker.standing = Worker::victim;
-    worker.clock = kGone;
-    return;
-  }
-  gone(in.from->worker, (in.request.flags & kFailed) != 0 ? fmt::format("{} stopped after an error of its own (see its output)", in.from->name()) : "");
+  const bool victim = (in.request.flags & kVictim) != 0, failed = (in.request.flags & kFailed) != 0;
+  const std::string how = failed ? fmt::format("{} stopped after an error of its own (see its output)", in.from->name()) : "";
+  gone(in.from->worker, {victim ? "" : how, victim});
 }
 
 int Service::first_gone() const {
@@ -125,10 +157,6 @@ void Service::fail_waiting(const std::string& why) {
       if (in) refuse(*std::exchange(in, std::nullopt), Status::peer_lost, why);
     for (const Incoming& in : std::exchange(state->pulls, {})) refuse(in, Status::peer_lost, why);
   }
-}
-
-bool Service::finished() const {
-  return job_ && std::all_of(workers_.begin(), workers_.end(), [](const Worker& w) { return w.standing > Worker::present; });
 }
 
 // ---- requests ----
@@ -160,9 +188,17 @@ void Service::handle(Incoming in, Clock::time_point now) {
       const std::string text = status();
       return answer(in, {}, bytes_of(text));
     }
+    case Verb::explain: {
+      const std::string text = explain(in.from->worker, in.request.version);
+      return answer(in, {}, bytes_of(text));
+    }
     case Verb::leave:
       answer(in, {});
       return leave(in);
+    case Verb::norm:
+      return norm(in);
+    case Verb::apply:
+      return apply(in);
     case Verb::count:
       break;
   }
@@ -180,6 +216,7 @@ bool Service::check(const Incoming& in, std::string& why) const {
   if (r.verb == Verb::take && (r.extra == 0 || r.extra > 1 << 20 || r.bytes > uint64_t{1} << 40 || r.step < 0 || r.step > int64_t{1} << 40))
     return why = "an epoch that cannot be", false;
   if (r.verb == Verb::begin && r.step < 0) return why = "a step below 0", false;
+  if (r.verb == Verb::apply && !(r.lr >= 0 && r.lr <= 1)) return why = fmt::format("a factor of {}", r.lr), false;
   if (r.verb != Verb::sparse_push && r.verb != Verb::sparse_pull) return true;
   if (r.table >= tables_.size()) return why = fmt::format("there is no table {}; the job has {}", r.table, tables_.size()), false;
   if (r.version > kMostKeys) return why = fmt::format("{} keys in one request; {} are allowed", r.version, kMostKeys), false;
@@ -282,11 +319,13 @@ std::string Service::control(const std::string& words) {
   if (worker < 0 || worker >= job_->workers) fail<InvalidArgument>("there is no worker {}; the job has workers 0 to {}", worker, job_->workers - 1);
   if (!(milliseconds >= 0 && milliseconds <= kLongestDelay)) fail<InvalidArgument>("a delay is 0 to {} milliseconds, not {}", kLongestDelay, milliseconds);
   workers_[static_cast<size_t>(worker)].delay = Seconds(milliseconds / 1e3);
-  return fmt::format("server {}: updates of worker {} are delayed by {:g} ms", server_, worker, milliseconds);
+  return fmt::format("server {}{}: updates of worker {} are delayed by {:g} ms", server_, named_ ? fmt::format(", model {}", model_) : "", worker,
+                     milliseconds);
 }
 
 std::string Service::status() const {
   nlohmann::ordered_json text = {{"server", server_}};
+  if (named_) text["model"] = model_;
   for (const auto& [name, value] : metrics_.snapshot()) text[name] = value;
   text["clocks"] = nlohmann::ordered_json::array();
   for (const Worker& worker : workers_) text["clocks"].push_back(worker.clock == kGone ? nlohmann::ordered_json() : nlohmann::ordered_json(worker.clock));

@@ -29,26 +29,51 @@ class SeenIds {
   uint64_t highest_ = 0;
 };
 
+/// How a worker has gone.
+struct Departure {
+  std::string how;      // "worker 1 (process 4242) died"; "": in peace
+  bool victim = false;  // because somebody else is gone: those who wait hear of that one
+};
+
 /// One thread at a time. Everything that arrives is checked before it is used: a wrong request gets an answer that says so and changes nothing.
 class Service {
  public:
-  /// `memory` gives the room for a flat vector of so many bytes, once, zeroed. `crew` helps with long updates; it stays the caller's.
-  Service(int server, std::function<std::byte*(size_t bytes)> memory, Crew& crew);
+  /// Who hears what happens in a model and concerns the others. Called as the last thing that a request does.
+  class Neighbours {
+   public:
+    virtual ~Neighbours() = default;
+    /// The worker waits at the barrier, or has found no more work.
+    virtual void rests(const Service& service, int worker) = 0;
+    /// The worker has left, or is lost.
+    virtual void left(Service& service, int worker, const Departure& departure) = 0;
+  };
+
+  /// `memory` gives the room for a flat vector of so many bytes, once, zeroed. `crew` helps with long updates; it stays the caller's, as the neighbours do.
+  Service(int server, std::function<std::byte*(size_t bytes)> memory, Crew& crew, int model = 0, Neighbours* neighbours = nullptr);
   ~Service();
 
   /// A worker has come with a description of the job. Returns why it cannot be admitted, or "".
   std::string open(int worker, const std::string& job);
   /// Answers now, or later when the consistency rules allow it.
   void handle(Incoming incoming, Clock::time_point now);
-  /// A worker has left (`how` is "") or was lost. Who waits for it is told.
-  void gone(int worker, const std::string& how);
+  /// A worker has left, is lost, or will not come at all. Who waits for it is told.
+  void gone(int worker, const Departure& departure);
+  /// A worker has something to do elsewhere: its clock holds nobody back until it begins a step here.
+  void rest(int worker);
   /// Carries out what time alone decides.
   void tick(Clock::time_point now);
   /// When tick() has something to do next.
   std::optional<Clock::time_point> due() const;
 
+  /// Whether a worker has come, and has not left.
+  bool here(int worker) const;
   /// All workers have come, and none is left.
-  bool finished() const;
+  bool finished() const { return job_ && away_ == workers_.size(); }
+  /// When it has finished: gives its memory back. Whatever comes then is refused.
+  void release();
+  int model() const { return model_; }
+  /// From now on, messages and counters say which model this is.
+  void name_model() { named_ = true; }
   /// Why the job failed, or "".
   const std::string& failure() const { return failure_; }
   /// "status", "delay WORKER MS": what `trireme ctl` says. Throws InvalidArgument.
@@ -80,9 +105,15 @@ class Service {
   void arrive(Incoming in);
   void repeat_push(Incoming& in);
   void apply_together(ChunkState& state);
+  void gather(ChunkState& state);
+  bool has_gathered(const Incoming& in);
+  void norm(const Incoming& in);
+  void apply(const Incoming& in);
   void apply_in_turn(ChunkState& state);
   void apply_one(ChunkState& state, Incoming in);
-  void update(ChunkState& state, space::Range range, std::span<const space::Source> sources);
+  void update(ChunkState& state, space::Updater& updater, space::Range range, std::span<const space::Source> sources,
+              uint8_t flags);
+  static std::vector<space::Source> sources_of(const ChunkState& state);
   void compensate(ChunkState& state, Incoming& in);
   void updated(ChunkState& state);
   void answer_push(ChunkState& state, const Incoming& in);
@@ -104,7 +135,15 @@ class Service {
   int first_gone() const;
   Worker& worker_of(const Incoming& in) { return workers_[static_cast<size_t>(in.from->worker)]; }
 
-  const int server_;
+  void away(Worker& worker, Worker::Standing standing);
+  void forget(int worker, const std::string& how);
+  std::string explain(int worker, uint64_t id) const;
+  std::string explain_push(const ChunkState& state, int worker) const;
+  std::string of_model() const;
+
+  const int server_, model_;
+  Neighbours* const neighbours_;
+  bool named_ = false;
   std::function<std::byte*(size_t)> memory_;
   Crew& crew_;
   std::optional<Job> job_;
@@ -117,6 +156,7 @@ class Service {
   std::vector<float> rows_;  // of a sparse pull, where the worker's memory has no room for them
 
   std::vector<Worker> workers_;
+  size_t away_ = 0;  // workers that have left, or are lost
   std::vector<int64_t> clocks_;  // of judge_begin
   std::vector<Waiting> beginning_;
   std::vector<Incoming> at_barrier_;

@@ -1,5 +1,7 @@
 // Pushes and pulls of chunks.
 #include <algorithm>
+#include <atomic>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -36,7 +38,8 @@ void Service::repeat_push(Incoming& in) {
   repeated_++;
   ChunkState& state = *states_[in.request.chunk];
   const auto same = [&](const Incoming& other) { return other.from->worker == in.from->worker && other.request.id == in.request.id; };
-  if (auto& waiting = state.pushed[static_cast<size_t>(in.from->worker)]; waiting && same(*waiting)) return void(waiting = std::move(in));
+  if (auto& waiting = state.pushed[static_cast<size_t>(in.from->worker)]; !state.gathered && waiting && same(*waiting))
+    return void(waiting = std::move(in));
   for (auto& [due, waiting] : delayed_)
     if (same(waiting)) return void(waiting = std::move(in));
   answer_push(state, in);
@@ -59,12 +62,61 @@ void Service::apply_together(ChunkState& state) {
   const auto missing = std::find_if(state.pushed.begin(), state.pushed.end(), [](const auto& in) { return !in; });
   const int who = missing == state.pushed.end() ? -1 : static_cast<int>(missing - state.pushed.begin());
   if (judge_push(job_->rules, {.missing = who}).verdict != Verdict::apply) return void(held_++);
-  std::vector<space::Source> sources;
-  for (const auto& in : state.pushed) sources.push_back({in->data.data() - state.chunk.range.begin, in->present});
-  state.updater.begin_step(state.pushed[0]->request.lr);
-  update(state, state.chunk.range, sources);
+  if ((state.pushed[0]->request.flags & kHold) != 0) return gather(state);
+  state.updaters[0].begin_step(state.pushed[0]->request.lr);
+  update(state, state.updaters[0], state.chunk.range, sources_of(state), state.pushed[0]->request.flags);
   updated(state);
   for (auto& in : state.pushed) answer_push(state, *std::exchange(in, std::nullopt));
+}
+
+/// The gradients stay where they are until it is known how much they count: their data are the workers' to keep, or
+/// came along.
+void Service::gather(ChunkState& state) {
+  state.gathered = true;
+  state.squares = space::squares_present(job_->layout, state.chunk.first, state.chunk.last, state.chunk.range,
+                                         state.chunk.dtype, nullptr, sources_of(state));
+  for (const auto& in : state.pushed) answer(*in, {.version = state.version});
+}
+
+/// Whether all gradients of a step are held; refuses the request if not.
+bool Service::has_gathered(const Incoming& in) {
+  const auto waits = [](const auto& state) { return state && !state->gathered; };
+  const auto found = std::find_if(states_.begin(), states_.end(), waits);
+  if (found == states_.end()) return true;
+  refuse(in, Status::invalid, fmt::format("chunk {} has not got the gradients of all workers", (*found)->chunk.index));
+  return false;
+}
+
+/// Chunk by chunk, so that the bits do not depend on which was complete first.
+void Service::norm(const Incoming& in) {
+  if (!has_gathered(in)) return;
+  double squares = 0;
+  for (const auto& state : states_)
+    if (state) squares += state->squares;
+  answer(in, {.value = std::bit_cast<int64_t>(squares)});
+}
+
+void Service::apply(const Incoming& in) {
+  if (!worker_of(in).seen.add(in.request.id)) return repeated_++, answer(in, {});
+  const double factor = in.request.lr;
+  if (std::any_of(workers_.begin(), workers_.end(),
+                  [](const Worker& worker) { return worker.standing != Worker::present; }))
+    return refuse(in, Status::peer_lost,
+                  failure_.empty() ? "a worker has left whose gradients were to be applied" : failure_);
+  if (!has_gathered(in)) return;
+  for (const auto& state : states_) {
+    if (!state) continue;
+    state->fine = factor > 0;
+    if (factor > 0) {
+      state->updaters[0].begin_step(state->pushed[0]->request.lr);
+      state->updaters[0].scale(factor);
+      update(*state, state->updaters[0], state->chunk.range, sources_of(*state), state->pushed[0]->request.flags);
+    }
+    for (auto& gradient : state->pushed) gradient.reset();
+    state->gathered = false;
+    updated(*state);
+  }
+  answer(in, {});
 }
 
 void Service::apply_in_turn(ChunkState& state) {
@@ -91,18 +143,32 @@ void Service::apply_one(ChunkState& state, Incoming in) {
   if (!state.then.empty() && !state.then[worker].empty() && staleness > 0) compensate(state, in);
   const space::Range range{in.request.begin, in.request.begin + in.request.bytes};
   const space::Source source[] = {{in.data.data() - in.request.begin, in.present}};
-  state.updater.begin_step(rate_for(job_->rules, in.request.lr, staleness));
-  update(state, range, source);
+  space::Updater& updater = state.updater_of(worker);
+  updater.begin_step(rate_for(job_->rules, in.request.lr, staleness));
+  update(state, updater, range, source, in.request.flags);
   updated(state);
   answer_push(state, in);
 }
 
 /// Element by element, so that it does not matter who does which piece.
-void Service::update(ChunkState& state, space::Range range, std::span<const space::Source> sources) {
+void Service::update(ChunkState& state, space::Updater& updater, space::Range range,
+                     std::span<const space::Source> sources, uint8_t flags) {
+  updater.count(0, job_->layout, state.chunk.first, state.chunk.last, range, sources);
+  updater.watch((flags & kWatch) != 0);
+  std::atomic<bool> fine{true};
   crew_.run(range.size(), [&](size_t begin, size_t end) {
     const space::Range piece{range.begin + begin, range.begin + end};
-    update_present(state.updater, 0, job_->layout, state.chunk.first, state.chunk.last, piece, state.chunk.dtype, parameters_, sources);
+    if (!update_present(updater, 0, job_->layout, state.chunk.first, state.chunk.last, piece, state.chunk.dtype,
+                        parameters_, sources))
+      fine.store(false);
   });
+  state.fine = fine.load();
+}
+
+std::vector<space::Source> Service::sources_of(const ChunkState& state) {
+  std::vector<space::Source> sources;
+  for (const auto& in : state.pushed) sources.push_back({in->data.data() - state.chunk.range.begin, in->present});
+  return sources;
 }
 
 /// The gradient that the worker would have found with today's parameters, to first order. It goes into a copy: the worker's own stays as it is.
@@ -135,7 +201,7 @@ void Service::updated(ChunkState& state) {
 
 void Service::answer_push(ChunkState& state, const Incoming& in) {
   if ((in.request.flags & kAnswerWithParameters) != 0) return answer_pull(state, in);
-  answer(in, {.version = state.version});
+  answer(in, {.version = state.version, .flawed = !state.fine});
 }
 
 void Service::pull(Incoming in) {
@@ -156,14 +222,16 @@ void Service::answer_pull(ChunkState& state, const Incoming& in) {
   if (r.verb == Verb::pull && r.step >= 0 && static_cast<uint64_t>(r.step) == state.version)
     return answer(in, {.status = Status::unchanged, .version = state.version, .begin = r.begin});
   has(state, in.from->worker);
-  if ((r.flags & kInPlace) != 0) return answer(in, {.version = state.version, .begin = r.begin});
-  answer(in, {.version = state.version, .begin = r.begin}, {parameters_ + r.begin, r.bytes});
+  const Reply reply{.version = state.version, .begin = r.begin, .flawed = !state.fine};
+  if ((r.flags & kInPlace) != 0) return answer(in, reply);
+  answer(in, reply, {parameters_ + r.begin, r.bytes});
 }
 
 void Service::set(const Incoming& in) {
   ChunkState& state = *states_[in.request.chunk];
   if (worker_of(in).seen.add(in.request.id)) {
     if ((in.request.flags & kInPlace) == 0) std::memcpy(parameters_ + in.request.begin, in.data.data(), in.request.bytes);
+    state.fine = true;
     updated(state);
   }
   has(state, in.from->worker);

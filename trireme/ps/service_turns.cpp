@@ -4,7 +4,7 @@
 
 #include <fmt/format.h>
 
-#include <trireme/ps/service.h>
+#include "chunk_state.h"
 
 namespace trireme::ps {
 
@@ -22,7 +22,8 @@ void Service::begin_own(Incoming in) {
   if ((in.request.flags & kStop) != 0 && stop_before_ == kGone) {
     stop_before_ = step;
     for (const Worker& worker : workers_)
-      if (worker.clock != kGone) stop_before_ = std::max(stop_before_, worker.clock + 1);
+      if (worker.standing == Worker::present)  // one that rests has begun steps, too
+        stop_before_ = std::max(stop_before_, (worker.clock == kGone ? worker.begun : worker.clock) + 1);
   }
   if (step < stop_before_) return begin(std::move(in), step, 0);
   worker_of(in).clock = kGone;
@@ -63,7 +64,9 @@ void Service::take(Incoming in) {
   if (stopped_ || end) {
     worker.clock = kGone;  // nobody waits for one that has nothing to do
     answer(in, {.status = stopped_ ? Status::stopped : Status::end});
-    return release_waiting();
+    release_waiting();
+    if (neighbours_ != nullptr) neighbours_->rests(*this, in.from->worker);
+    return;
   }
   const int64_t piece = next_piece_++, step = r.step + piece / static_cast<int64_t>(r.extra);
   begin(std::move(in), step, piece);
@@ -91,9 +94,67 @@ void Service::barrier(Incoming in) {
       if (waiting.from->worker == in.from->worker) return void(waiting = std::move(in));
     return answer(in, {});
   }
+  const int worker = in.from->worker;
   at_barrier_.push_back(std::move(in));
-  if (at_barrier_.size() < workers_.size()) return;
-  for (const Incoming& waiting : std::exchange(at_barrier_, {})) answer(waiting, {});
+  if (at_barrier_.size() == workers_.size())
+    for (const Incoming& waiting : std::exchange(at_barrier_, {})) answer(waiting, {});
+  else if (neighbours_ != nullptr)
+    neighbours_->rests(*this, worker);
+}
+
+// ---- who is waited for ----
+
+namespace {
+
+/// "worker 1", "workers 1, 2 and 5"
+std::string listed(const std::vector<int>& workers) {
+  std::string text = workers.size() == 1 ? "worker " : "workers ";
+  for (size_t i = 0; i < workers.size(); i++)
+    text += fmt::format("{}{}", i == 0 ? "" : i + 1 == workers.size() ? " and " : ", ", workers[i]);
+  return text;
+}
+
+const char* have(const std::vector<int>& workers) { return workers.size() == 1 ? "has" : "have"; }
+
+}  // namespace
+
+std::string Service::of_model() const { return named_ ? fmt::format(" of model {}", model_) : ""; }
+
+/// Why a request has not been answered, as a sentence without its end; "" when nothing is known of it.
+std::string Service::explain(int worker, uint64_t id) const {
+  const auto same = [&](const Incoming& in) { return in.from->worker == worker && in.request.id == id; };
+  if (std::any_of(at_barrier_.begin(), at_barrier_.end(), same)) {
+    std::vector<int> missing;
+    for (int other = 0; other < job_->workers; other++)
+      if (std::none_of(at_barrier_.begin(), at_barrier_.end(), [&](const Incoming& in) { return in.from->worker == other; })) missing.push_back(other);
+    return fmt::format("{} {} not come to the barrier{}", listed(missing), have(missing), of_model());
+  }
+  for (const Waiting& waiting : beginning_)
+    if (same(waiting.incoming))
+      return fmt::format("worker {} may not begin step {}{} yet: {}", worker, waiting.step, of_model(),
+                         judge_begin(job_->rules, clocks_, worker, waiting.step).reason());
+  for (const auto& [due, in] : delayed_)
+    if (same(in)) return fmt::format("updates of worker {}{} are delayed (`trireme ctl delay`)", worker, of_model());
+  for (const auto& state : states_) {
+    if (!state) continue;
+    if (const auto& pushed = state->pushed[static_cast<size_t>(worker)]; pushed && same(*pushed)) return explain_push(*state, worker);
+    for (const Incoming& in : state->pulls)
+      if (same(in))
+        return fmt::format("'{}'{} has version {}, and nobody has made version {}", state->chunk.name, of_model(), state->version, in.request.version);
+  }
+  return "";
+}
+
+std::string Service::explain_push(const ChunkState& state, int worker) const {
+  const int64_t step = state.pushed[static_cast<size_t>(worker)]->request.step;
+  std::vector<int> missing = {state.turn};
+  if (job_->rules.order == Order::together) {
+    missing.clear();
+    for (int other = 0; other < job_->workers; other++)
+      if (!state.pushed[static_cast<size_t>(other)]) missing.push_back(other);
+  }
+  return fmt::format("{} {} not pushed {} gradient of '{}'{} for step {}", listed(missing), have(missing),
+                     missing.size() == 1 ? "its" : "their", state.chunk.name, of_model(), step);
 }
 
 }  // namespace trireme::ps

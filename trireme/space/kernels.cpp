@@ -67,8 +67,6 @@ inline A combine(A left, A right) {
   return left + right;
 }
 
-constexpr size_t kBlock = 1024;  // elements that stay in the first-level cache between passes
-
 /// acc[i] = op over the sources at [begin, begin + count).
 template <class T, Op op, class A>
 inline void gather_block(A* __restrict acc, const void* const* sources, int n, size_t begin, size_t count) {
@@ -162,6 +160,80 @@ void accumulate(DType type, void* into, const void* from, size_t count) {
   reduce(type, Op::sum, outs, 1, sources, 2, count);
 }
 
+// ---- norms and checks ----
+
+/// Exponents of ones: NaN and infinity. Whole numbers, as a maximum of floats would lose NaN; signed, as every
+/// processor compares many of those at a time.
+inline int32_t magnitude(float value) { return __builtin_bit_cast(int32_t, value) & 0x7fffffff; }
+inline int64_t magnitude(double value) { return __builtin_bit_cast(int64_t, value) & 0x7fffffffffffffff; }
+constexpr bool is_finite(int32_t most) { return most < 0x7f800000; }
+constexpr bool is_finite(int64_t most) { return most < 0x7ff0000000000000; }
+
+template <class T, class Value>
+inline bool all_finite(size_t count, const Value& value) {
+  decltype(magnitude(T{})) most = 0;
+  for (size_t i = 0; i < count; i++) {
+    const auto here = magnitude(value(i));
+    most = most < here ? here : most;
+  }
+  return is_finite(most);
+}
+
+/// In a fixed number of sums, so that all variants give the same bits.
+template <class T>
+inline double squares_of(const T* values, size_t count) {
+  constexpr size_t kSums = 32;
+  double sums[kSums] = {};
+  size_t i = 0;
+  for (; i + kSums <= count; i += kSums)
+    for (size_t k = 0; k < kSums; k++)
+      sums[k] += static_cast<double>(values[i + k]) * static_cast<double>(values[i + k]);
+  for (size_t k = 0; i + k < count; k++)
+    sums[k] += static_cast<double>(values[i + k]) * static_cast<double>(values[i + k]);
+  for (size_t width = kSums / 2; width > 0; width /= 2)
+    for (size_t k = 0; k < width; k++) sums[k] += sums[k + width];
+  return sums[0];
+}
+
+template <class T>
+double sum_squares_as(T* out, const void* const* sources, int n, size_t count) {
+  alignas(64) T acc[kBlock];
+  double sum = 0;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t size = count - begin < kBlock ? count - begin : kBlock;
+    const T* block = static_cast<const T*>(sources[0]) + begin;
+    if (n > 1) {
+      gather_block<T, Op::sum, T>(acc, sources, n, begin, size);
+      block = acc;
+    }
+    const double squares = squares_of(block, size);
+    sum += squares;
+    if (out != nullptr && block != out + begin && __builtin_isfinite(squares))
+      for (size_t i = 0; i < size; i++) out[begin + i] = block[i];
+  }
+  return sum;
+}
+
+double sum_squares(DType type, void* out, const void* const* sources, int n, size_t count) {
+  return type == DType::f64 ? sum_squares_as(static_cast<double*>(out), sources, n, count)
+                            : sum_squares_as(static_cast<float*>(out), sources, n, count);
+}
+
+template <class T>
+void scale_as(T* data, T factor, size_t count) {
+  for (size_t i = 0; i < count; i++) data[i] *= factor;
+}
+
+void scale(DType type, void* data, double factor, size_t count) {
+  type == DType::f64 ? scale_as(static_cast<double*>(data), factor, count)
+                     : scale_as(static_cast<float*>(data), static_cast<float>(factor), count);
+}
+
+bool finite(DType type, const void* data, size_t count) {
+  const auto as = [&]<class T>(const T* values) { return all_finite<T>(count, [=](size_t i) { return values[i]; }); };
+  return type == DType::f64 ? as(static_cast<const double*>(data)) : as(static_cast<const float*>(data));
+}
+
 // ---- update ----
 
 inline float root(float value) { return __builtin_sqrtf(value); }
@@ -244,25 +316,67 @@ inline void update_span(const T* __restrict first, const T* __restrict second, T
   update_to(count);
 }
 
-template <class T, class F>
-void update_with(const Update& u) {
-  const F formula(u);
-  const T* first = static_cast<const T*>(u.gradients[0]);
-  T* p = static_cast<T*>(u.parameters);
-  const auto or_any = [&](void* state) { return state != nullptr ? static_cast<T*>(state) : p; };  // a formula without that state leaves it alone
-  T *s = or_any(u.state[0]), *v = or_any(u.state[1]);
-  if (u.sources == 1) return update_span<false>(first, first, p, s, v, u.count, formula, u.stream);
-  if (u.sources == 2) return update_span<true>(first, static_cast<const T*>(u.gradients[1]), p, s, v, u.count, formula, u.stream);
-  alignas(kLineBytes) T acc[kBlock];
-  for (size_t begin = 0; begin < u.count; begin += kBlock) {
-    const size_t size = u.count - begin < kBlock ? u.count - begin : kBlock;
-    gather_block<T, Op::sum, T>(acc, u.gradients, u.sources, begin, size);
-    update_span<false>(acc, acc, p + begin, s + begin, v + begin, size, formula, u.stream);
+/// Where an update works: parameters and state, from an element on.
+template <class T>
+struct Home {
+  explicit Home(const Update& u) : p(static_cast<T*>(u.parameters)), s(or_any(u.state[0])), v(or_any(u.state[1])) {}
+  T* or_any(void* state) const {
+    return state != nullptr ? static_cast<T*>(state) : p;
+  }  // a formula without it leaves it alone
+  T *p, *s, *v;
+};
+
+template <bool pair, class T, class F>
+inline void update_home(const T* first, const T* second, const Home<T>& home, size_t at, size_t count, const F& formula,
+                        bool stream) {
+  update_span<pair>(first, second, home.p + at, home.s + at, home.v + at, count, formula, stream);
+}
+
+/// One or two gradients, read where they lie: block by block only if they are watched.
+template <bool pair, class T, class F>
+bool update_direct(const Update& u, const F& formula) {
+  const Home<T> home(u);
+  const T *first = static_cast<const T*>(u.gradients[0]), *second = static_cast<const T*>(u.gradients[pair ? 1 : 0]);
+  if (!u.watch) return update_home<pair>(first, second, home, 0, u.count, formula, u.stream), true;
+  bool fine = true;
+  for (size_t at = 0; at < u.count; at += kBlock) {
+    const size_t size = u.count - at < kBlock ? u.count - at : kBlock;
+    const T *a = first + at, *b = second + at;
+    if (all_finite<T>(size, [=](size_t i) { return pair ? a[i] + b[i] : a[i]; }))
+      update_home<pair>(a, b, home, at, size, formula, u.stream);
+    else
+      fine = false;
   }
+  return fine;
+}
+
+/// More gradients, or a sum that is scaled: block by block, with the sum in between.
+template <class T, class F>
+bool update_summed(const Update& u, const F& formula) {
+  const Home<T> home(u);
+  alignas(kLineBytes) T acc[kBlock];
+  bool fine = true;
+  for (size_t at = 0; at < u.count; at += kBlock) {
+    const size_t size = u.count - at < kBlock ? u.count - at : kBlock;
+    gather_block<T, Op::sum, T>(acc, u.gradients, u.sources, at, size);
+    if (u.scale != 1) scale_as(acc, static_cast<T>(u.scale), size);
+    if (!u.watch || all_finite<T>(size, [&](size_t i) { return acc[i]; }))
+      update_home<false>(acc, acc, home, at, size, formula, u.stream);
+    else
+      fine = false;
+  }
+  return fine;
+}
+
+template <class T, class F>
+bool update_with(const Update& u) {
+  const F formula(u);
+  if (u.sources > 2 || u.scale != 1) return update_summed<T>(u, formula);
+  return u.sources == 2 ? update_direct<true, T>(u, formula) : update_direct<false, T>(u, formula);
 }
 
 template <class T>
-void update_typed(const Update& u) {
+bool update_typed(const Update& u) {
   switch (u.optimizer) {
     case Optimizer::sgd:
       return update_with<T, Formula<T, Optimizer::sgd, false>>(u);
@@ -275,11 +389,13 @@ void update_typed(const Update& u) {
     case Optimizer::adamw:
       return update_with<T, Formula<T, Optimizer::adamw, false>>(u);
   }
+  return true;
 }
 
-void update(const Update& u) {
-  u.dtype == DType::f64 ? update_typed<double>(u) : update_typed<float>(u);
+bool update(const Update& u) {
+  const bool fine = u.dtype == DType::f64 ? update_typed<double>(u) : update_typed<float>(u);
   if (u.stream) _mm_sfence();
+  return fine;
 }
 
 #define TRIREME_TEXT_OF(x) #x
@@ -288,6 +404,6 @@ void update(const Update& u) {
 }  // namespace
 
 extern const Kernels kTable;
-const Kernels kTable = {TRIREME_TEXT(TRIREME_ISA), reduce, update, accumulate};
+const Kernels kTable = {TRIREME_TEXT(TRIREME_ISA), reduce, update, accumulate, sum_squares, scale, finite};
 
 }  // namespace trireme::space::TRIREME_ISA

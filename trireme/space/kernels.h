@@ -25,15 +25,28 @@ struct Update {
   bool nesterov = false;
   bool stream = false;  // write the parameters past the caches: other processors read them next. Visible to who sees what this one publishes afterwards
   double correction1 = 1, correction2 = 1;  // Adam's 1 − βᵗ
+  double scale = 1;                         // of the summed gradient
+  bool watch = false;  // look for NaN and infinity: a block of kBlock elements whose gradient has some is left as it is
 };
+
+/// Elements that sums, checks and updates take at a time: they stay in the first-level cache in between.
+constexpr size_t kBlock = 1024;
 
 struct Kernels {
   const char* name;
   /// outs[k][i] = op over j of sources[j][i], summed in the order of j. Outputs may be sources, never shifted against them.
   void (*reduce)(DType, Op, void* const* outs, int n_outs, const void* const* sources, int n_sources, size_t count);
-  void (*update)(const Update&);
+  /// False when `watch` found something.
+  bool (*update)(const Update&);
   /// into[i] += from[i]
   void (*accumulate)(DType, void* into, const void* from, size_t count);
+  /// The sum of squares of the sums over `sources`, which are f32 or f64, counted in f64. `out`, if it is not null,
+  /// gets the sums, but for blocks of kBlock elements in which NaN or infinity turned up; it may be a source.
+  double (*sum_squares)(DType, void* out, const void* const* sources, int n_sources, size_t count);
+  /// data[i] *= factor; f32 or f64.
+  void (*scale)(DType, void* data, double factor, size_t count);
+  /// Whether there is neither NaN nor infinity; f32 or f64.
+  bool (*finite)(DType, const void* data, size_t count);
 };
 
 /// The best variant that this processor runs.

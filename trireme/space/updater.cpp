@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <utility>
 
 namespace trireme::space {
 namespace {
@@ -40,6 +41,41 @@ void check(const UpdaterOptions& o) {
   if (!(o.weight_decay >= 0)) fail<InvalidArgument>("weight decay must be at least 0, not {}", o.weight_decay);
 }
 
+/// Of slots [first, last), those that have a part in `range`.
+std::pair<size_t, size_t> slots_in(const Layout& layout, size_t first, size_t last, Range range) {
+  const auto slots = layout.slots().subspan(first, last - first);
+  const auto from =
+      std::partition_point(slots.begin(), slots.end(), [&](const Slot& slot) { return slot.range.end <= range.begin; });
+  const auto to =
+      std::partition_point(from, slots.end(), [&](const Slot& slot) { return slot.range.begin < range.end; });
+  return {first + static_cast<size_t>(from - slots.begin()), first + static_cast<size_t>(to - slots.begin())};
+}
+
+bool has(const Source& source, size_t slot) { return source.present == nullptr || source.present[slot] != 0; }
+
+/// Calls visit(part, gradients, slot) for the parts of `range` with the gradients that are there: the whole of it if
+/// all are. Slots, counted from `first`, that have other gradients or differ in `kind_of` are in different parts;
+/// `slot` is a part's first one.
+template <class KindOf, class Visit>
+void each_present(const Layout& layout, size_t first, size_t last, Range range, std::span<const Source> sources,
+                  const KindOf& kind_of, const Visit& visit) {
+  std::array<const std::byte*, 256> gradients{};
+  if (sources.size() > gradients.size()) fail<InvalidArgument>("at most {} sources of gradients", gradients.size());
+  const auto alike = [&](size_t a, size_t b) {
+    const auto same = [&](const Source& source) { return has(source, a) == has(source, b); };
+    return kind_of(a) == kind_of(b) && std::all_of(sources.begin(), sources.end(), same);
+  };
+  const auto [from, to] = slots_in(layout, first, last, range);
+  for (size_t begin = from, end = from; begin < to; begin = end) {
+    for (end = begin + 1; end < to && alike(begin - first, end - first);) end++;
+    size_t count = 0;
+    for (const Source& source : sources)
+      if (has(source, begin - first)) gradients[count++] = source.gradients;
+    const Range part{std::max(range.begin, layout[begin].range.begin), end == to ? range.end : layout[end].range.begin};
+    if (count > 0) visit(part, std::span<const std::byte* const>(gradients.data(), count), begin - first);
+  }
+}
+
 }  // namespace
 
 UpdaterOptions sgd(UpdaterOptions options) { return with_kind(options, Optimizer::sgd); }
@@ -47,6 +83,10 @@ UpdaterOptions momentum(UpdaterOptions options) { return with_kind(options, Opti
 UpdaterOptions adagrad(UpdaterOptions options) { return with_kind(options, Optimizer::adagrad); }
 UpdaterOptions adam(UpdaterOptions options) { return with_kind(options, Optimizer::adam); }
 UpdaterOptions adamw(UpdaterOptions options) { return with_kind(options, Optimizer::adamw); }
+
+double epsilon_of(const UpdaterOptions& options) {
+  return options.epsilon.value_or(options.kind == Optimizer::adagrad ? 1e-10 : 1e-8);
+}
 
 std::vector<std::string> optimizer_names() { return {kOptimizers.begin(), kOptimizers.end()}; }
 std::string name_of(Optimizer kind) { return kOptimizers[static_cast<size_t>(kind)]; }
@@ -65,15 +105,36 @@ Updater::Updater(const UpdaterOptions& options, std::span<const Range> owned, bo
     state_size_ += round_up(range.size(), kLine);
   }
   state_ = Arena::of_process(state_size_ * state_vectors(options_.kind));
+  counts_.resize(owned_.size());
 }
 
 void Updater::begin_step(double lr) {
   lr_ = lr;
+  scale_ = 1;
   steps_++;
 }
 
-void Updater::update(size_t index, Range range, DType dtype, std::byte* parameters, std::span<const std::byte* const> gradients) {
-  if (range.empty() || gradients.empty()) return;
+bool Updater::update(size_t index, Range range, DType dtype, std::byte* parameters,
+                     std::span<const std::byte* const> gradients) {
+  return apply(index, range, dtype, parameters, gradients, steps_);
+}
+
+void Updater::count(size_t index, const Layout& layout, size_t first, size_t last, Range range,
+                    std::span<const Source> sources) {
+  if (!counts()) return;
+  std::vector<Count>& counts = counts_[index];
+  if (counts.empty()) counts.resize(last - first);
+  const auto [begin, end] = slots_in(layout, first, last, range);
+  for (size_t slot = begin - first; slot < end - first; slot++) {
+    const auto counts_here = [&](const Source& source) { return has(source, slot); };
+    if (counts[slot].last != steps_ && std::any_of(sources.begin(), sources.end(), counts_here))
+      counts[slot] = {counts[slot].steps + 1, steps_};
+  }
+}
+
+bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameters,
+                    std::span<const std::byte* const> gradients, int64_t steps) {
+  if (range.empty() || gradients.empty()) return true;
   if (dtype != DType::f32 && dtype != DType::f64) fail<InvalidArgument>("parameters of type {} cannot be updated; keep them in f32 or f64", name_of(dtype));
   std::array<const void*, 256> sources{};
   if (gradients.size() > sources.size()) fail<InvalidArgument>("at most {} ranks per machine", sources.size());
@@ -81,42 +142,56 @@ void Updater::update(size_t index, Range range, DType dtype, std::byte* paramete
 
   const size_t offset = state_offset_[index] + (range.begin - owned_[index].begin);
   const size_t vectors = state_vectors(options_.kind);
-  kernels().update({.optimizer = options_.kind,
-                    .dtype = dtype,
-                    .gradients = sources.data(),
-                    .sources = static_cast<int>(gradients.size()),
-                    .count = range.size() / size_of(dtype),
-                    .parameters = parameters + range.begin,
-                    .state = {vectors > 0 ? state_.data() + offset : nullptr, vectors > 1 ? state_.data() + state_size_ + offset : nullptr},
-                    .lr = lr_,
-                    .momentum = options_.momentum,
-                    .beta1 = options_.beta1,
-                    .beta2 = options_.beta2,
-                    .epsilon = options_.epsilon.value_or(options_.kind == Optimizer::adagrad ? 1e-10 : 1e-8),
-                    .weight_decay = options_.weight_decay,
-                    .nesterov = options_.nesterov,
-                    .stream = shared_,
-                    .correction1 = 1 - std::pow(options_.beta1, static_cast<double>(steps_)),
-                    .correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps_))});
+  return kernels().update({.optimizer = options_.kind,
+                           .dtype = dtype,
+                           .gradients = sources.data(),
+                           .sources = static_cast<int>(gradients.size()),
+                           .count = range.size() / size_of(dtype),
+                           .parameters = parameters + range.begin,
+                           .state = {vectors > 0 ? state_.data() + offset : nullptr,
+                                     vectors > 1 ? state_.data() + state_size_ + offset : nullptr},
+                           .lr = lr_,
+                           .momentum = options_.momentum,
+                           .beta1 = options_.beta1,
+                           .beta2 = options_.beta2,
+                           .epsilon = epsilon_of(options_),
+                           .weight_decay = options_.weight_decay,
+                           .nesterov = options_.nesterov,
+                           .stream = shared_,
+                           .correction1 = 1 - std::pow(options_.beta1, static_cast<double>(steps)),
+                           .correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps)),
+                           .scale = scale_,
+                           .watch = watch_});
 }
 
-void update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* parameters,
-                    std::span<const Source> sources) {
-  std::array<const std::byte*, 256> gradients{};
-  if (sources.size() > gradients.size()) fail<InvalidArgument>("at most {} sources of gradients", gradients.size());
-  const auto collect = [&](const auto& has) {
-    size_t count = 0;
-    for (const Source& source : sources)
-      if (source.present == nullptr || has(source)) gradients[count++] = source.gradients;
-    return std::span<const std::byte* const>(gradients.data(), count);
-  };
-  const auto complete = [&](const Source& source) {
-    return std::find(source.present, source.present + (last - first), uint8_t{0}) == source.present + (last - first);
-  };
-  if (collect(complete).size() == sources.size()) return updater.update(index, range, dtype, parameters, collect(complete));
-  for (size_t slot = first; slot < last; slot++)
-    if (const auto some = collect([&](const Source& source) { return source.present[slot - first] != 0; }); !some.empty())
-      updater.update(index, intersect(range, layout[slot].range), dtype, parameters, some);
+bool update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range,
+                    DType dtype, std::byte* parameters, std::span<const Source> sources) {
+  updater.count(index, layout, first, last, range, sources);
+  const auto steps_of = [&](size_t slot) { return updater.steps_of(index, slot); };
+  bool fine = true;
+  each_present(layout, first, last, range, sources, steps_of, [&](Range part, auto gradients, size_t slot) {
+    fine = updater.apply(index, part, dtype, parameters, gradients, steps_of(slot)) && fine;
+  });
+  return fine;
+}
+
+double squares_present(const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* sums,
+                       std::span<const Source> sources) {
+  double squares = 0;
+  const auto all_alike = [](size_t) { return 0; };
+  each_present(layout, first, last, range, sources, all_alike, [&](Range part, auto gradients, size_t) {
+    if (part.empty()) return;
+    std::array<const void*, 256> from{};
+    for (size_t k = 0; k < gradients.size(); k++) from[k] = gradients[k] + part.begin;
+    squares += kernels().sum_squares(dtype, sums == nullptr ? nullptr : sums + part.begin, from.data(),
+                                     static_cast<int>(gradients.size()), part.size() / size_of(dtype));
+  });
+  return squares;
+}
+
+double clip_factor(double squares, double limit) {
+  if (limit <= 0 || !std::isfinite(squares)) return 1;
+  return std::min(1.0, limit / (std::sqrt(squares) + 1e-6));
 }
 
 }  // namespace trireme::space

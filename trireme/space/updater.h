@@ -31,12 +31,26 @@ UpdaterOptions adagrad(UpdaterOptions options = {});
 UpdaterOptions adam(UpdaterOptions options = {});
 UpdaterOptions adamw(UpdaterOptions options = {});
 
+/// The one that was given, or libtorch's default.
+double epsilon_of(const UpdaterOptions& options);
+
 /// "sgd", "momentum", …; throws InvalidArgument with the nearest valid name.
 Optimizer optimizer_named(const std::string& name);
 std::string name_of(Optimizer kind);
 std::vector<std::string> optimizer_names();
 
-/// The optimizer and its state for the ranges that this process owns. Not thread-safe, but several threads may update() disjoint ranges at a time.
+/// Somebody's gradients.
+struct Source {
+  const std::byte* gradients;  // start of the flat space
+  const uint8_t*
+      present;  // by slot, from the first one of the call on: not 0 where there is a gradient. Null: everywhere
+};
+
+/// The optimizer and its state for the ranges that this process owns. Not thread-safe, but several threads may update()
+/// disjoint ranges at a time.
+///
+/// Adam's bias correction depends on the number of steps: of each slot, those in which somebody had a gradient for it,
+/// as in libtorch.
 class Updater {
  public:
   /// `owned`: ranges of the flat space, disjoint; state is kept for them alone. `shared`: other processors read the parameters between updates.
@@ -45,8 +59,20 @@ class Updater {
 
   /// Starts the next step; all updates until the next call use this rate.
   void begin_step(double lr);
-  /// Updates `range`, which lies inside owned range number `index`. `parameters` and each of `gradients` point to the start of the flat space.
-  void update(size_t index, Range range, DType dtype, std::byte* parameters, std::span<const std::byte* const> gradients);
+  /// For the rest of the step: gradients count this much. begin_step() sets it back to 1.
+  void scale(double factor) { scale_ = factor; }
+  /// From now on: leave parameters and state as they are where gradients are NaN or infinite, and in the same block.
+  void watch(bool on) { watch_ = on; }
+  /// Updates `range`, which lies inside owned range number `index`. `parameters` and each of `gradients` point to the
+  /// start of the flat space. False when watch() is on and something was left as it is.
+  bool update(size_t index, Range range, DType dtype, std::byte* parameters,
+              std::span<const std::byte* const> gradients);
+
+  /// Slots [first, last) of owned range `index`, always the same for an index: counts this step for those in `range`
+  /// that some source has a gradient for, once however often it is called. Before several threads call update_present()
+  /// for one owned range, one of them calls this.
+  void count(size_t index, const Layout& layout, size_t first, size_t last, Range range,
+             std::span<const Source> sources);
 
   const UpdaterOptions& options() const { return options_; }
   int64_t steps() const { return steps_; }
@@ -54,25 +80,44 @@ class Updater {
   size_t state_bytes() const { return state_.bytes(); }
 
  private:
+  /// Steps of one slot.
+  struct Count {
+    int64_t steps = 0;
+    int64_t last = 0;  // the updater's step that was counted last
+  };
+  friend bool update_present(Updater&, size_t, const Layout&, size_t, size_t, Range, DType, std::byte*,
+                             std::span<const Source>);
+  bool counts() const { return options_.kind == Optimizer::adam || options_.kind == Optimizer::adamw; }
+  /// Of a slot, by its place among those of owned range `index`.
+  int64_t steps_of(size_t index, size_t slot) const { return counts() ? counts_[index][slot].steps : steps_; }
+  bool apply(size_t index, Range range, DType dtype, std::byte* parameters, std::span<const std::byte* const> gradients,
+             int64_t steps);
+
   UpdaterOptions options_;
   bool shared_;
   std::vector<Range> owned_;
   std::vector<size_t> state_offset_;  // of each owned range, in bytes, within one state vector
   size_t state_size_ = 0;             // bytes of one state vector
   Arena state_;                       // one or two state vectors, one after the other
+  std::vector<std::vector<Count>> counts_;  // by owned range and slot; for optimizers that count
   int64_t steps_ = 0;
-  double lr_ = 0;
+  double lr_ = 0, scale_ = 1;
+  bool watch_ = false;
 };
 
-/// Somebody's gradients.
-struct Source {
-  const std::byte* gradients;  // start of the flat space
-  const uint8_t* present;      // by slot, from the first one of the call on: not 0 where there is a gradient. Null: everywhere
-};
+/// Updates `range`, which lies inside owned range `index` and covers slots [first, last) or parts of them, with the sum
+/// of all sources. A slot that some sources have no gradient for gets the sum of the others; one that none has is left
+/// as it is. Returns what update() does.
+bool update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range,
+                    DType dtype, std::byte* parameters, std::span<const Source> sources);
 
-/// Updates `range`, which lies inside owned range `index` and covers slots [first, last) or parts of them, with the sum of all sources. A slot that some
-/// sources have no gradient for gets the sum of the others; one that none has is left as it is.
-void update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* parameters,
-                    std::span<const Source> sources);
+/// The sum of squares of what update_present() would take as the gradient of `range`. With `sums`, the start of a flat
+/// space (it may be a source's), the summed gradient is written there, but for blocks in which it is not finite.
+double squares_present(const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* sums,
+                       std::span<const Source> sources);
+
+/// What a gradient with this sum of squares is multiplied with, so that its norm is at most `limit`: libtorch's
+/// formula. 1 where the norm is not finite, or without a limit (0): nothing becomes 0 in silence.
+double clip_factor(double squares, double limit);
 
 }  // namespace trireme::space

@@ -1,6 +1,8 @@
 #include <trireme/train/memory_format.h>
 
-#include <torch/torch.h>
+#include <torch/autograd.h>
+#include <torch/utils.h>
+#include <torch/version.h>
 #include <unistd.h>
 
 #include <trireme/base/clock.h>

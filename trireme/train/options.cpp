@@ -4,6 +4,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -36,17 +37,26 @@ void check_writable(const std::string& path) {
   fs::remove(probe, failed);
 }
 
+int usual_epochs(bool csv, int64_t steps_per_epoch) {
+  constexpr int64_t kUsual = 10, kMost = 50, kUpdates = 500;
+  if (!csv) return kUsual;
+  const int64_t steps = std::max<int64_t>(1, steps_per_epoch);
+  return static_cast<int>(std::clamp((kUpdates + steps - 1) / steps, kUsual, kMost));
+}
+
 void check(const Options& o) {
-  if (o.epochs < 0) fail<InvalidArgument>("epochs must be at least 0, not {}", o.epochs);
+  if (o.epochs.value_or(0) < 0) fail<InvalidArgument>("epochs must be at least 0, not {}", *o.epochs);
   if (o.batch == 0) fail<InvalidArgument>("the batch must be at least 1");
   if (o.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", o.accumulate);
   if (o.max_steps < 0 || o.warmup < 0) fail<InvalidArgument>("max-steps and warmup must be at least 0, not {} and {}", o.max_steps, o.warmup);
   if (!std::isfinite(o.gamma) || !std::isfinite(o.step_epochs) || o.step_epochs <= 0)
     fail<InvalidArgument>("gamma must be a number and step-epochs more than 0, not {} and {}", o.gamma, o.step_epochs);
   if (o.dtype != "f32" && o.dtype != "f64") fail<InvalidArgument>("unknown dtype '{}': f32 or f64", o.dtype);
-  if (!(o.clip >= 0) || !std::isfinite(o.clip)) fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", o.clip);
-  if (o.clip > 0 && !o.sync.takes_servers())
-    fail<InvalidArgument>("clip is for modes in which each worker's gradient is applied by itself or by servers; sync '{}' has none",
+  exchange::check_rate(o.sync, o.rate);
+  if (!(o.clip >= 0) || !std::isfinite(o.clip))
+    fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", o.clip);
+  if (o.sync_batch_norm && !o.sync.lockstep())
+    fail<InvalidArgument>("sync-batch-norm needs workers that take every step together, and with sync '{}' each goes at its own pace",
                           exchange::name_of(o.sync));
   if (!(o.straggler_factor >= 1 && o.straggler_factor <= 100)) fail<InvalidArgument>("a straggler takes 1 to 100 times as long, not {}", o.straggler_factor);
   space::schedule_named(o.schedule);

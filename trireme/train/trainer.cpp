@@ -1,17 +1,25 @@
 #include <trireme/train/trainer.h>
 
-#include <torch/torch.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/utils.h>
+#include <torch/version.h>
 
 #include <trireme/base/error.h>
+#include <trireme/base/sha256.h>
+#include <trireme/cluster/slate.h>
 #include <trireme/data/loader.h>
+#include <trireme/models/catalogue.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
+#include <trireme/train/diagnosis.h>
 #include <trireme/train/memory_format.h>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <utility>
 
 namespace trireme::train {
 namespace {
@@ -27,10 +35,27 @@ class Run {
     check(options);
   }
 
+  /// Errors of libtorch's own have its words, and where they came up, without its stack of addresses.
   Result run() {
+    try {
+      return train();
+    } catch (const c10::Error& error) {
+      std::string text = error.what_without_backtrace();
+      // "[enforce fail at alloc_cpu.cpp:75] err == 0. DefaultCPUAllocator: can't …": what failed stands behind
+      if (text.starts_with("[enforce fail"))
+        if (const size_t end = text.find(". ", text.find("] ")); end != std::string::npos) text = text.substr(end + 2);
+      fail<Error>("libtorch, training {} on {} (worker {}, after {} steps): {}", options_.model, options_.data,
+                  world_.rank(), position_, text.substr(0, text.find('\n')));
+    }
+  }
+
+ private:
+  Result train() {
     if (world_.first()) introduce();
-    const data::Splits splits = data::open(world_.local(), options_.data, {.label = options_.label, .seed = options_.seed});
+    compare_options();
+    const data::Splits splits = data::open(world_.local(), options_.data, data_options());
     compare_data(splits);
+    for (size_t i = 0; world_.first() && i < splits.notes.size(); i++) listener_.note(splits.notes[i]);
     const data::Loader loader(splits.train, world_.rank(), world_.size(),
                               {.batch = options_.batch, .accumulate = options_.accumulate, .seed = options_.seed, .dtype = dtype_});
     mse_ = options_.loss == Loss::mse || (options_.loss == Loss::automatic && splits.train.task == data::Task::regress);
@@ -43,42 +68,48 @@ class Run {
     torch::manual_seed(options_.seed * 1000003 + static_cast<uint64_t>(world_.rank()));  // dropout differs between workers
 
     const auto steps = static_cast<int64_t>(loader.steps_per_epoch());
+    choose_epochs(splits, steps);
+    if (splits.schema && mse_) loss_unit_ = splits.schema->deviation * splits.schema->deviation;
     Parallel train(world_, *net_, options_.optimizer,
                    {.sync = options_.sync,
+                    .rate = options_.rate,
                     .accumulate = options_.accumulate,
                     .schedule = {.kind = space::schedule_named(options_.schedule),
                                  .warmup = options_.warmup,
-                                 .total = options_.max_steps > 0 ? options_.max_steps : steps * options_.epochs,
-                                 .step_size = std::max<int64_t>(1, std::llround(options_.step_epochs * static_cast<double>(steps))),
+                                 .total = options_.max_steps > 0 ? options_.max_steps : steps * epochs_,
+                                 .step_size = std::max<int64_t>(
+                                     1, std::llround(options_.step_epochs * static_cast<double>(steps))),
                                  .gamma = options_.gamma},
                     .bucket_bytes = options_.bucket_bytes,
                     .overlap = options_.overlap,
                     .overlap_next = options_.overlap,
                     .channels_last = channels_last,
-                    .stale = options_.stale,
                     .clip = options_.clip,
+                    .on_nan = options_.on_nan,
+                    .sync_batch_norm = options_.sync_batch_norm,
+                    .stale = options_.stale,
                     .seed = options_.seed});
     result_.parameters = train.exchange().layout().elements();
     if (world_.first())
       listener_.note(fmt::format("{}: {} parameters; {}: {} training and {} test samples; {} worker{}{}, sync {}, batch {} ({} steps an epoch)", options_.model,
                                  result_.parameters, options_.data, splits.train.count, splits.test.count, world_.size(), world_.size() == 1 ? "" : "s",
                                  servers_text(), exchange::name_of(options_.sync), options_.batch, steps));
-    for (int epoch = 0; epoch < options_.epochs && !result_.stopped && !enough(); epoch++) {
+    if (world_.first() && world_.size() > 1 && models::has_batch_norm(options_.model) && !options_.sync_batch_norm)
+      listener_.note("batch norm: each worker uses the statistics of its own samples; --sync-batch-norm uses those of the whole batch");
+    for (int epoch = 0; epoch < epochs_ && !result_.stopped && !enough(); epoch++) {
       run_epoch(train, loader, epoch);
-      evaluate(train, splits.test);
-      if (world_.first()) listener_.epoch(result_.epochs.back());
+      if (!result_.stopped) evaluate(train, splits.test, Patience::until_stopped);
+      if (world_.first() && !result_.stopped) listener_.epoch(result_.epochs.back());
+      if (!result_.stopped) examine(mse_ ? 0 : splits.train.classes, epoch + 1 == epochs_ || enough());
     }
+    save(train, splits);
+    if (result_.stopped) evaluate_stopped(train, splits.test);
     result_.sha256 = train.sha256();
-    if (!options_.save.empty()) {
-      train.save(options_.save);
-      result_.saved = std::filesystem::absolute(options_.save).string();
-    }
     if (!train.lockstep()) result_.updates = all_updates_;
     if (world_.first()) result_.servers = train.statistics();
     return std::move(result_);
   }
 
- private:
   void introduce() {
     for (const std::string& warning : world_.warnings()) listener_.note("warning: " + warning);
     if (world_.launcher() != "trireme launch" || world_.machines() > 1)
@@ -86,14 +117,68 @@ class Run {
                                  world_.machines() == 1 ? "" : "s", world_.engine()));
   }
 
-  /// Machines read their own copies of the data: they must be the same.
+  data::OpenOptions data_options() const {
+    data::OpenOptions options{
+        .seed = options_.seed, .label = options_.label, .normalize = options_.normalize, .test = options_.test};
+    if (!data::is_csv(options_.data)) return options;
+    if (options_.loss == Loss::mse) options.task = data::Task::regress;
+    if (options_.loss == Loss::cross_entropy) options.task = data::Task::classify;
+    return options;
+  }
+
+  void choose_epochs(const data::Splits& splits, int64_t steps) {
+    epochs_ = options_.epochs.value_or(usual_epochs(splits.schema.has_value(), steps));
+    if (options_.epochs || !splits.schema || !world_.first()) return;
+    listener_.note(fmt::format("{} epochs of {} update{}: small data need many passes; --epochs sets their number",
+                               epochs_, steps, steps == 1 ? "" : "s"));
+  }
+
+  /// What a saved model says of itself.
+  std::map<std::string, std::string> metadata(const data::Splits& splits) const {
+    std::map<std::string, std::string> entries = {{"model", options_.model}};
+    if (splits.schema) entries["schema"] = data::to_json(*splits.schema);
+    return entries;
+  }
+
+  /// What the exchange cannot compare, and what ranks do together before there is one. Whoever was started with other
+  /// flags hears it here.
+  void compare_options() {
+    exchange::Terms terms;
+    const bool files = options_.data.find('/') != std::string::npos;  // each machine may have them elsewhere
+    terms.add("model", options_.model).add("data", files ? "files" : options_.data).add("label", options_.label);
+    terms.add("normalize", options_.normalize.value_or(true)).add("test", options_.test.value_or(-1));
+    terms.add("batch", options_.batch);
+    terms.add("epochs", options_.epochs.value_or(-1)).add("max_steps", options_.max_steps).add("accumulate", options_.accumulate);
+    terms.add("seed", options_.seed).add("plain_mean", options_.plain_mean).add("dtype", options_.dtype);
+    terms.add("memory_format", memory_format_names()[static_cast<size_t>(options_.memory_format)]);
+    terms.add("loss", loss_names()[static_cast<size_t>(options_.loss)])
+        .add("save", options_.save.empty() ? "nothing" : "the model");
+    exchange::agree(world_.comm(), "options", terms.text());
+  }
+
+  /// Machines read their own copies of the data: they must be the same. Other cells of a CSV file show in its schema,
+  /// in means and categories.
   void compare_data(const data::Splits& splits) {
     if (world_.machines() == 1) return;
-    int64_t first[2] = {static_cast<int64_t>(splits.train.count), static_cast<int64_t>(splits.test.count)};
+    const auto train = static_cast<int64_t>(splits.train.count), test = static_cast<int64_t>(splits.test.count);
+    int64_t first[2] = {train, test};
     world_.comm().broadcast(first, 2, DType::i64, 0, "sizes of the data");
-    if (static_cast<size_t>(first[0]) == splits.train.count && static_cast<size_t>(first[1]) == splits.test.count) return;
-    fail<Mismatch>("{} on this machine (rank {}) has {} training and {} test samples, on rank 0's machine {} and {}. Copy the same files to all machines",
-                   options_.data, world_.rank(), splits.train.count, splits.test.count, first[0], first[1]);
+    if (first[0] != train || first[1] != test)
+      fail<Mismatch>(
+          "{} on this machine (rank {}) has {} training and {} test samples, on rank 0's machine {} and {}. Copy the "
+          "same files to all machines",
+          options_.data, world_.rank(), train, test, first[0], first[1]);
+    Sha256 hash;
+    const std::string schema = splits.schema ? data::to_json(*splits.schema) : "";
+    hash.add(schema.data(), schema.size());
+    const std::string mine = hash.finish();
+    std::string theirs = mine;
+    world_.comm().broadcast(theirs.data(), theirs.size(), DType::u8, 0, "columns of the data");
+    if (theirs != mine)
+      fail<Mismatch>(
+          "{} on this machine (rank {}) has as many rows as on rank 0's machine, but other names, categories or "
+          "numbers in them. Copy the same files to all machines",
+          options_.data, world_.rank());
   }
 
   std::string servers_text() const { return world_.servers() == 0 ? "" : fmt::format(" and {} server{}", world_.servers(), world_.servers() == 1 ? "" : "s"); }
@@ -185,15 +270,12 @@ class Run {
   }
 
   void stepped(const Step& done, EpochResult& epoch, Pace& pace, size_t steps, size_t position) {
-    epoch.loss += (done.loss - epoch.loss) / static_cast<double>(++pace.steps);
+    epoch.loss += (done.loss * loss_unit_ - epoch.loss) / static_cast<double>(++pace.steps);
     result_.updates = done.number;
     if (world_.first() && seconds_since(pace.reported) > kSecondsBetweenReports) {
       pace.reported = Clock::now();
       report_progress(epoch, position, steps, seconds_since(pace.start));
     }
-    if (!std::isfinite(done.loss))
-      fail<Error>("the loss became {} at update {} (epoch {}). Try a smaller learning rate than {}", std::isnan(done.loss) ? "NaN" : "infinite", done.number,
-                  epoch.epoch, options_.optimizer.lr);
   }
 
   /// Workers that went their own ways: the loss is the mean over all their steps, and the time that of the last. Also a meeting before anybody evaluates.
@@ -212,31 +294,77 @@ class Run {
 
   void report_progress(const EpochResult& epoch, size_t step, size_t steps, double seconds) const {
     const double rate = static_cast<double>(step * options_.batch) / seconds;
-    const double steps_left = static_cast<double>(options_.epochs - epoch.epoch + 1) * static_cast<double>(steps) - static_cast<double>(step);
-    listener_.progress({epoch.epoch, options_.epochs, step, steps, epoch.loss, rate, steps_left * seconds / static_cast<double>(step)});
+    const double steps_left =
+        static_cast<double>(epochs_ - epoch.epoch + 1) * static_cast<double>(steps) - static_cast<double>(step);
+    listener_.progress(
+        {epoch.epoch, epochs_, step, steps, epoch.loss, rate, steps_left * seconds / static_cast<double>(step)});
   }
 
-  /// Each worker measures its share of the test set.
-  void evaluate(Parallel& train, const data::Dataset& test) {
+  void save(Parallel& train, const data::Splits& splits) {
+    if (options_.save.empty()) return;
+    if (result_.stopped && world_.first())
+      listener_.note(fmt::format("stopped after {} updates; saving the model to {}", result_.updates, options_.save));
+    train.save(options_.save, metadata(splits));
+    result_.saved = std::filesystem::absolute(options_.save).string();
+  }
+
+  /// Of a run that somebody stopped: after the model is saved, and only if somebody will see the figures.
+  void evaluate_stopped(Parallel& train, const data::Dataset& test) {
+    if (options_.save.empty() && options_.report.empty()) return;
+    if (world_.first() && !options_.save.empty() && test.count > 0)
+      listener_.note(fmt::format("model saved to {}; evaluating it, which Ctrl-C ends", result_.saved));
+    evaluate(train, test, Patience::to_the_end);
+    if (world_.first()) listener_.epoch(result_.epochs.back());
+  }
+
+  enum class Patience { until_stopped, to_the_end };
+
+  /// Each worker measures its share of the test set. When somebody wants to stop and the model is not saved yet, all
+  /// leave it at that.
+  void evaluate(Parallel& train, const data::Dataset& test, Patience patience) {
     if (test.count == 0) return;
     const torch::NoGradGuard no_grad;
     net_->eval();
     const data::Share share = data::share_of(test.count, world_.rank(), world_.size());
     const auto order = data::epoch_order(test.count, 0, 0, false);
-    double sums[2] = {0, 0};  // loss, hits
+    double sums[3] = {0, 0, 0};  // loss, hits, workers who want to stop
     train.settled([&] {
       for (size_t begin = share.begin; begin < share.end; begin += kTestBatch) {
+        if (patience == Patience::until_stopped && stop_.load()) break;
+        cluster::note_beat();
         const data::Batch batch = data::make_batch(test, order, begin, std::min(share.end, begin + kTestBatch), dtype_);
         const torch::Tensor output = net_->forward(batch.x);
         sums[0] += loss_of(output, batch.y).item<double>() * static_cast<double>(batch.samples());
         if (!mse_) sums[1] += static_cast<double>(output.argmax(1).eq(batch.y).sum().item<int64_t>());
       }
     });
-    world_.comm().allreduce(sums, 2, DType::f64, Op::sum, "test results");
+    if (patience == Patience::until_stopped && stop_.load()) sums[2] = 1;
+    world_.comm().allreduce(sums, 3, DType::f64, Op::sum, "test results");
+    if (sums[2] > 0) {
+      result_.stopped = true;
+      return;
+    }
     EpochResult& epoch = result_.epochs.back();
     epoch.has_test = true;
-    epoch.test_loss = sums[0] / static_cast<double>(test.count);
+    epoch.test_loss = sums[0] / static_cast<double>(test.count) * loss_unit_;
     if (!mse_) epoch.test_accuracy = sums[1] / static_cast<double>(test.count);
+  }
+
+  /// Says once what is wrong with the losses; the result has what is wrong with them in the end.
+  void examine(size_t classes, bool ended) {
+    std::vector<EpochLoss> losses;
+    for (const EpochResult& epoch : result_.epochs) {
+      losses.push_back({.loss = epoch.loss});
+      if (epoch.has_test) losses.back().test_loss = epoch.test_loss;
+      if (epoch.test_accuracy >= 0) losses.back().test_accuracy = epoch.test_accuracy;
+    }
+    result_.warning = diagnose(losses, {.classes = classes,
+                                        .ended = ended,
+                                        .lr = options_.optimizer.lr,
+                                        .momentum = options_.optimizer.kind == space::Optimizer::momentum,
+                                        .full_rate = options_.rate == exchange::Rate::full})
+                          .sentence;
+    if (!result_.warning.empty() && !std::exchange(warned_, true) && world_.first()) listener_.note("warning: " + result_.warning);
   }
 
   World& world_;
@@ -246,10 +374,13 @@ class Run {
   torch::Dtype dtype_;
   torch::nn::Sequential net_{nullptr};
   bool mse_ = false;
+  int epochs_ = 0;
+  double loss_unit_ = 1;     // what a loss of 1 means in the unit of the label, squared
   int64_t position_ = 0;     // steps of the run that are done; where workers take pieces, those of finished epochs
   int64_t all_updates_ = 0;  // where workers go their own ways: of all of them
   int timed_ = 0;            // steps, as far as kStepsToTime
   double usual_ = 0;         // seconds of the quickest of them
+  bool warned_ = false;
   Result result_;
 };
 
@@ -273,9 +404,11 @@ std::string report_json(const Options& options, int workers, const Result& resul
   nlohmann::ordered_json report = {{"model", options.model},
                                    {"data", options.data},
                                    {"workers", workers},
+                                   {"threads", at::get_num_threads()},
                                    {"batch", options.batch},
                                    {"accumulate", options.accumulate},
                                    {"sync", exchange::name_of(options.sync)},
+                                   {"rate", exchange::name_of(options.rate)},
                                    {"optimizer", space::name_of(options.optimizer.kind)},
                                    {"lr", options.optimizer.lr},
                                    {"seed", options.seed},
@@ -300,6 +433,7 @@ std::string report_json(const Options& options, int workers, const Result& resul
                          {"updates", result.servers->updates},
                          {"held", result.servers->held},
                          {"dropped", result.servers->dropped}};
+  if (!result.warning.empty()) report["warning"] = result.warning;
   if (!result.saved.empty()) report["saved"] = result.saved;
   return report.dump(2);
 }

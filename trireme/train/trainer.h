@@ -38,6 +38,7 @@ struct Result {
   bool stopped = false;                         // somebody asked to
   std::optional<exchange::Statistics> servers;  // what parameter servers counted
   std::string saved;                            // path, or ""
+  std::string warning;                          // what is wrong with the losses (diagnosis.h), or ""
 };
 
 /// Called on rank 0 only.

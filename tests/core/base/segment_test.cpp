@@ -1,5 +1,6 @@
 // label: unit
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -81,6 +82,45 @@ TEST(Segment, MoreThanTheMachineHasIsRefused) {
   const size_t more = round_up(available_memory() + (size_t{1} << 30), kPage);
   ASSERT_LT(more, Segment::kAddresses);
   EXPECT_THROW(segment->map(0, more, "too much"), IoError);
+}
+
+/// As `ulimit -v` does, for the length of a test: this process may have so many more bytes of addresses.
+class AddressLimit {
+ public:
+  explicit AddressLimit(size_t more) {
+    getrlimit(RLIMIT_AS, &before_);
+    constexpr rlim_t kFar = rlim_t{1} << 60;
+    set(kFar);
+    set(kFar - *addresses_left() + more);
+  }
+  ~AddressLimit() { set(before_.rlim_cur); }
+
+ private:
+  void set(rlim_t bytes) const {
+    const rlimit limit{bytes, before_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_AS, &limit), 0);
+  }
+  rlimit before_{};
+};
+
+TEST(Segment, TakesHalfOfTheAddressesThatALimitLeaves) {
+  constexpr size_t kGiB = size_t{1} << 30;
+  EXPECT_FALSE(addresses_left());
+  const AddressLimit limit(4 * kGiB);
+  const auto segment = Segment::create(), second = Segment::create();  // which takes half of the rest
+  EXPECT_NE(segment->map(0, kPage, "something small"), nullptr);
+  EXPECT_NE(segment->map(kGiB, kPage, "something further off"), nullptr);
+  EXPECT_TRUE(segment->offset_of(segment->at(kGiB + kGiB / 2)));
+  EXPECT_FALSE(segment->offset_of(segment->at(3 * kGiB)));
+  EXPECT_FALSE(second->offset_of(second->at(2 * kGiB)));
+  try {
+    segment->map(3 * kGiB, kPage, "the data set's inputs");
+    FAIL() << "addresses beyond the limit were given";
+  } catch (const IoError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("the data set's inputs"), std::string::npos) << text;
+    EXPECT_NE(text.find("'ulimit -v' limits the addresses of this process: raise it"), std::string::npos) << text;
+  }
 }
 
 TEST(Deadline, CountsDownAndNeverBelowZero) {

@@ -21,6 +21,7 @@ TEST(Nearest, FindsWhatWasCutShort) { EXPECT_EQ(nearest("res", kModels), "resnet
 
 TEST(Nearest, FindsNothingInStrangers) {
   EXPECT_EQ(nearest("transformer", kModels), "");
+  EXPECT_EQ(nearest("resnet18", {"lenet", "mlp", "linear", "twoconv"}), "");  // they rhyme, and nothing more
   EXPECT_EQ(nearest("", kModels), "");
   EXPECT_EQ(nearest("lenet", {}), "");
 }

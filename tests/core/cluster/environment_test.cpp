@@ -226,6 +226,26 @@ TEST(Place, OfTorchrunOnSeveralMachines) {
   expect_refused(join(torchrun, {{"MASTER_PORT", "65536"}}), {"MASTER_PORT='65536'"});
 }
 
+// MASTER_PORT does not name a job alone.
+TEST(Place, StartsAreToldApart) {
+  const Variables far = {{"RANK", "1"},
+                         {"WORLD_SIZE", "4"},
+                         {"MASTER_ADDR", "node1"},
+                         {"MASTER_PORT", "29500"},
+                         {"LOCAL_WORLD_SIZE", "2"}};
+  const Variables here = join(far, {{"LOCAL_WORLD_SIZE", "4"}});
+  const Variables run = {{"TORCHELASTIC_RUN_ID", "abc"}, {"TORCHELASTIC_RESTART_COUNT", "2"}, {"SLURM_JOB_ID", "77"}};
+  EXPECT_EQ(place(join(here, run)).job, "node1:29500/abc/2/77");
+  EXPECT_EQ(place(join(far, run)).job, "node1:29500/abc");  // what is the same on all machines
+  EXPECT_FALSE(place(join(here, run)).job_is_common);
+  EXPECT_EQ(place(join(here, {{"TORCHELASTIC_RUN_ID", "none"}})).job, "node1:29500");
+  EXPECT_TRUE(place(join(here, {{"TORCHELASTIC_RUN_ID", "none"}, {"TORCHELASTIC_RESTART_COUNT", "0"}})).job_is_common);
+  EXPECT_TRUE(place(here).job_is_common);
+  EXPECT_TRUE(place({{"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "2"}}).job_is_common);
+  for (const Variables& variables : {here, Variables{{"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "2"}}})
+    EXPECT_FALSE(place(join(variables, {{"TRIREME_JOB", "mine"}})).job_is_common);
+}
+
 // What `mpirun -n 2` of Open MPI 4.1 sets, on one machine.
 const Variables kMpirun = {{"OMPI_COMM_WORLD_RANK", "1"},
                            {"OMPI_COMM_WORLD_SIZE", "2"},

@@ -238,6 +238,42 @@ TEST(Launch, WhomItEndedItselfIsNotTheCause) {
   EXPECT_EQ(launcher.result.first_failed, 2);
 }
 
+/// What libstdc++ prints about an exception that nobody catches.
+std::string terminate(const std::string& what) {
+  return fmt::format(
+      "printf \"terminate called after throwing an instance of 'std::runtime_error'\\n  what():  {}\\n\" >&2; kill "
+      "-ABRT $$",
+      what);
+}
+
+TEST(Launch, TheTextOfAnUncaughtExceptionIsTheCause) {
+  Launcher launcher(shell(2, "[ $RANK = 0 ] && exec sleep 100; " + terminate("no such file")));
+  EXPECT_EQ(launcher.wait(), 128 + SIGABRT);
+  EXPECT_EQ(launcher.result.first_failed, 1);
+  expect_within(launcher.result.reason, "died first: uncaught exception: no such file (after ");
+}
+
+TEST(Launch, SoIsThatOfATraceback) {
+  Launcher launcher(shell(2,
+                          "[ $RANK = 0 ] && exec sleep 100; printf 'Traceback (most recent call last):\\n  File "
+                          "x\\nValueError: no such shard\\n' >&2; exit 1"));
+  EXPECT_EQ(launcher.wait(), 1);
+  expect_within(launcher.result.reason, "died first: uncaught exception: ValueError: no such shard (after ");
+}
+
+// The launcher is held up, so that it sees both deaths at once; the lower rank's words came later.
+TEST(Launch, OfTwoExceptionsTheFirstIsTheCause) {
+  const std::string first = testing::TempDir() + "first-" + std::to_string(getpid());
+  Launcher launcher(shell(2, "echo pid $$; if [ $RANK = 0 ]; then while [ ! -s " + first + " ]; do sleep 0.02; done; " +
+                                 "while kill -0 $(cat " + first + ") 2>/dev/null; do sleep 0.02; done; " +
+                                 terminate("connection closed by peer") + "; fi; echo $$ > " + first +
+                                 "; sleep 0.2; " + terminate("boom")));
+  EXPECT_EQ(launcher.wait(), 128 + SIGABRT);
+  EXPECT_EQ(launcher.result.first_failed, 1);
+  expect_within(launcher.result.reason, "boom");
+  unlink(first.c_str());
+}
+
 TEST(Launch, SaysWhenAProgramCannotBeStarted) {
   Launcher launcher({.command = {"/no/such/program"}, .ranks = 2});
   EXPECT_EQ(launcher.wait(), 127);
@@ -305,6 +341,98 @@ TEST(Launch, ASecondInterruptionKills) {
   EXPECT_EQ(launcher.wait(), 128 + SIGINT);
   EXPECT_LT(seconds_since(begin), 4);  // without it the ranks would have five seconds
   for (pid_t pid : printed_pids(launcher.output())) EXPECT_FALSE(alive(pid)) << pid;
+}
+
+// ---- asked to stop ----
+
+/// Keeps a core busy for so many seconds.
+std::string busy(int seconds) {
+  return fmt::format("end=$(( $(date +%s) + {} )); while [ $(date +%s) -lt $end ]; do :; done", seconds);
+}
+
+TEST(Launch, WaitsAsLongAsRanksMakeProgress) {
+  auto options =
+      shell(2, "trap '" + busy(4) + "; echo saved; exit 0' INT; echo pid $$; while true; do sleep 0.02; done");
+  options.patience = Seconds(1);  // much less than they need
+  Launcher launcher(options);
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+  kill(launcher.pid(), SIGINT);
+  EXPECT_EQ(launcher.wait(), 128 + SIGINT);
+  for (int rank : {0, 1}) expect_within(launcher.output(), fmt::format("[{}] saved", rank));
+}
+
+TEST(Launch, EndsRanksThatMakeNoProgressAndSaysSo) {
+  auto options = shell(2, "trap 'exec sleep 100' INT; echo pid $$; while true; do sleep 0.02; done");
+  options.patience = Seconds(1);
+  options.say = [](const std::string& sentence) { dprintf(2, "%s\n", sentence.c_str()); };
+  Launcher launcher(options);
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+  kill(launcher.pid(), SIGINT);
+  EXPECT_EQ(launcher.wait(), 128 + SIGINT);
+  expect_within(launcher.errors(),
+                "stopping: the ranks were told, and may take their time. Ctrl-C again ends them at once");
+  expect_within(launcher.errors(),
+                "rank 0 and rank 1 have made no progress for 1 s after being asked to stop: ended now");
+  for (pid_t pid : printed_pids(launcher.output())) EXPECT_FALSE(alive(pid)) << pid;
+}
+
+TEST(Launch, ARankGetsTheSignalThatItHandles) {
+  for (const int signal : {SIGHUP, SIGTERM}) {
+    Launcher launcher(shell(2, "trap 'echo asked; exit 0' INT; echo pid $$; while true; do sleep 0.02; done"));
+    ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+    kill(launcher.pid(), signal);
+    EXPECT_EQ(launcher.wait(), 128 + signal);
+    for (int rank : {0, 1}) expect_within(launcher.output(), fmt::format("[{}] asked", rank));
+  }
+}
+
+TEST(Launch, AClosedTerminalIsNoSecondWish) {
+  Launcher launcher(
+      shell(1, "trap 'echo asked; sleep 1; echo saved; exit 0' INT; echo pid $$; while true; do sleep 0.02; done"));
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 1; }));
+  kill(launcher.pid(), SIGINT);
+  ASSERT_TRUE(eventually([&] { return launcher.output().find("asked") != std::string::npos; }));
+  usleep(400'000);
+  kill(launcher.pid(), SIGHUP);
+  EXPECT_EQ(launcher.wait(), 128 + SIGINT);
+  expect_within(launcher.output(), "saved");
+}
+
+// An agent hears of a stop from whoever started it, and not by signals.
+TEST(Launch, HearsWishesOnADescriptor) {
+  int ends[2];
+  ASSERT_EQ(pipe(ends), 0);
+  auto options = shell(2, "trap 'echo asked' INT; echo pid $$; while true; do sleep 0.02; done");
+  options.hangup = ends[0];
+  Launcher launcher(options);
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+  ASSERT_EQ(write(ends[1], "stop\n", 5), 5);
+  ASSERT_TRUE(eventually([&] {
+    return launcher.output().find("[0] asked") != std::string::npos &&
+           launcher.output().find("[1] asked") != std::string::npos;
+  }));
+  for (pid_t pid : printed_pids(launcher.output())) EXPECT_TRUE(alive(pid)) << pid;
+  ASSERT_EQ(write(ends[1], "end\n", 4), 4);
+  EXPECT_EQ(launcher.wait(), 128 + SIGINT);
+  for (pid_t pid : printed_pids(launcher.output())) EXPECT_FALSE(alive(pid)) << pid;
+  close(ends[0]);
+  close(ends[1]);
+}
+
+// What starts ranks elsewhere is told on its standard input, and has the time that `alive` gives it.
+TEST(Launch, TellsAgentsOnTheirStandardInput) {
+  LaunchOptions options{
+      .show = Show::plain, .patience = Seconds(0.3), .alive = [] { return true; }, .input = "token\n"};
+  for (int i : {0, 1})
+    options.commands.push_back(
+        {"/bin/sh", "-c",
+         fmt::format("read token; echo pid $$ $token; read wish; echo {} heard $wish; sleep 1; echo done", i)});
+  options.names = {"the agent of host a", "the agent of host b"};
+  Launcher launcher(options);
+  ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 2; }));
+  kill(launcher.pid(), SIGTERM);
+  EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
+  for (const char* words : {"0 heard stop", "1 heard stop", "done"}) expect_within(launcher.output(), words);
 }
 
 TEST(Launch, NoRankOutlivesAKilledLauncher) {

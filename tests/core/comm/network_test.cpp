@@ -80,8 +80,8 @@ TEST(Engines, ByName) {
   add_engine({.name = "gloo", .description = "second", .connect = {}});
   EXPECT_EQ(engine_names(), (std::vector<std::string>{"gloo", "mpi"}));
   EXPECT_EQ(engine_named("gloo").description, "second");
-  EXPECT_EQ(message("nccl"), "this libtorch has no NCCL; use --engine gloo or mpi");
-  EXPECT_EQ(message("glo"), "there is no engine 'glo' (did you mean 'gloo'?); use --engine gloo or mpi");
+  EXPECT_EQ(message("nccl"), "this libtorch has no NCCL; use gloo or mpi");
+  EXPECT_EQ(message("glo"), "there is no engine 'glo' (did you mean 'gloo'?); use gloo or mpi");
 }
 
 }  // namespace

@@ -72,7 +72,7 @@ TEST(Open, MissingPathsAndOtherFiles) {
   expect_refused<IoError>(2, [&](auto& group) { return data::open(group, folder.path("no/such")).train; }, {folder.path("no/such")});
   expect_refused<IoError>(2, [&](auto& group) { return data::open(group, "missing.csv").train; }, {"missing.csv"});
   expect_refused<IoError>(2, [&](auto& group) { return data::open(group, folder.path()).train; }, {folder.path(), "train.csv"});
-  expect_unknown(folder.write("notes.txt", "hello"), {"notes.txt", "is not a data set"});
+  expect_unknown(folder.write("notes.pdf", "hello"), {"notes.pdf", "is not a data set"});
 }
 
 TEST(Share, CutsWithoutGaps) {

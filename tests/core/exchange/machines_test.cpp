@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cmath>
 #include <stdexcept>
 #include <thread>
 
@@ -102,6 +103,54 @@ TEST(SharedOverMachines, ParametersStayUntilAllRanksHaveComeToTheNextBucket) {
   const Layout layout({{"first", DType::f64, {300}}, {"b", DType::f64, {5000}}, {"c", DType::f64, {4000}}, {"last", DType::f64, {3000}}});
   for (const auto& machine_of : kShapes)
     expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000}, false, true); }));
+}
+
+/// Pieces of one slot land one by one, and each belongs to the same step of the slot; a slot without a gradient
+/// anywhere does not count it.
+TEST(SharedOverMachines, AdamCountsTheStepsOfEachSlot) {
+  const Layout layout({{"always", DType::f64, {5}}, {"large", DType::f64, {300, 900}}, {"late", DType::f64, {30}}});
+  const auto has = [](int rank, int step, size_t slot) {
+    return slot == 0 || (slot == 1 ? step % 3 == rank % 2 : step >= 7);
+  };
+  const auto any = [&](int ranks, int step, size_t slot) {
+    return has(0, step, slot) || (ranks > 1 && has(1, step, slot));
+  };
+  const auto wanted = [&](int ranks, size_t slot, size_t i) {  // torch.optim.Adam's formula
+    double p = 0, m = 0, v = 0, power1 = 1, power2 = 1;
+    for (int step = 0; step < kSteps; step++) {
+      if (!any(ranks, step, slot)) continue;
+      double g = 0;
+      for (int rank = 0; rank < ranks; rank++) g += has(rank, step, slot) ? gradient(rank, step, i) : 0;
+      m = 0.9 * m + (1 - 0.9) * g;
+      v = 0.999 * v + (1 - 0.999) * g * g;
+      power1 *= 0.9, power2 *= 0.999;
+      p -= 0.01 / (1 - power1) * m / (std::sqrt(v) / std::sqrt(1 - power2) + 1e-8);
+    }
+    return p;
+  };
+  for (const auto& machine_of : kShapes)
+    expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
+      const int ranks = rank.all.size(), me = rank.all.rank();
+      const auto exchange = make_exchange(Group(rank.all, rank.here, rank.lane, rank.all.topology().lanes()), layout,
+                                          space::adam(), {.bucket_bytes = 20000});
+      for (int step = 0; step < kSteps; step++) {
+        exchange->begin(0.01);
+        exchange->open();
+        for (size_t slot = 0; slot < layout.size(); slot++) {
+          auto* const values = reinterpret_cast<double*>(exchange->gradients() + layout[slot].range.begin);
+          for (size_t i = 0; i < layout[slot].elements(); i++) values[i] = gradient(me, step, i);
+          if (has(me, step, slot)) exchange->present(slot);
+        }
+        for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
+        exchange->finish();
+      }
+      for (size_t slot = 0; slot < layout.size(); slot++)
+        for (size_t i = 0; i < layout[slot].elements(); i += 61)
+          ASSERT_NEAR(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i],
+                      wanted(ranks, slot, i), 1e-12)
+              << layout[slot].name << ' ' << i;
+      rank.all.barrier("read");
+    }));
 }
 
 /// Ranks leave in the middle of a step, with pieces on their way that point into what they destroy.

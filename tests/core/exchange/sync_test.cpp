@@ -16,6 +16,22 @@ TEST(SyncNamed, RoundTrips) {
   EXPECT_EQ(sync_names().size(), 11u);
 }
 
+TEST(Rate, HasAMeaningWhereGradientsAreAppliedOneByOne) {
+  for (const char* name : {"async", "stale:3", "trylock:0.8", "round-robin", "hogwild"}) {
+    EXPECT_NO_THROW(check_rate(sync_named(name), Rate::full)) << name;
+    EXPECT_TRUE(in_shares(sync_named(name), Rate::share, 2)) << name;
+    EXPECT_FALSE(in_shares(sync_named(name), Rate::full, 2)) << name;
+    EXPECT_FALSE(in_shares(sync_named(name), Rate::share, 1)) << name;
+  }
+  for (const char* name : {"shared", "allreduce", "central", "server", "stale:0", "local:10", "elastic:10,0.3"}) {
+    EXPECT_NO_THROW(check_rate(sync_named(name), Rate::share)) << name;
+    EXPECT_THROW(check_rate(sync_named(name), Rate::full), InvalidArgument) << name;
+    EXPECT_FALSE(in_shares(sync_named(name), Rate::share, 2)) << name;
+  }
+  for (const std::string& name : rate_names()) EXPECT_EQ(name_of(rate_named(name)), name);
+  EXPECT_THROW(rate_named("ful"), InvalidArgument);
+}
+
 TEST(SyncNamed, SaysWhatIsWrong) {
   const auto message = [](const char* text) -> std::string {
     try {

@@ -64,6 +64,7 @@ TEST(JudgeLock, OneAtATime) {
 TEST(RateFor, DividesByOnePlusStaleness) {
   EXPECT_DOUBLE_EQ(rate_for({.stale = Stale::inverse}, 0.3, 2), 0.1);
   EXPECT_DOUBLE_EQ(rate_for({.stale = Stale::full}, 0.3, 2), 0.3);
+  EXPECT_DOUBLE_EQ(rate_for({.stale = Stale::inverse, .step_updates = 4}, 0.3, 2), 0.2) << "half a step old";
 }
 
 TEST(StaleNamed, KnowsItsNames) {

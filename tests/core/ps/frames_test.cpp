@@ -192,16 +192,16 @@ struct NoConnection final : Connection {
 TEST(Guests, OneWithoutALineIsMissedForAWhile) {
   Guests guests(Seconds(3));
   const Clock::time_point start{};
-  guests.enter(1, 42, 2, "10.0.0.2");
-  guests.enter(1, 42, 2, "10.0.0.2");
-  EXPECT_FALSE(guests.exit(1, start));
+  guests.enter({0, 1}, 42, 2, "10.0.0.2");
+  guests.enter({0, 1}, 42, 2, "10.0.0.2");
+  EXPECT_FALSE(guests.exit({0, 1}, start));
   EXPECT_FALSE(guests.due()) << "it has a line left";
-  EXPECT_FALSE(guests.exit(1, start));
+  EXPECT_FALSE(guests.exit({0, 1}, start));
   EXPECT_EQ(guests.due(), start + std::chrono::seconds(3));
   EXPECT_TRUE(guests.lost(start + std::chrono::seconds(2)).empty());
-  guests.enter(1, 42, 2, "10.0.0.2");
+  guests.enter({0, 1}, 42, 2, "10.0.0.2");
   EXPECT_FALSE(guests.due()) << "it has come back";
-  guests.exit(1, start + std::chrono::seconds(4));
+  guests.exit({0, 1}, start + std::chrono::seconds(4));
   const auto lost = guests.lost(start + std::chrono::seconds(7));
   ASSERT_EQ(lost.size(), 1u);
   EXPECT_EQ(lost[0].why, "worker 1 at 10.0.0.2 is gone: its connection ended without a goodbye");
@@ -211,23 +211,23 @@ TEST(Guests, OneWithoutALineIsMissedForAWhile) {
 TEST(Guests, AGoodbyeCountsWhenItHasComeOnAllLines) {
   Guests guests(Seconds(3));
   const Incoming leave{.from = std::make_shared<NoConnection>(1), .request = {.id = 9, .verb = Verb::leave}};
-  guests.enter(1, 42, 2, "a");
-  guests.enter(1, 42, 2, "a");
-  EXPECT_FALSE(guests.goodbye(leave, 0));
-  EXPECT_FALSE(guests.goodbye(leave, 0)) << "sent again on the same line";
-  EXPECT_TRUE(guests.goodbye(leave, 1));
-  EXPECT_FALSE(guests.exit(1, {}));
-  EXPECT_FALSE(guests.exit(1, {}));
+  guests.enter({0, 1}, 42, 2, "a");
+  guests.enter({0, 1}, 42, 2, "a");
+  EXPECT_FALSE(guests.goodbye(0, leave, 0));
+  EXPECT_FALSE(guests.goodbye(0, leave, 0)) << "sent again on the same line";
+  EXPECT_TRUE(guests.goodbye(0, leave, 1));
+  EXPECT_FALSE(guests.exit({0, 1}, {}));
+  EXPECT_FALSE(guests.exit({0, 1}, {}));
   EXPECT_FALSE(guests.due());
 }
 
 TEST(Guests, AGoodbyeOnSomeLinesCountsWhenTheLastOneEnds) {
   Guests guests(Seconds(3));
-  guests.enter(1, 42, 2, "a");
-  guests.enter(1, 42, 2, "a");
-  guests.goodbye({.from = std::make_shared<NoConnection>(1), .request = {.id = 9, .verb = Verb::leave}}, 1);
-  EXPECT_FALSE(guests.exit(1, {}));
-  const auto leave = guests.exit(1, {});
+  guests.enter({0, 1}, 42, 2, "a");
+  guests.enter({0, 1}, 42, 2, "a");
+  guests.goodbye(0, {.from = std::make_shared<NoConnection>(1), .request = {.id = 9, .verb = Verb::leave}}, 1);
+  EXPECT_FALSE(guests.exit({0, 1}, {}));
+  const auto leave = guests.exit({0, 1}, {});
   ASSERT_TRUE(leave);
   EXPECT_EQ(leave->request.id, 9u);
   EXPECT_FALSE(guests.due());
@@ -235,10 +235,11 @@ TEST(Guests, AGoodbyeOnSomeLinesCountsWhenTheLastOneEnds) {
 
 TEST(Guests, APlaceHasOneProcess) {
   Guests guests(Seconds(3));
-  guests.enter(1, 42, 1, "10.0.0.2");
-  EXPECT_EQ(guests.refusal(1, 42), "");
-  EXPECT_EQ(guests.refusal(2, 43), "");
-  EXPECT_NE(guests.refusal(1, 43).find("is here already, from 10.0.0.2"), std::string::npos);
+  guests.enter({0, 1}, 42, 1, "10.0.0.2");
+  EXPECT_EQ(guests.refusal({0, 1}, 42), "");
+  EXPECT_EQ(guests.refusal({0, 2}, 43), "");
+  EXPECT_EQ(guests.refusal({1, 1}, 43), "") << "a client per model";
+  EXPECT_NE(guests.refusal({0, 1}, 43).find("is here already, from 10.0.0.2"), std::string::npos);
 }
 
 }  // namespace

@@ -34,6 +34,53 @@ void push_step(Client& client, int step, bool bring) {
   client.push(whole(client), {.step = step, .lr = 0.5, .pull = bring}).wait();
 }
 
+/// Gradients that wait for their factor, twenty times; the last one is left out.
+TEST_P(LaneContract, HeldGradientsAreScaledTogether) {
+  const Job job = small_job(workers(), servers(), Order::together);
+  for (bool in_place : {false, true}) {
+    Servers running(way(), workers(), servers());
+    expect_all_well(
+        run_workers(running.meeting, job,
+                    [&](Client& client) {
+                      publish(client);
+                      for (int step = 0; step < 20; step++) {
+                        fill(job.layout, client.gradients(),
+                             [&](size_t slot, size_t i) { return gradient(client.worker(), step, slot, i); });
+                        const Pending pushed = client.push(whole(client), {.step = step, .lr = 0.5, .hold = true});
+                        pushed.wait();
+                        if (client.worker() == 0) {
+                          double squares = 0;
+                          for (size_t slot = 0; slot < job.layout.size(); slot++)
+                            for (size_t i = 0; i < job.layout[slot].elements(); i++) {
+                              double sum = 0;
+                              for (int worker = 0; worker < workers(); worker++)
+                                sum += static_cast<double>(gradient(worker, step, slot, i));
+                              squares += sum * sum;
+                            }
+                          ASSERT_NEAR(client.squares() / squares, 1, 1e-5);
+                          client.apply(step == 19 ? 0 : 0.25).wait();
+                        }
+                        const Pending pulled = client.pull(whole(client), {.at_least = pushed.version() + 1});
+                        pulled.wait();
+                        ASSERT_EQ(pulled.sound(), step < 19);
+                      }
+                      for (size_t slot = 0; slot < job.layout.size(); slot++)
+                        for (size_t i = 0; i < job.layout[slot].elements(); i++) {
+                          float value = start(slot, i);
+                          for (int step = 0; step < 19; step++)
+                            for (int worker = 0; worker < workers(); worker++)
+                              value -= 0.125f * gradient(worker, step, slot, i);
+                          ASSERT_NEAR(floats(client.parameters() + job.layout[slot].range.begin)[i], value, 2e-5)
+                              << "slot " << slot << " element " << i;
+                        }
+                      client.barrier();
+                    },
+                    {.timeout = Seconds(20), .in_place = in_place}));
+    running.join();
+    expect_all_well(running.errors);
+  }
+}
+
 TEST_P(LaneContract, TogetherSumsTheGradientsOfAllWorkers) {
   const Job job = small_job(workers(), servers(), Order::together);
   for (bool in_place : {false, true}) {
@@ -182,6 +229,90 @@ TEST_P(LaneContract, OneWorkerAtATimeHasTheLock) {
   });
   expect_all_well(outcomes);
   EXPECT_GT(granted.load(), 0);
+}
+
+TEST_P(LaneContract, TwoModelsByTurns) {
+  const Job first = small_job(workers(), servers(), Order::together);
+  Job second = small_job(workers(), servers(), Order::on_arrival);
+  second.layout = space::Layout({{"other.weight", DType::f32, {50, 30}}, {"other.bias", DType::f32, {50}}});
+  Servers running(way(), workers(), servers());
+  const auto outcomes = run_workers(running.meeting, first, [&](Client& client) {
+    Client other(running.meeting, client.worker(), second, {.model = 1, .timeout = Seconds(20)});
+    publish(client);
+    publish(other);
+    for (int step = 0; step < 10; step++) {
+      push_step(client, step, true);
+      push_step(other, step, true);
+    }
+    other.barrier();
+    other.pull(whole(other)).wait();
+    for (Client* one : {&client, &other})
+      for (size_t slot = 0; slot < one->job().layout.size(); slot++)
+        for (size_t i = 0; i < one->job().layout[slot].elements(); i++) {
+          double value = start(slot, i);
+          for (int step = 0; step < 10; step++)
+            for (int worker = 0; worker < workers(); worker++) value -= 0.5 * gradient(worker, step, slot, i);
+          ASSERT_NEAR(floats(one->parameters() + one->job().layout[slot].range.begin)[i], value, 1e-4);
+        }
+    other.barrier();
+  });
+  expect_all_well(outcomes);
+  running.join();
+  expect_all_well(running.errors);
+}
+
+TEST_P(LaneContract, ModelsOneAfterAnotherWhileTheRollIsKept) {
+  Servers running(way(), workers(), servers());
+  const auto outcomes = run_workers(
+      running.meeting, {.workers = workers(), .servers = servers()},
+      [&](Client&) {},  // a program that ends outside of models
+      {.model = kRoll, .timeout = Seconds(20)});
+  expect_all_well(outcomes);
+  running.join();
+  expect_all_well(running.errors);
+
+  Servers more(way(), workers(), servers());
+  Outcomes others = run_workers(
+      more.meeting, {.workers = workers(), .servers = servers()},
+      [&](Client& roll) {
+        for (int model = 0; model < 3; model++) {
+          Job job = small_job(workers(), servers(), model == 1 ? Order::on_arrival : Order::together);
+          job.layout = space::Layout({{fmt::format("model{}", model), DType::f32, {17 + 100 * model}}});
+          Client client(more.meeting, roll.worker(), job, {.model = model, .timeout = Seconds(20), .in_place = model == 2});
+          publish(client);
+          for (int step = 0; step < 5; step++) push_step(client, step, true);
+          client.barrier();
+        }
+      },
+      {.model = kRoll, .timeout = Seconds(20)});
+  expect_all_well(others);
+  more.join();
+  expect_all_well(more.errors);
+}
+
+TEST_P(LaneContract, WhoIsNotWaitedForAnyLongerIsNamed) {
+  if (workers() < 2) GTEST_SKIP() << "needs two workers";
+  const Job job = small_job(workers(), servers(), Order::together);
+  Servers running(way(), workers(), servers());
+  std::atomic<bool> over{false};
+  const auto body = [&](Client& client) {
+    if (client.worker() != 0) return over.wait(false);  // they sleep
+    const Pending pushed = client.push(whole(client), {.step = 7, .lr = 0.5});
+    const auto wake = [&] {
+      over = true;
+      over.notify_all();
+    };
+    try {
+      pushed.wait();
+    } catch (...) {
+      wake();
+      throw;
+    }
+    wake();
+  };
+  const auto outcomes = run_workers(running.meeting, job, body, {.timeout = Seconds(2), .timeout_setting = "--patience"});
+  expect_error<Timeout>(outcomes[0], {workers() == 2 ? "worker 1 has not pushed its" : "workers 1", "not pushed", "step 7",
+                                      "worker 0 has waited 2 s for its gradients", "A longer --patience"});
 }
 
 TEST_P(LaneContract, AWorkerThatLeavesEarlyIsNamed) {

@@ -4,8 +4,10 @@
 
 #include <fmt/format.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <random>
 
@@ -137,6 +139,19 @@ TEST_F(ServiceTest, StaleGradientsCountLess) {
   EXPECT_FLOAT_EQ(parameters()[service->chunks()[0].range.begin / sizeof(float)], -1.5f);
 }
 
+TEST_F(ServiceTest, WorkersHaveAStateOfTheirOwnWhereUpdatesAreShares) {
+  for (int shares : {1, 2}) {
+    Job job = job_with(2, Order::on_arrival);
+    job.optimizer = space::momentum({.lr = 1, .momentum = 0.5});
+    job.rules.step_updates = shares;
+    workers.clear();
+    start(job);
+    for (int worker : {0, 1, 0, 1}) push(worker, push_request(worker, 0), 1.f);
+    const float one_momentum = 1 + 1.5f + 1.75f + 1.875f, two_momenta = 2 * (1 + 1.5f);
+    EXPECT_FLOAT_EQ(parameters()[service->chunks()[0].range.begin / sizeof(float)], shares == 1 ? -one_momentum : -two_momenta);
+  }
+}
+
 TEST_F(ServiceTest, CompensatesForWhatHasChangedSinceThePull) {
   Job job = job_with(2, Order::on_arrival);
   job.rules.stale = Stale::compensated;
@@ -207,7 +222,7 @@ TEST_F(ServiceTest, WhoWaitsForADeadWorkerIsTold) {
   start(job_with(3, Order::together));
   push(0, push_request(0, 0), 1.f);
   handle(2, {.id = ++ids_[2], .verb = Verb::barrier});
-  service->gone(1, "worker 1 (process 42) died");
+  service->gone(1, {"worker 1 (process 42) died"});
   for (int worker : {0, 2}) {
     EXPECT_EQ(last(worker).reply.status, Status::peer_lost);
     EXPECT_EQ(last(worker).text(), "worker 1 (process 42) died");
@@ -223,11 +238,104 @@ TEST_F(ServiceTest, OthersGoOnWhereNobodyWaits) {
   EXPECT_EQ(last(1).reply.status, Status::ok);
   handle(0, {.id = ++ids_[0], .verb = Verb::lock});
   EXPECT_EQ(last(0).reply.status, Status::denied);
-  service->gone(1, "worker 1 died");
+  service->gone(1, {"worker 1 died"});
   handle(0, {.id = ++ids_[0], .verb = Verb::lock});
   EXPECT_EQ(last(0).reply.status, Status::ok);  // the dead do not keep locks
   push(0, push_request(0, 0), 1.f);
   EXPECT_EQ(last(0).reply.status, Status::ok);
+}
+
+Request holding(Request request) {
+  request.flags = kHold;
+  return request;
+}
+
+/// Gradients of 3 + 4 = 7 everywhere.
+TEST_F(ServiceTest, HeldGradientsCountWhenTheirFactorIsKnown) {
+  start(job_with(2, Order::together));
+  const auto chunks = static_cast<uint32_t>(service->chunks().size());
+  for (uint32_t chunk = 0; chunk < chunks; chunk++) push(0, holding(push_request(0, chunk)), 3.f);
+  EXPECT_TRUE(of(0).answers.empty());
+  handle(0, {.id = ++ids_[0], .verb = Verb::norm});
+  EXPECT_EQ(last(0).reply.status, Status::invalid);  // worker 1's are not there
+  for (uint32_t chunk = 0; chunk < chunks; chunk++) push(1, holding(push_request(1, chunk)), 4.f);
+  EXPECT_EQ(of(1).answers.size(), chunks);
+  EXPECT_EQ(parameters()[0], 0) << "held";
+  handle(0, {.id = ++ids_[0], .verb = Verb::norm});
+  size_t elements = 0;
+  for (const Chunk& chunk : service->chunks()) elements += chunk.range.size() / sizeof(float);
+  EXPECT_EQ(std::bit_cast<double>(last(0).reply.value), 49.0 * static_cast<double>(elements));
+
+  const auto& range = service->chunks()[0].range;
+  const Request wait{.id = ++ids_[1],
+                     .verb = Verb::pull,
+                     .chunk = 0,
+                     .step = -1,
+                     .version = 1,
+                     .begin = range.begin,
+                     .bytes = range.size()};
+  handle(1, wait);
+  EXPECT_EQ(of(1).answers.size(), chunks);
+  const Request apply{.id = ++ids_[0], .verb = Verb::apply, .lr = 0.5};
+  for (int times = 0; times < 2; times++) {  // sent again, it is applied once
+    handle(0, apply);
+    EXPECT_EQ(last(0).reply.status, Status::ok);
+  }
+  for (size_t i = 0; i < 40; i++) EXPECT_EQ(parameters()[i], -3.5f);
+  EXPECT_EQ(last(1).reply.version, 1u);
+  EXPECT_EQ(last(1).reply.flawed, 0u);
+}
+
+TEST_F(ServiceTest, AFactorOfNothingLeavesTheParameters) {
+  start(job_with(1, Order::together));
+  for (uint32_t chunk = 0; chunk < service->chunks().size(); chunk++)
+    push(0, holding(push_request(0, chunk)), std::nanf(""));
+  handle(0, {.id = ++ids_[0], .verb = Verb::norm});
+  EXPECT_TRUE(std::isnan(std::bit_cast<double>(last(0).reply.value)));
+  for (double wrong : {-0.5, 1.5, std::nan("")}) {
+    handle(0, {.id = ++ids_[0], .verb = Verb::apply, .lr = wrong});
+    EXPECT_EQ(last(0).reply.status, Status::invalid);
+  }
+  handle(0, {.id = ++ids_[0], .verb = Verb::apply, .lr = 0});
+  for (size_t i = 0; i < 47; i++) EXPECT_EQ(parameters()[i], 0);
+  handle(0, {.id = ++ids_[0],
+             .verb = Verb::pull,
+             .chunk = 0,
+             .step = -1,
+             .version = 1,
+             .begin = service->chunks()[0].range.begin,
+             .bytes = 4});
+  EXPECT_EQ(last(0).reply.status, Status::ok);
+  EXPECT_EQ(last(0).reply.flawed, 1u);
+}
+
+TEST_F(ServiceTest, HeldGradientsOfALostWorkerAreNotApplied) {
+  start(job_with(2, Order::together));
+  for (uint32_t chunk = 0; chunk < service->chunks().size(); chunk++)
+    for (int worker : {0, 1}) push(worker, holding(push_request(worker, chunk)), 1.f);
+  const size_t answers = of(0).answers.size();
+  service->gone(1, {"worker 1 died"});
+  EXPECT_EQ(of(0).answers.size(), answers) << "what was answered is not answered again";
+  handle(0, {.id = ++ids_[0], .verb = Verb::apply, .lr = 1});
+  EXPECT_EQ(last(0).reply.status, Status::peer_lost);
+  EXPECT_EQ(parameters()[0], 0);
+}
+
+TEST_F(ServiceTest, AWatchedPushIsAppliedWhereItIsFinite) {
+  for (Order order : {Order::together, Order::on_arrival, Order::rotating}) {
+    workers.clear();
+    ids_.clear();
+    start(job_with(1, order));
+    Request request = push_request(0, 0);
+    request.flags = kWatch;
+    push(0, request, std::numeric_limits<float>::infinity());
+    EXPECT_EQ(last(0).reply.flawed, 1u);
+    EXPECT_EQ(parameters()[service->chunks()[0].range.begin / sizeof(float)], 0);
+    request.id = ++ids_[0];
+    push(0, request, 1.f);
+    EXPECT_EQ(last(0).reply.flawed, 0u);
+    EXPECT_EQ(parameters()[service->chunks()[0].range.begin / sizeof(float)], -1);
+  }
 }
 
 TEST_F(ServiceTest, CountsInItsStatus) {
@@ -252,7 +360,7 @@ TEST_F(ServiceTest, SurvivesAHundredThousandRandomRequests) {
     const auto some = [&](uint64_t most) { return random() % 4 == 0 ? random() : random() % most; };
     for (int i = 0; i < 34'000; i++) {
       Request r{.id = some(64) + (random() % 2 == 0 ? ids_[0]++ : 0),
-                .verb = static_cast<Verb>(random() % (static_cast<uint64_t>(Verb::status) + 3)),
+                .verb = static_cast<Verb>(random() % (static_cast<uint64_t>(Verb::count) + 1)),
                 .flags = static_cast<uint8_t>(random()),
                 .table = static_cast<uint16_t>(some(2)),
                 .chunk = static_cast<uint32_t>(some(4)),

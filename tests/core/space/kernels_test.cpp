@@ -277,39 +277,165 @@ TEST(Kernels, EveryVariantUpdatesToTheSameBits) {
             for (size_t i = 0; i < count; i++)
               type == DType::f32 ? put(second, i, static_cast<float>(i % 17) / 7) : put(second, i, static_cast<double>(i % 17) / 7);
             /// The parameters begin `shift` elements after the beginning of a cache line.
-            const auto run = [&](const Kernels& variant, bool stream, size_t shift) {
+            const auto run = [&](const Kernels& variant, bool stream, size_t shift, double scale, bool watch) {
               Bytes p(start.size() + 256, std::byte{0x5a}), s = kind == Optimizer::adagrad ? second : first, v = second;
               std::byte* parameters = p.data() + (-reinterpret_cast<uintptr_t>(p.data()) % 64 + shift * size_of(type));
               std::copy(start.begin(), start.end(), parameters);
-              variant.update({.optimizer = kind,
-                              .dtype = type,
-                              .gradients = from.data(),
-                              .sources = n,
-                              .count = count,
-                              .parameters = parameters,
-                              .state = {kind == Optimizer::sgd ? nullptr : s.data(), v.data()},
-                              .lr = 0.013,
-                              .momentum = 0.9,
-                              .beta1 = 0.9,
-                              .beta2 = 0.999,
-                              .epsilon = 1e-8,
-                              .weight_decay = 0.01,
-                              .nesterov = nesterov,
-                              .stream = stream,
-                              .correction1 = 0.271,
-                              .correction2 = 0.003});
+              const bool fine = variant.update({.optimizer = kind,
+                                                .dtype = type,
+                                                .gradients = from.data(),
+                                                .sources = n,
+                                                .count = count,
+                                                .parameters = parameters,
+                                                .state = {kind == Optimizer::sgd ? nullptr : s.data(), v.data()},
+                                                .lr = 0.013,
+                                                .momentum = 0.9,
+                                                .beta1 = 0.9,
+                                                .beta2 = 0.999,
+                                                .epsilon = 1e-8,
+                                                .weight_decay = 0.01,
+                                                .nesterov = nesterov,
+                                                .stream = stream,
+                                                .correction1 = 0.271,
+                                                .correction2 = 0.003,
+                                                .scale = scale,
+                                                .watch = watch});
+              EXPECT_TRUE(fine);
               EXPECT_TRUE(std::all_of(p.data(), parameters, [](std::byte b) { return b == std::byte{0x5a}; }));
               EXPECT_TRUE(std::all_of(parameters + start.size(), p.data() + p.size(), [](std::byte b) { return b == std::byte{0x5a}; }));
               s.insert(s.end(), v.begin(), v.end());
               s.insert(s.end(), parameters, parameters + start.size());
               return s;
             };
-            const Bytes wanted = run(plain, false, 0);
+            const Bytes wanted = run(plain, false, 0, 1, false), scaled = run(plain, false, 0, 0.3, false);
             for (const Kernels* variant : runnable_kernels())
               for (bool stream : {false, true})
-                for (size_t shift : {0, 3})
-                  ASSERT_EQ(run(*variant, stream, shift), wanted) << variant->name << " optimizer " << static_cast<int>(kind) << (stream ? ", streaming" : "");
+                for (size_t shift : {0, 3}) {
+                  const auto where = fmt::format("{} optimizer {}{}", variant->name, static_cast<int>(kind),
+                                                 stream ? ", streaming" : "");
+                  ASSERT_EQ(run(*variant, stream, shift, 1, false), wanted) << where;
+                  ASSERT_EQ(run(*variant, stream, shift, 1, true), wanted) << where << ", watched";
+                  ASSERT_EQ(run(*variant, stream, shift, 0.3, shift == 3), scaled) << where << ", scaled";
+                }
           }
+}
+
+// ---- norms and checks ----
+
+/// What a test puts in the place of a number.
+const double kWrong[] = {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
+                         -std::numeric_limits<double>::infinity()};
+
+template <class T>
+void expect_watch(DType type, const Kernels& variant, int sources, double scale, double wrong) {
+  const size_t count = 3 * kBlock + 77, bad = kBlock + 500;  // in the second block
+  std::vector<std::vector<T>> gradients(static_cast<size_t>(sources), std::vector<T>(count, T{2}));
+  gradients.back()[bad] = static_cast<T>(wrong);
+  std::vector<const void*> from;
+  for (const auto& gradient : gradients) from.push_back(gradient.data());
+  std::vector<T> parameters(count, T{1}), state(count, T{0});
+  EXPECT_FALSE(variant.update({.optimizer = Optimizer::momentum,
+                               .dtype = type,
+                               .gradients = from.data(),
+                               .sources = sources,
+                               .count = count,
+                               .parameters = parameters.data(),
+                               .state = {state.data(), nullptr},
+                               .lr = 0.5,
+                               .momentum = 0.5,
+                               .scale = scale,
+                               .watch = true}));
+  const T moved = static_cast<T>(1 - 0.5 * 2 * sources * scale);
+  for (size_t i = 0; i < count; i++) {
+    const bool left = i / kBlock == bad / kBlock;
+    ASSERT_EQ(parameters[i], left ? T{1} : moved) << variant.name << " " << i;
+    ASSERT_EQ(state[i], left ? T{0} : static_cast<T>(2 * sources * scale)) << variant.name << " " << i;
+  }
+}
+
+TEST(Kernels, AWatchedUpdateLeavesBlocksWithNanAsTheyAre) {
+  for (const Kernels* variant : runnable_kernels())
+    for (int sources : {1, 2, 3})
+      for (double scale : {1.0, 0.25})
+        for (double wrong : kWrong) {
+          expect_watch<float>(DType::f32, *variant, sources, scale, wrong);
+          expect_watch<double>(DType::f64, *variant, sources, scale, wrong);
+        }
+}
+
+template <class T>
+void expect_finite(DType type, const Kernels& variant) {
+  for (size_t count : kCounts) {
+    std::vector<T> values(count, std::numeric_limits<T>::max());
+    if (count > 0) values[0] = std::numeric_limits<T>::lowest();
+    ASSERT_TRUE(variant.finite(type, values.data(), count)) << variant.name << " " << count;
+    for (size_t at : {size_t{0}, count / 2, count - 1})
+      for (double wrong : kWrong) {
+        if (at >= count) continue;
+        const T before = std::exchange(values[at], static_cast<T>(wrong));
+        ASSERT_FALSE(variant.finite(type, values.data(), count)) << variant.name << " " << count << " " << at;
+        values[at] = before;
+      }
+  }
+}
+
+TEST(Kernels, FiniteFindsNanAndInfinityAnywhere) {
+  for (const Kernels* variant : runnable_kernels()) {
+    expect_finite<float>(DType::f32, *variant);
+    expect_finite<double>(DType::f64, *variant);
+  }
+}
+
+template <class T>
+void expect_squares(DType type, const Kernels& variant, std::mt19937& random) {
+  const Kernels& plain = *runnable_kernels().back();
+  std::normal_distribution<double> normal;
+  for (size_t count : kCounts)
+    for (size_t n : {1, 2, 5}) {
+      std::vector<std::vector<T>> data(n, std::vector<T>(count));
+      std::vector<const void*> from;
+      for (auto& values : data) {
+        for (T& value : values) value = static_cast<T>(normal(random));
+        from.push_back(values.data());
+      }
+      std::vector<T> sums(count);
+      long double wanted = 0;
+      for (size_t i = 0; i < count; i++) {
+        for (const auto& values : data) sums[i] += values[i];
+        wanted += static_cast<long double>(sums[i]) * sums[i];
+      }
+      const double without = variant.sum_squares(type, nullptr, from.data(), static_cast<int>(n), count);
+      ASSERT_NEAR(without, static_cast<double>(wanted), 1e-13 * (1 + static_cast<double>(wanted)))
+          << variant.name << " " << count;
+      ASSERT_EQ(without, plain.sum_squares(type, nullptr, from.data(), static_cast<int>(n), count))
+          << variant.name << " " << count;
+      ASSERT_EQ(without, variant.sum_squares(type, data[0].data(), from.data(), static_cast<int>(n), count))
+          << variant.name << " " << count;
+      ASSERT_EQ(data[0], sums) << variant.name << " " << count;
+      variant.scale(type, sums.data(), 0.25, count);
+      for (size_t i = 0; i < count; i++) ASSERT_EQ(sums[i], data[0][i] / 4);
+    }
+}
+
+TEST(Kernels, SquaresAreThoseOfTheSumInEveryVariant) {
+  std::mt19937 random(4);
+  for (const Kernels* variant : runnable_kernels()) {
+    expect_squares<float>(DType::f32, *variant, random);
+    expect_squares<double>(DType::f64, *variant, random);
+  }
+}
+
+TEST(Kernels, SumsThatAreNotFiniteAreNotWritten) {
+  for (const Kernels* variant : runnable_kernels())
+    for (double wrong : kWrong) {
+      std::vector<double> first(3 * kBlock, 1.0), second(3 * kBlock, 2.0);
+      second[2 * kBlock] = wrong;
+      const void* const from[] = {first.data(), second.data()};
+      EXPECT_FALSE(std::isfinite(variant->sum_squares(DType::f64, first.data(), from, 2, first.size())));
+      EXPECT_EQ(first[2 * kBlock - 1], 3);
+      for (size_t i = 2 * kBlock; i < first.size(); i++)
+        ASSERT_EQ(first[i], 1) << "the gradient that is fine can be told from the other";
+    }
 }
 
 }  // namespace

@@ -117,6 +117,56 @@ TEST(Updater, PiecesOfARangeKeepTheirState) {
   EXPECT_EQ(run(640 * 4), run(4 * 37));
 }
 
+TEST(Updater, AScaleHoldsForOneStep) {
+  double parameter = 0, gradient = 1;
+  const Range owned[] = {{0, sizeof parameter}};
+  Updater updater(sgd(), owned);
+  const std::byte* const sources[] = {reinterpret_cast<const std::byte*>(&gradient)};
+  const auto update = [&] {
+    return updater.update(0, owned[0], DType::f64, reinterpret_cast<std::byte*>(&parameter), sources);
+  };
+  updater.begin_step(1);
+  updater.scale(0.25);
+  EXPECT_TRUE(update());
+  EXPECT_EQ(parameter, -0.25);
+  updater.begin_step(1);
+  EXPECT_TRUE(update());
+  EXPECT_EQ(parameter, -1.25);
+  updater.watch(true);
+  gradient = std::numeric_limits<double>::infinity();
+  EXPECT_FALSE(update());
+  EXPECT_EQ(parameter, -1.25);
+}
+
+TEST(Updater, SquaresAreOfTheGradientsThatAreThere) {
+  const Layout layout({{"a", DType::f64, {3}}, {"b", DType::f64, {2}}, {"c", DType::f64, {4}}});
+  std::vector<std::byte> first(layout.bytes()), second(layout.bytes());
+  const auto fill = [&](std::vector<std::byte>& flat, size_t slot, double value) {
+    for (size_t i = 0; i < layout[slot].elements(); i++)
+      reinterpret_cast<double*>(flat.data() + layout[slot].range.begin)[i] = value;
+  };
+  for (size_t slot = 0; slot < 3; slot++) fill(first, slot, 2), fill(second, slot, 3);
+  const Range all{0, layout.bytes()};
+  const uint8_t whole[] = {1, 1, 1}, part[] = {1, 0, 0};
+  const Source both[] = {{first.data(), whole}, {second.data(), whole}},
+               some[] = {{first.data(), part}, {second.data(), whole}},
+               few[] = {{first.data(), part}, {second.data(), part}};
+  EXPECT_EQ(squares_present(layout, 0, 3, all, DType::f64, nullptr, both), 9 * 25);
+  EXPECT_EQ(squares_present(layout, 0, 3, all, DType::f64, nullptr, some), 3 * 25 + 6 * 9);
+  EXPECT_EQ(squares_present(layout, 0, 3, all, DType::f64, first.data(), few), 3 * 25);
+  EXPECT_EQ(reinterpret_cast<const double*>(first.data())[2], 5);                        // the sum
+  EXPECT_EQ(*reinterpret_cast<const double*>(first.data() + layout[1].range.begin), 2);  // nobody has this one
+}
+
+TEST(Updater, ClipsWithLibtorchsFormula) {
+  EXPECT_EQ(clip_factor(100, 0), 1);
+  EXPECT_EQ(clip_factor(100, 10.1), 1);
+  EXPECT_DOUBLE_EQ(clip_factor(100, 5), 5 / (10 + 1e-6));
+  EXPECT_EQ(clip_factor(0, 1), 1);
+  for (double wrong : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
+    EXPECT_EQ(clip_factor(wrong, 1), 1);
+}
+
 TEST(Updater, KeepsStateForItsOwnRangesAlone) {
   const Range owned[] = {{0, 640}, {6400, 7040}};
   EXPECT_EQ(Updater(sgd(), owned).state_bytes(), 0u);

@@ -184,7 +184,7 @@ class Transport final : public network::Transport {
 };
 
 void need_launcher() {
-  if (!available()) fail<InvalidArgument>("--engine mpi needs processes that mpirun has started; this one was not");
+  if (!available()) fail<InvalidArgument>("engine 'mpi' needs processes that mpirun has started; this one was not");
 }
 
 /// MPI ranks of the meeting's members, by their ranks in the group.

@@ -33,7 +33,7 @@ class Communicator::Handle final : public Work {
 };
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, Options options)
-    : options_(std::move(options)), wire_(std::move(transport), options_.timeout, options_.patience, options_.names), letters_(wire_) {
+    : options_(std::move(options)), wire_(std::move(transport), options_.timeout, options_.patience, options_.names, options_.timeout_setting), letters_(wire_) {
   for (size_t i = 0; i < kThreads && size() > 1; i++) threads_.emplace_back([this] { work(); });
 }
 

@@ -12,6 +12,7 @@ namespace trireme::comm::network {
 
 struct Options {
   Seconds timeout{60};             // deadline of every wait
+  std::string timeout_setting = "timeout";  // what error messages call it
   size_t direct_bytes = 16 << 10;  // up to this size each rank sends its data to all others at once; above, in a ring. `trireme tune` measures it
   Seconds patience{0.2};           // when the engine reports a lost peer: how long to wait for interrupt() or another operation to say why
   std::vector<int> names{};        // what messages call the ranks, where they have other numbers in the job; default: 0, 1, ...

@@ -40,7 +40,7 @@ void add_engine(Engine engine) {
 const Engine& engine_named(const std::string& name) {
   if (const Engine* engine = find(name)) return *engine;
   const std::vector<std::string> names = engine_names();
-  const std::string choice = names.empty() ? "there is no other" : fmt::format("use --engine {}", fmt::join(names, " or "));
+  const std::string choice = names.empty() ? "there is no other" : fmt::format("use {}", fmt::join(names, " or "));
   if (const std::string why = reason(name); !why.empty()) fail<InvalidArgument>("{}; {}", why, choice);
   fail<InvalidArgument>("there is no engine '{}'{}; {}", name, did_you_mean(name, names), choice);
 }

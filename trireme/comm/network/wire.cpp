@@ -1,5 +1,6 @@
 #include <trireme/comm/network/wire.h>
 
+#include <trireme/base/advice.h>
 #include <trireme/base/error.h>
 #include <numeric>
 
@@ -37,10 +38,12 @@ void Rooms::put_back(Room room) {
   free_.push_back(std::move(room));
 }
 
-Wire::Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names)
+Wire::Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names,
+           std::string timeout_setting)
     : transport_(std::move(transport)),
       timeout_(timeout),
       patience_(patience),
+      timeout_setting_(std::move(timeout_setting)),
       rank_(transport_->rank()),
       size_(transport_->size()),
       names_(checked(std::move(names), transport_->size())) {}
@@ -53,8 +56,8 @@ auto Wire::explained(int peer, const Fingerprint& what, const Action& action) {
     return action();
   } catch (const Timeout&) {
     check();
-    trireme::fail<Timeout>("rank {} did not come to {} within {:.3g} s; rank {} gave up waiting. A longer --timeout helps if it is only slow", name_of(peer),
-                           describe(what), timeout_.count(), name_of(rank_));
+    trireme::fail<Timeout>("rank {} did not come to {} within {:.3g} s; rank {} gave up waiting{}", name_of(peer), describe(what),
+                           timeout_.count(), name_of(rank_), longer_helps(timeout_setting_));
   } catch (const PeerLost& error) {
     await_cause();
     check();

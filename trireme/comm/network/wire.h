@@ -34,7 +34,8 @@ class Rooms {
 class Wire {
  public:
   /// `names` are what messages call the ranks; empty: their numbers.
-  Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names);
+  Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names,
+       std::string timeout_setting);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -60,6 +61,7 @@ class Wire {
 
   std::unique_ptr<Transport> transport_;
   Seconds timeout_, patience_;
+  std::string timeout_setting_;
   int rank_, size_;
   std::vector<int> names_;
   Rooms rooms_;

@@ -12,6 +12,7 @@ namespace trireme::comm::shm {
 
 struct Options {
   Seconds timeout{60};           // deadline of every wait
+  std::string timeout_setting = "timeout";  // what error messages call it
   size_t stage_bytes = 1 << 17;  // of one stage, for data that is not in the segment; each rank has kStages of them
   std::vector<int> names{};      // what messages call the ranks, where they have other numbers in the job; default: 0, 1, …
 };

@@ -7,6 +7,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/unix_socket.h>
 #include <trireme/space/layout.h>
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -25,7 +26,7 @@ struct Hello {
 struct Answer {
   uint64_t magic;
   int32_t welcome;
-  char text[180];
+  char text[252];
 };
 
 std::string meeting_point(const std::string& job) { return own_name(fmt::format("{:016x}", space::hash_text(job))); }
@@ -37,22 +38,68 @@ void answer(int connection, const std::string& refusal, int descriptor) {
   refusal.empty() ? send_message(connection, &message, sizeof message, {descriptor}) : send_message(connection, &message, sizeof message);
 }
 
+constexpr Seconds kOwnFirst{2};  // in which a rank looks for the rank 0 of its own origin alone
+constexpr const char* kTwoJobs =
+    "Have two jobs been started with one name (TRIREME_JOB) or MASTER_PORT? Give each its own";
+
+/// Where ranks look for rank 0, the best first.
+std::vector<std::string> meeting_points(const std::string& job, const std::string& origin) {
+  if (origin.empty()) return {meeting_point(job)};
+  return {meeting_point(fmt::format("{}/from {}", job, origin)), meeting_point(job)};
+}
+
 std::string objection(const Hello& hello, int ranks, const std::vector<bool>& seen) {
   if (hello.ranks != ranks) return fmt::format("rank {} was told that there are {} ranks, rank 0 that there are {}", hello.rank, hello.ranks, ranks);
-  if (hello.rank < 1 || hello.rank >= ranks) return fmt::format("there is no rank {} among {} ranks", hello.rank, ranks);
-  if (seen[static_cast<size_t>(hello.rank)]) return fmt::format("two processes claim to be rank {}", hello.rank);
+  if (hello.rank < 0 || hello.rank >= ranks)
+    return fmt::format("there is no rank {} among {} ranks", hello.rank, ranks);
+  if (hello.rank == 0 || seen[static_cast<size_t>(hello.rank)])
+    return fmt::format("two processes claim to be rank {}. {}", hello.rank, kTwoJobs);
   return "";
 }
 
-std::shared_ptr<Segment> host(const std::string& job, int ranks, const Deadline& deadline) {
-  const Descriptor listener = open_unix_socket();
-  if (!listen_at(listener.get(), meeting_point(job), ranks))
-    fail<IoError>("cannot open the meeting point of job '{}': {}. Is another job with the same name (or MASTER_PORT) running?", job, errno_text());
+/// That rank 0 has other ranks to meet: it cannot know whose they are.
+void tell_other_host(const std::string& point, int ranks) {
+  const Descriptor socket = open_unix_socket();
+  if (!connect_to(socket.get(), point)) return;
+  const Hello hello{kMagic, 0, ranks};
+  [[maybe_unused]] const auto sent = send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL);
+}
+
+/// Rank 0's listeners. With an origin the first is its own; the second may be another job's.
+std::vector<Descriptor> open_meeting(const std::string& job, int ranks, const std::string& origin) {
+  std::vector<Descriptor> listeners;
+  for (const std::string& point : meeting_points(job, origin)) {
+    listeners.push_back(open_unix_socket());
+    if (listen_at(listeners.back().get(), point, ranks)) continue;
+    if (listeners.size() == 2) {
+      listeners.pop_back();
+      break;
+    }
+    tell_other_host(point, ranks);
+    fail<Mismatch>("cannot open the meeting point of job '{}': another process is its rank 0. {}", job, kTwoJobs);
+  }
+  return listeners;
+}
+
+/// Who comes next; nothing when that takes longer than a minute or the time that is left.
+Descriptor next_visitor(const std::vector<Descriptor>& listeners, const Deadline& deadline) {
+  std::vector<pollfd> waiting;
+  for (const Descriptor& listener : listeners) waiting.push_back({listener.get(), POLLIN, 0});
+  if (poll(waiting.data(), waiting.size(),
+           static_cast<int>(std::min(deadline.left(), Seconds(60)).count() * 1e3) + 1) <= 0)
+    return {};
+  const auto ready =
+      std::find_if(waiting.begin(), waiting.end(), [](const pollfd& listener) { return listener.revents != 0; });
+  return Descriptor(accept4(ready->fd, nullptr, nullptr, SOCK_CLOEXEC));
+}
+
+std::shared_ptr<Segment> host(const std::string& job, int ranks, const Deadline& deadline, const std::string& origin) {
+  const std::vector<Descriptor> listeners = open_meeting(job, ranks, origin);
   auto segment = Segment::create();
   std::vector<bool> seen(static_cast<size_t>(ranks), false);
   for (int missing = ranks - 1; missing > 0;) {
-    pollfd waiting{listener.get(), POLLIN, 0};
-    const bool come = poll(&waiting, 1, static_cast<int>(std::min(deadline.left(), Seconds(60)).count() * 1e3) + 1) > 0;
+    const Descriptor connection = next_visitor(listeners, deadline);
+    const bool come = static_cast<bool>(connection);
     if (!come && !deadline.passed()) continue;
     if (!come) {
       std::vector<int> absent;
@@ -61,8 +108,7 @@ std::shared_ptr<Segment> host(const std::string& job, int ranks, const Deadline&
       fail<Timeout>("rank {} did not come to job '{}' within {:.3g} s. Were all {} ranks started, on this machine?", fmt::join(absent, ", "), job,
                     deadline.limit().count(), ranks);
     }
-    const Descriptor connection(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!connection || !same_user(connection.get())) continue;
+    if (!same_user(connection.get())) continue;
     limit_wait(connection.get(), Seconds(1));
     Hello hello{};
     if (recv(connection.get(), &hello, sizeof hello, 0) != sizeof hello || hello.magic != kMagic) continue;
@@ -75,17 +121,22 @@ std::shared_ptr<Segment> host(const std::string& job, int ranks, const Deadline&
   return segment;
 }
 
-Descriptor connect_to_host(const std::string& job, int rank, const Deadline& deadline) {
+Descriptor connect_to_host(const std::string& job, int rank, const Deadline& deadline, const std::string& origin) {
+  const std::vector<std::string> points = meeting_points(job, origin);
+  const Deadline own(std::min(kOwnFirst, deadline.limit()));
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
-    Descriptor socket = open_unix_socket();
-    if (connect_to(socket.get(), meeting_point(job))) return socket;
+    for (size_t i = 0; i < (own.passed() ? points.size() : 1); i++) {
+      Descriptor socket = open_unix_socket();
+      if (connect_to(socket.get(), points[i])) return socket;
+    }
     if (deadline.passed()) fail<Timeout>("rank {} found no rank 0 of job '{}' on this machine within {:.3g} s", rank, job, deadline.limit().count());
     std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
   }
 }
 
-std::shared_ptr<Segment> visit(const std::string& job, int rank, int ranks, const Deadline& deadline) {
-  const Descriptor socket = connect_to_host(job, rank, deadline);
+std::shared_ptr<Segment> visit(const std::string& job, int rank, int ranks, const Deadline& deadline,
+                               const std::string& origin) {
+  const Descriptor socket = connect_to_host(job, rank, deadline, origin);
   if (!same_user(socket.get())) fail<IoError>("the meeting point of job '{}' belongs to another user", job);
   limit_wait(socket.get(), deadline.left() + Seconds(1));
   const Hello hello{kMagic, rank, ranks};
@@ -102,10 +153,10 @@ std::shared_ptr<Segment> visit(const std::string& job, int rank, int ranks, cons
 
 }  // namespace
 
-std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Seconds timeout) {
+std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Seconds timeout, const std::string& origin) {
   if (ranks == 1) return Segment::create();
   const Deadline deadline(timeout);
-  return rank == 0 ? host(job, ranks, deadline) : visit(job, rank, ranks, deadline);
+  return rank == 0 ? host(job, ranks, deadline, origin) : visit(job, rank, ranks, deadline, origin);
 }
 
 Beacon::Beacon(const std::string& job, int rank) : socket_(open_unix_socket()) {

@@ -9,10 +9,16 @@
 
 namespace trireme::comm::shm {
 
-/// Rank 0 makes the segment and hands its descriptor to the others through a unix socket whose abstract name comes from `job` and the user's id:
-/// there is no file to leave behind. Blocks until all `ranks` have met or `timeout` has passed. Connections of other users, and ones that
-/// do not speak the protocol, are dropped. Throws Timeout with the ranks that are missing, Mismatch when ranks disagree.
-std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Seconds timeout);
+/// Rank 0 makes the segment and hands its descriptor to the others through a unix socket whose abstract name comes from
+/// `job` and the user's id: there is no file to leave behind. Blocks until all `ranks` have met or `timeout` has
+/// passed. Connections of other users, and ones that do not speak the protocol, are dropped. Throws Timeout with the
+/// ranks that are missing, Mismatch when ranks disagree.
+///
+/// `origin` is for jobs whose name others may have too, such as a port that everybody takes: ranks of one origin
+/// (origin_here()) find each other first, and one whose rank 0 does not show up for two seconds takes another's. Two
+/// that claim to be rank 0 with one origin, and are there at the same time, are a Mismatch for both.
+std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Seconds timeout,
+                              const std::string& origin = "");
 
 /// Shows the other ranks of this machine that this one is here, for as long as it lives. A socket whose abstract name only processes of the same machine (and
 /// network namespace) can reach: who can is one that meet() can share memory with.

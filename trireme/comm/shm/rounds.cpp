@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include <trireme/base/advice.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/space/layout.h>
@@ -37,8 +38,14 @@ std::string_view name_of(Kind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
-Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout, std::vector<int> names)
-    : segment_(std::move(segment)), rank_(rank), ranks_(ranks), timeout_(timeout), names_(std::move(names)) {
+Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout, std::vector<int> names,
+               std::string timeout_setting)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      ranks_(ranks),
+      timeout_(timeout),
+      names_(std::move(names)),
+      timeout_setting_(std::move(timeout_setting)) {
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
   // A rank without a core of its own must not burn the one that its peer needs.
   const bool crowded = ranks > usable_cores();
@@ -179,10 +186,31 @@ void Rounds::interrupt(std::exception_ptr cause) noexcept {
   for (int rank = 0; rank < ranks_; rank++) ring(rank);
 }
 
+void Rounds::note_cause(std::string_view text, bool victim) noexcept {
+  Station& mine = stations_[rank_];
+  const size_t length = std::min(text.size(), mine.cause.size() - 1);
+  std::memcpy(mine.cause.data(), text.data(), length);
+  mine.cause[length] = 0;
+  mine.victim.store(victim ? 1 : 0);
+}
+
+/// A rank that stopped after an error, and not because of somebody else; -1: there is none.
+int Rounds::failed_by_itself() const {
+  for (int rank = 0; rank < ranks_; rank++)
+    if (rank != rank_ && stations_[rank].state.load() == kFailed && !is_victim(rank)) return rank;
+  return -1;
+}
+
 void Rounds::give_up(int awaited, const std::string& what) const {
+  stations_[rank_].victim.store(1);
   if (interrupted_.load()) std::rethrow_exception(cause_);
-  if (const int lost = lost_.load(); lost >= 0)
-    fail<PeerLost>("rank {} (process {}) died; rank {} needed it in {}", name_of(lost), stations_[lost].pid.load(), name_of(rank_), what);
+  const int failed = failed_by_itself();
+  if (const int lost = lost_.load(); lost >= 0 && (failed < 0 || !is_victim(lost))) {
+    const std::string cause = stations_[lost].cause.data();
+    fail<PeerLost>("rank {} (process {}) died{}; rank {} needed it in {}", name_of(lost), stations_[lost].pid.load(),
+                   cause.empty() ? "" : " of an uncaught exception: " + cause, name_of(rank_), what);
+  }
+  if (failed >= 0) awaited = failed;
   if (stations_[awaited].state.load() == kFailed)
     fail<PeerLost>("rank {} stopped after an error of its own (see its output); rank {} waited for it in {}", name_of(awaited), name_of(rank_), what);
   fail<PeerLost>("rank {} has ended its part of the job, but rank {} still waits for it in {}. Do all ranks run the same steps?", name_of(awaited),
@@ -193,8 +221,14 @@ void Rounds::time_out(int peer, const std::string& what) const {
   const pid_t pid = stations_[peer].pid.load();
   if (pid == 0)
     fail<Timeout>("rank {} did not come to the job within {:.3g} s (waiting: rank {}, in {})", name_of(peer), timeout_.count(), name_of(rank_), what);
-  fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting. A longer --timeout helps if it is only slow",
-                name_of(peer), pid, process_state(pid), what, timeout_.count(), name_of(rank_));
+  fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting{}", name_of(peer), pid, process_state(pid),
+                what, timeout_.count(), name_of(rank_), longer_helps(timeout_setting_));
+}
+
+/// The first counts, unless it died because of another: then that one does.
+void Rounds::note_lost(int peer) {
+  const int before = lost_.load();
+  if (before < 0 || (is_victim(before) && !is_victim(peer))) lost_.store(peer);
 }
 
 /// Runs in its own thread: the failure channel, apart from the data. Sleeps until a peer's process ends.
@@ -214,7 +248,7 @@ void Rounds::watch() {
       if (polls[i].fd < 0 || polls[i].revents == 0) continue;
       polls[i].fd = -1;  // poll() passes over negative descriptors
       if (stations_[ranks[i]].state.load() >= kLeft) continue;
-      lost_.store(ranks[i]);
+      note_lost(ranks[i]);
       for (int rank = 0; rank < ranks_; rank++) ring(rank);
     }
   }

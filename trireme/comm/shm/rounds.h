@@ -63,6 +63,8 @@ struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Pa
   std::atomic<uint32_t> sleepers;           // who waits for this bell
   alignas(128) std::array<Entry, kAhead> entries;
   std::array<std::array<char, kNameBytes>, kAhead> names;
+  std::atomic<uint32_t> victim;  // 1: it ends because of somebody else
+  std::array<char, 256> cause;   // of its death, if it could still write one: ends with 0
 };
 
 /// What a rank does after it has arrived or finished: goes on with its own work, or waits at once for the others to do the same. Looking for sleepers to wake
@@ -74,8 +76,9 @@ class Rounds {
  public:
   static constexpr size_t bytes(int ranks) { return round_up(sizeof(Station) * static_cast<size_t>(ranks), kPage); }
 
-  /// `names` are what messages call the ranks, where they have other numbers in the job; empty: 0, 1, …
-  Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout, std::vector<int> names = {});
+  /// `names` are what messages call the ranks, where they have other numbers in the job; empty: 0, 1, … `timeout_setting`: what they call the timeout.
+  Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout, std::vector<int> names = {},
+         std::string timeout_setting = "");
   ~Rounds();
 
   int rank() const { return rank_; }
@@ -102,6 +105,9 @@ class Rounds {
   void await(int peer, const Ready& ready, const What& what);
   /// From any thread, once: every wait, now and later, ends with `cause`.
   void interrupt(std::exception_ptr cause) noexcept;
+  /// This process is about to die of an exception that nobody caught: the others' errors will say so. Takes no lock and
+  /// no memory.
+  void note_cause(std::string_view text, bool victim) noexcept;
   /// Wakes whoever sleeps on this rank's bell. Call after a change that await() on another rank looks for.
   void ring();
 
@@ -116,6 +122,9 @@ class Rounds {
   std::string describe(int rank, uint32_t round) const;
   bool trouble(int awaited) const { return lost_.load() >= 0 || interrupted_.load() || stations_[awaited].state.load() > kPresent; }
   [[noreturn]] void give_up(int awaited, const std::string& what) const;
+  bool is_victim(int rank) const { return stations_[rank].victim.load() != 0; }
+  int failed_by_itself() const;
+  void note_lost(int peer);
   [[noreturn]] void time_out(int peer, const std::string& what) const;
   void announce(Then then);
   void ring(int rank);
@@ -127,6 +136,7 @@ class Rounds {
   int rank_, ranks_;
   Seconds timeout_;
   std::vector<int> names_;
+  std::string timeout_setting_;
   int spins_, yields_;        // how long to look before sleeping
   bool unannounced_ = false;  // sleepers have not been looked for since this rank arrived or finished
   uint32_t next_ = 0;         // round at which this rank arrives next

@@ -24,7 +24,7 @@ std::byte* Arrival::place(const Frame& frame, size_t bytes, shm::Memory& memory,
   unasked_ = false;
   text_.clear();
   const Reply& reply = frame.reply;
-  if (frame.head.kind == Kind::welcome || (frame.head.kind == Kind::reply && (reply.status >= Status::invalid || reply.verb == Verb::status))) {
+  if (frame.head.kind == Kind::welcome || (frame.head.kind == Kind::reply && (reply.status >= Status::invalid || answers_in_words(reply.verb)))) {
     text_.resize(bytes);
     return reinterpret_cast<std::byte*>(text_.data());
   }

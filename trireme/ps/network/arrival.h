@@ -18,7 +18,7 @@ class Arrival {
   std::string take(const grpc::ByteBuffer& piece, shm::Memory& memory, const FindRequest& find);
   bool complete() const { return assembly_.complete(); }
   const Frame& frame() const { return assembly_.frame(); }
-  /// The words of a welcome, an error or Verb::status.
+  /// The words of a welcome or an error, or an answer in words.
   std::string take_text() { return std::move(text_); }
   /// It brought data that do not fit what was asked; they were left out.
   bool unasked() const { return unasked_; }

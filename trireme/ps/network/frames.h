@@ -18,7 +18,7 @@
 namespace trireme::ps::network {
 
 constexpr uint32_t kMagic = 0x70735254;
-constexpr uint16_t kVersion = 2;
+constexpr uint16_t kVersion = 3;
 constexpr int kMostChannels = 16;
 constexpr size_t kMostBytes = size_t{128} << 20;  // of a frame
 constexpr size_t kPiece = size_t{256} << 10;
@@ -33,7 +33,7 @@ struct Head {
   uint8_t channel = 0;               // hello: which one of
   uint32_t channels = 0;             // hello: so many
   int32_t worker = -1, server = -1;  // hello
-  uint32_t reserved = 0;
+  int32_t model = 0;                 // hello: the model's number, or kRoll
   uint64_t visit = 0;              // hello: the same on all channels of a lane, and when it comes back
   uint64_t data = 0, present = 0;  // bytes that follow
   uint64_t more[2] = {};

@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <trireme/base/clock.h>
@@ -11,24 +12,27 @@
 
 namespace trireme::ps::network {
 
-/// One thread at a time. A worker has several lines. A worker that died cannot be told from one whose connections broke, which comes back: one without any
+/// One thread at a time. A worker has several lines to each of the models that it is in. A worker that died cannot be told from one whose connections broke, which comes back: one without any
 /// line is missed for `patience` before it counts as gone.
 class Guests {
  public:
+  using Place = std::pair<int, int>;  // model, worker
+
   explicit Guests(Seconds patience) : patience_(patience) {}
 
   /// Why this one cannot come in, or "": another process has that worker's place.
-  std::string refusal(int worker, uint64_t visit) const;
+  std::string refusal(Place place, uint64_t visit) const;
   /// A line of an admitted worker begins.
-  void enter(int worker, uint64_t visit, size_t channels, const std::string& address);
+  void enter(Place place, uint64_t visit, size_t channels, const std::string& address, Service* service = nullptr);
   /// It ends. Returns the goodbye that had come on other lines only, if this was the last one: nothing more will come.
-  std::optional<Incoming> exit(int worker, Clock::time_point now);
+  std::optional<Incoming> exit(Place place, Clock::time_point now);
   /// A goodbye has come on a line. True when it has come on all: everything before it has been handled.
-  bool goodbye(const Incoming& leave, size_t channel);
+  bool goodbye(int model, const Incoming& leave, size_t channel);
 
   struct Lost {
     int worker = -1;
     std::string why;
+    Service* service = nullptr;  // as it was given to enter()
   };
   /// Who has been missed for too long; each is told once.
   std::vector<Lost> lost(Clock::time_point now);
@@ -41,12 +45,13 @@ class Guests {
     size_t lines = 0, channels = 1;
     uint32_t goodbyes = 0;  // a bit per channel
     std::string address;
+    Service* service = nullptr;
     std::optional<Incoming> leave;
     std::optional<Clock::time_point> gone_at;  // unless it comes back
     bool over = false;                         // it left, or is lost
   };
   Seconds patience_;
-  std::map<int, Guest> guests_;  // by worker
+  std::map<Place, Guest> guests_;
 };
 
 }  // namespace trireme::ps::network

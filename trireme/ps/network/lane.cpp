@@ -280,6 +280,7 @@ Pieces NetworkLane::next(size_t index) {
                     .channels = static_cast<uint32_t>(channels_.size()),
                     .worker = options_.worker,
                     .server = options_.server,
+                    .model = options_.model,
                     .visit = visit_};
     return compose({.head = head, .data = std::as_bytes(std::span(memory_->job(), memory_->plot().job_bytes)), .keep = memory_});
   }

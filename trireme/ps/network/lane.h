@@ -16,7 +16,7 @@ std::string address_key(int server);
 struct LaneOptions {
   std::string address;     // host:port
   std::string token, tls;  // the job's; tls: folder of certificates, or ""
-  int worker = 0, server = 0;
+  int model = 0, worker = 0, server = 0;
   int channels = 2;     // connections; requests are spread over them
   Seconds patience{2};  // to come back after a broken connection; what was not answered is sent again
 };

@@ -54,33 +54,38 @@ void Hall::wait_until_empty() {
 void Hall::ended(Visitor& visitor) {
   const std::lock_guard lock(mutex_);
   if (std::exchange(visitor.gone_, true) || !visitor.admitted_) return;
-  if (const auto leave = guests_.exit(visitor.worker, Clock::now())) inbox_.post([leave](Service& service) { service.handle(*leave, Clock::now()); });
+  if (const auto leave = guests_.exit({visitor.model_, visitor.worker}, Clock::now()))
+    inbox_.post([leave](Models&) { leave->from->service->handle(*leave, Clock::now()); });
   bell_.notify_all();
 }
 
-std::string Hall::admit(Visitor& visitor, Service& service, const Head& hello, const std::string& job) {
+std::string Hall::admit(Visitor& visitor, Models& models, const Head& hello, const std::string& job) {
   const std::lock_guard lock(mutex_);
-  if (std::string why = guests_.refusal(hello.worker, hello.visit); !why.empty()) return why;
-  if (std::string why = service.open(hello.worker, job); !why.empty()) return why;
+  const Guests::Place place{hello.model, hello.worker};
+  if (std::string why = guests_.refusal(place, hello.visit); !why.empty()) return why;
+  auto [service, refusal] = models.open(hello.model, hello.worker, job);
+  if (!refusal.empty()) return refusal;
   visitor.worker = hello.worker;
+  visitor.service = service;
   visitor.admitted_ = true;
   used_.store(true);
-  guests_.enter(hello.worker, hello.visit, hello.channels, visitor.address());
-  if (visitor.gone_) guests_.exit(hello.worker, Clock::now());
+  guests_.enter(place, hello.visit, hello.channels, visitor.address(), service);
+  if (visitor.gone_) guests_.exit(place, Clock::now());
   bell_.notify_all();
   return "";
 }
 
-bool Hall::goodbye(const Incoming& leave, size_t channel) {
+bool Hall::goodbye(int model, const Incoming& leave, size_t channel) {
   const std::lock_guard lock(mutex_);
-  return guests_.goodbye(leave, channel);
+  return guests_.goodbye(model, leave, channel);
 }
 
 void Hall::run() {
   name_thread("trireme-netdoor");
   std::unique_lock lock(mutex_);
   while (!closed_) {
-    for (const Guests::Lost& lost : guests_.lost(Clock::now())) inbox_.post([lost](Service& service) { service.gone(lost.worker, lost.why); });
+    for (const Guests::Lost& lost : guests_.lost(Clock::now()))
+      inbox_.post([lost](Models& models) { models.lost(*lost.service, lost.worker, lost.why); });
     const auto due = guests_.due();
     due ? static_cast<void>(bell_.wait_until(lock, *due)) : bell_.wait(lock, [&] { return closed_ || guests_.due(); });
   }
@@ -197,9 +202,10 @@ void Visitor::greet(const Message& message) {
   if (hello.server != hall_->server())
     return close({grpc::StatusCode::INVALID_ARGUMENT, fmt::format("this is server {}, not server {}", hall_->server(), hello.server)});
   channel_ = hello.channel;
+  model_ = hello.model;
   const auto text = message.frame.data;
-  hall_->inbox().post([self = self_, hello, job = std::string(reinterpret_cast<const char*>(text.data()), text.size())](Service& service) {
-    const std::string refusal = self->hall_->admit(*self, service, hello, job);
+  hall_->inbox().post([self = self_, hello, job = std::string(reinterpret_cast<const char*>(text.data()), text.size())](Models& models) {
+    const std::string refusal = self->hall_->admit(*self, models, hello, job);
     const auto words = std::make_shared<const std::string>(refusal);
     self->send(compose({.head = {.kind = Kind::welcome}, .data = std::as_bytes(std::span(*words)), .keep = words}));
     if (!refusal.empty()) self->close({grpc::StatusCode::FAILED_PRECONDITION, "not admitted"});
@@ -212,28 +218,31 @@ void Visitor::request(Message message) {
     ahead_ += std::max(message.bytes, kLeastCount);
   }
   hall_->inbox().run(
-      [self = self_, message = std::move(message)](Service& service) {
-        self->deliver(service, self, message);
+      [self = self_, message = std::move(message)](Models&) {
+        self->deliver(self, message);
         self->handled(std::max(message.bytes, kLeastCount));
       },
-      [](const Service& service) { return !service.due() && !service.finished(); });
+      [](const Models& models) { return !models.due() && !models.finished(); });
 }
 
 /// In the service's thread. The service cannot know how many slots came.
-void Visitor::deliver(Service& service, const std::shared_ptr<Visitor>& self, const Message& message) {
+void Visitor::deliver(const std::shared_ptr<Visitor>& self, const Message& message) {
   Incoming in{.from = self, .request = message.frame.request, .data = message.frame.data, .keep = message.memory};
   const size_t slots = message.frame.present.size();
+  const auto refuse = [&](const std::string& why) {
+    reply({.id = in.request.id, .verb = in.request.verb, .status = Status::invalid, .bytes = why.size()}, std::as_bytes(std::span(why)));
+  };
+  if (service == nullptr) return refuse("a request before the worker was admitted");
   if (slots > 0) {
     const uint32_t chunk = in.request.chunk;
-    if (chunk < service.chunks().size() && slots == service.chunks()[chunk].last - service.chunks()[chunk].first) {
+    if (const auto& chunks = service->chunks(); chunk < chunks.size() && slots == chunks[chunk].last - chunks[chunk].first) {
       in.present = message.frame.present.data();
     } else {
-      const std::string why = fmt::format("{} slots came with chunk {}, which has another number of them", slots, chunk);
-      return reply({.id = in.request.id, .verb = in.request.verb, .status = Status::invalid, .bytes = why.size()}, std::as_bytes(std::span(why)));
+      return refuse(fmt::format("{} slots came with chunk {}, which has another number of them", slots, chunk));
     }
   }
-  if (in.request.verb == Verb::leave && !hall_->goodbye(in, channel_)) return;
-  service.handle(std::move(in), Clock::now());
+  if (in.request.verb == Verb::leave && !hall_->goodbye(model_, in, channel_)) return;
+  service->handle(std::move(in), Clock::now());
 }
 
 /// The service has seen so many bytes: more may come.

@@ -14,7 +14,7 @@
 #include <trireme/ps/inbox.h>
 #include <trireme/ps/network/blocks.h>
 #include <trireme/ps/network/guests.h>
-#include <trireme/ps/service.h>
+#include <trireme/ps/models.h>
 #include "assembly.h"
 #include "poller.h"
 
@@ -45,8 +45,8 @@ class Hall {
   /// A stream has ended, admitted or not.
   void ended(Visitor& visitor);
   /// From the service's thread: why the visitor is not admitted, or "".
-  std::string admit(Visitor& visitor, Service& service, const Head& hello, const std::string& job);
-  bool goodbye(const Incoming& leave, size_t channel);
+  std::string admit(Visitor& visitor, Models& models, const Head& hello, const std::string& job);
+  bool goodbye(int model, const Incoming& leave, size_t channel);
   /// Ends all visits, and the thread. Those who come later are turned away.
   void close();
   /// After close(), and when gRPC's server was shut down: until gRPC has done with all visitors.
@@ -105,7 +105,7 @@ class Visitor final : public Connection {
   Message take_message();
   void greet(const Message& message);
   void request(Message message);
-  void deliver(Service& service, const std::shared_ptr<Visitor>& self, const Message& message);
+  void deliver(const std::shared_ptr<Visitor>& self, const Message& message);
   void handled(size_t bytes);
   void end();
   void forget();
@@ -121,6 +121,7 @@ class Visitor final : public Connection {
   Assembly assembly_;
   std::shared_ptr<std::byte> memory_;  // where it puts what comes
   bool greeted_ = false;
+  int model_ = 0;                         // that its worker came for
   size_t channel_ = 0;                    // of its worker
   bool admitted_ = false, gone_ = false;  // guarded by the hall's mutex
 

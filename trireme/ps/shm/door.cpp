@@ -34,11 +34,15 @@ Welcome welcome_of(const std::string& refusal, bool shared) {
 Port::Port(Memory memory, int server, Descriptor socket, std::string name, Crew& crew)
     : memory_(std::move(memory)), line_(memory_.line(static_cast<size_t>(server))), socket_(std::move(socket)), name_(std::move(name)), crew_(crew) {}
 
-void Port::welcome(const std::string& refusal, const Segment& bell, const Segment& parameters, bool shared) {
-  const Welcome answer = welcome_of(refusal, shared);
-  refusal.empty() ? send_message(socket_.get(), &answer, sizeof answer, {bell.descriptor(), parameters.descriptor()})
-                  : send_message(socket_.get(), &answer, sizeof answer);
-  if (!refusal.empty()) shutdown(socket_.get(), SHUT_RDWR);
+void Port::welcome(const Segment& bell, const Segment& parameters, bool shared) {
+  const Welcome answer = welcome_of("", shared);
+  send_message(socket_.get(), &answer, sizeof answer, {bell.descriptor(), parameters.descriptor()});
+}
+
+void Port::refuse(const std::string& why) {
+  const Welcome answer = welcome_of(why, false);
+  send_message(socket_.get(), &answer, sizeof answer);
+  shutdown(socket_.get(), SHUT_RDWR);
 }
 
 std::span<std::byte> Port::room(const Request& request, size_t bytes) {
@@ -50,7 +54,7 @@ std::span<std::byte> Port::room(const Request& request, size_t bytes) {
 void Port::reply(const Reply& given, std::span<const std::byte> data) {
   Reply reply = given;
   const Plot& plot = memory_.plot();
-  const bool text = reply.status >= Status::invalid || reply.verb == Verb::status;
+  const bool text = reply.status >= Status::invalid || answers_in_words(reply.verb);
   const bool sparse = reply.verb == Verb::sparse_pull;
   const uint64_t room = sparse ? plot.staging_bytes : plot.flat_bytes;
   if (text) {
@@ -68,18 +72,18 @@ void Port::reply(const Reply& given, std::span<const std::byte> data) {
   if (static_cast<int32_t>(line_.replies.written.load() - line_.awaited.load()) >= 0) ring(memory_.bell());
 }
 
-bool Port::poll(Service& service, const std::shared_ptr<Port>& self, Clock::time_point now) {
-  if (worker < 0) return false;
+bool Port::poll(const std::shared_ptr<Port>& self, Clock::time_point now) {
+  if (service == nullptr) return false;
   Request request;
   for (int i = 0; i < kAtOnce; i++) {
     if (!line_.requests.pop(request)) return i > 0;
-    service.handle(incoming(request, service, self), now);
+    service->handle(incoming(request, self), now);
   }
   return true;
 }
 
 /// A view of the worker's memory, where what it says makes sense; the service refuses the rest.
-Incoming Port::incoming(const Request& r, const Service& service, const std::shared_ptr<Port>& self) const {
+Incoming Port::incoming(const Request& r, const std::shared_ptr<Port>& self) const {
   Incoming in{.from = self, .request = r, .keep = self};
   const Plot& plot = memory_.plot();
   const auto view = [&](const std::byte* base, uint64_t room) -> std::span<const std::byte> {
@@ -89,8 +93,8 @@ Incoming Port::incoming(const Request& r, const Service& service, const std::sha
   if (r.verb == Verb::push) in.data = view(memory_.gradients(), plot.flat_bytes);
   if (r.verb == Verb::set) in.data = view(memory_.parameters(), plot.flat_bytes);
   if (r.verb == Verb::sparse_push || r.verb == Verb::sparse_pull) in.data = view(memory_.staging(), plot.staging_bytes);
-  if (r.verb == Verb::push && r.chunk < service.chunks().size() && service.chunks()[r.chunk].last <= plot.slots)
-    in.present = memory_.present() + service.chunks()[r.chunk].first;
+  if (r.verb == Verb::push && r.chunk < service->chunks().size() && service->chunks()[r.chunk].last <= plot.slots)
+    in.present = memory_.present() + service->chunks()[r.chunk].first;
   return in;
 }
 
@@ -146,10 +150,10 @@ void Door::receive(Visit& visit) {
   if (got <= 0 || visit.port) return leave(visit);  // a worker says nothing here after its greeting
   if (visit.greeted) {                              // a command of `trireme ctl`
     const auto socket = std::make_shared<Descriptor>(dup(visit.descriptor()));
-    inbox_.post([socket, words = std::string(message.data(), static_cast<size_t>(got))](Service& service) {
+    inbox_.post([socket, words = std::string(message.data(), static_cast<size_t>(got))](Models& models) {
       std::string text;
       try {
-        text = fmt::format("+{}", service.control(words));
+        text = fmt::format("+{}", models.control(words));
       } catch (const Error& error) {
         text = fmt::format("-{}", error.what());
       }
@@ -162,10 +166,21 @@ void Door::receive(Visit& visit) {
   std::memcpy(&hello, message.data(), sizeof hello);
   if (hello.magic != kMagic) return leave(visit);
   visit.greeted = true;
-  const Welcome answer = welcome_of("", options_.shared);
-  if (hello.kind == Visitor::sibling) send_message(visit.descriptor(), &answer, sizeof answer, {options_.parameters->descriptor()});
+  const Welcome answer = welcome_of("", options_.memory->shared());
+  if (hello.kind == Visitor::sibling) meet_sibling(visit, hello);
   if (hello.kind == Visitor::control) send_message(visit.descriptor(), &answer, sizeof answer);
   if (hello.kind == Visitor::worker) meet_worker(visit, hello, std::move(descriptors));
+}
+
+/// In this thread, as a sibling waits for it.
+void Door::meet_sibling(Visit& visit, const Hello& hello) try {
+  const Welcome answer = welcome_of("", options_.memory->shared());
+  if (hello.plot.flat_bytes == 0) return void(send_message(visit.descriptor(), &answer, sizeof answer));
+  if (hello.plot.flat_bytes > Segment::kAddresses) return leave(visit);
+  send_message(visit.descriptor(), &answer, sizeof answer, {options_.memory->segment(hello.model, hello.plot.flat_bytes)->descriptor()});
+} catch (const Error& error) {
+  const Welcome answer = welcome_of(error.what(), false);
+  send_message(visit.descriptor(), &answer, sizeof answer);
 }
 
 void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor> descriptors) {
@@ -183,27 +198,33 @@ void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor>
     visit.worker = hello.worker;
     visit.port = std::make_shared<Port>(memory, options_.server, std::move(visit.socket), fmt::format("worker {} (process {})", hello.worker, visit.process),
                                         *options_.crew);
-    inbox_.post([this, port = visit.port, worker = hello.worker](Service& service) {
-      const Plot& plot = port->memory().plot();
-      std::string refusal = service.open(worker, std::string(port->memory().job(), plot.job_bytes));
-      if (refusal.empty() && (plot.flat_bytes < service.job()->layout.bytes() || plot.slots < service.job()->layout.size()))
-        refusal = "the worker's memory is smaller than its model";
-      if (refusal.empty()) port->worker = worker;
-      port->welcome(refusal, *options_.bell, *options_.parameters, options_.shared);
-      if (refusal.empty()) options_.admitted(port);
-    });
+    inbox_.post([this, port = visit.port, worker = hello.worker, model = hello.model](Models& models) { admit(models, port, model, worker); });
   } catch (const Error& error) {
     refuse(error.what());
   }
 }
 
+/// In the service's thread.
+void Door::admit(Models& models, const std::shared_ptr<Port>& port, int model, int worker) {
+  const Plot& plot = port->memory().plot();
+  auto [service, refusal] = models.open(model, worker, std::string(port->memory().job(), plot.job_bytes));
+  if (refusal.empty() && (plot.flat_bytes < service->job()->layout.bytes() || plot.slots < service->job()->layout.size()))
+    refusal = "the worker's memory is smaller than its model";
+  if (!refusal.empty()) return port->refuse(refusal);
+  port->worker = worker;
+  port->service = service;
+  port->welcome(*options_.bell, options_.memory->of(model), options_.memory->shared());
+  options_.admitted(port);
+}
+
 void Door::leave(Visit& visit) {
   visit.ended = true;
   if (!visit.port) return;
-  inbox_.post([port = visit.port](Service& service) {
-    if (port->worker < 0) return;
-    while (port->poll(service, port, Clock::now())) continue;  // its last words, a goodbye among them
-    service.gone(port->worker, fmt::format("{} died", port->name()));
+  inbox_.post([this, port = visit.port](Models& models) {
+    if (port->service == nullptr) return;
+    while (port->poll(port, Clock::now())) continue;  // its last words, a goodbye among them
+    models.lost(*port->service, port->worker, fmt::format("{} died", port->name()));
+    options_.left(port);
   });
 }
 

@@ -9,8 +9,9 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/segment.h>
 #include <trireme/ps/inbox.h>
-#include <trireme/ps/service.h>
+#include <trireme/ps/models.h>
 #include <trireme/ps/shm/memory.h>
+#include <trireme/ps/shm/parameter_files.h>
 
 namespace trireme::ps::shm {
 
@@ -25,16 +26,17 @@ class Port final : public Connection {
   std::string name() const override { return name_; }
   /// Whether poll() would find something.
   bool waiting() const { return line_.requests.written.load() != line_.requests.read.load(std::memory_order_relaxed); }
-  /// Hands the requests that wait to the service; false when there was none. From the service's thread.
-  bool poll(Service& service, const std::shared_ptr<Port>& self, Clock::time_point now);
+  /// Hands the requests that wait to its service; false when there was none. From the service's thread.
+  bool poll(const std::shared_ptr<Port>& self, Clock::time_point now);
 
   int socket() const { return socket_.get(); }
   const Memory& memory() const { return memory_; }
   /// Tells the worker that it is admitted, or why not.
-  void welcome(const std::string& refusal, const Segment& bell, const Segment& parameters, bool shared);
+  void welcome(const Segment& bell, const Segment& parameters, bool shared);
+  void refuse(const std::string& why);
 
  private:
-  Incoming incoming(const Request& request, const Service& service, const std::shared_ptr<Port>& self) const;
+  Incoming incoming(const Request& request, const std::shared_ptr<Port>& self) const;
 
   Memory memory_;
   Line& line_;
@@ -47,11 +49,11 @@ class Port final : public Connection {
 struct DoorOptions {
   std::string job;  // the meeting key
   int server = 0;
-  const Segment* bell = nullptr;                        // passed to workers; their requests ring it
-  const Segment* parameters = nullptr;                  // passed to workers and siblings
-  bool shared = false;                                  // the parameters are server 0's memory
-  Crew* crew = nullptr;                                 // the service's
-  std::function<void(std::shared_ptr<Port>)> admitted;  // in the service's thread: poll this one from now on
+  const Segment* bell = nullptr;  // passed to workers; their requests ring it
+  ParameterFiles* memory = nullptr;  // of the models' parameters: passed to workers and siblings
+  Crew* crew = nullptr;           // the service's
+  // In the service's thread: poll this one from now on, and no longer.
+  std::function<void(std::shared_ptr<Port>)> admitted, left;
 };
 
 /// Lets workers, siblings and `trireme ctl` in, and notices when one is gone. One thread of its own. Processes of other users are not heard.
@@ -67,6 +69,8 @@ class Door {
   struct Visit;
   void run();
   void receive(Visit& visit);
+  void meet_sibling(Visit& visit, const Hello& hello);
+  void admit(Models& models, const std::shared_ptr<Port>& port, int model, int worker);
   void meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor> descriptors);
   void leave(Visit& visit);
 

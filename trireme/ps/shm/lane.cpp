@@ -14,14 +14,14 @@ Descriptor Lane::knock(const std::string& job, int server) {
   return socket;
 }
 
-Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int worker, int server, const Deadline& deadline)
+Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int model, int worker, int server, const Deadline& deadline)
     : socket_(std::move(socket)),
       memory_(std::move(memory)),
       server_(server),
       process_(process_of(socket_.get())),
       line_(memory_->line(static_cast<size_t>(server))) {
   limit_wait(socket_.get(), deadline.left() + Seconds(1));
-  const Hello hello{.worker = worker, .plot = memory_->plot()};
+  const Hello hello{.worker = worker, .model = model, .plot = memory_->plot()};
   Welcome answer;
   std::vector<Descriptor> descriptors;
   const bool sent = send_message(socket_.get(), &hello, sizeof hello, {memory_->segment().descriptor()});
@@ -46,7 +46,7 @@ void Lane::send(const Request& request, std::span<const std::byte> /*data*/, std
 bool Lane::receive(Reply& reply, std::string& text) {
   if (!line_.replies.pop(reply)) return false;
   text.clear();
-  if (reply.status >= Status::invalid || reply.verb == Verb::status) {
+  if (reply.status >= Status::invalid || answers_in_words(reply.verb)) {
     const auto& words = line_.texts[reply.text % Line::kTexts];
     text.assign(words.data(), std::min<size_t>(reply.bytes, words.size()));
   }

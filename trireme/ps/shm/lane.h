@@ -12,8 +12,8 @@ namespace trireme::ps::shm {
 
 class Lane final : public ps::Lane {
  public:
-  /// Connects to a server of this machine, and waits for its welcome. Throws InvalidArgument when it is not welcome, PeerLost, Timeout.
-  Lane(Descriptor socket, std::shared_ptr<Memory> memory, int worker, int server, const Deadline& deadline);
+  /// Connects to a server of this machine for one of the job's models, and waits for its welcome. Throws InvalidArgument when it is not welcome, PeerLost, Timeout.
+  Lane(Descriptor socket, std::shared_ptr<Memory> memory, int model, int worker, int server, const Deadline& deadline);
 
   /// A connection to the server's door, or none when there is no such server on this machine.
   static Descriptor knock(const std::string& job, int server);

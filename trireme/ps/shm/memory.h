@@ -84,19 +84,21 @@ class Memory {
 
 // ---- the handshake ----
 
-constexpr uint64_t kMagic = 0x3230737065726974;  // the protocol's version included
+constexpr uint64_t kMagic = 0x3330737065726974;  // the protocol's version included
 
 enum class Visitor : uint32_t { worker, sibling, control };
 
-/// A visitor's first message. A worker's carries its segment.
+/// A visitor's first message. A worker's carries its segment. A sibling's asks for a model's parameters, or (flat_bytes is 0) whether this server is here.
 struct Hello {
   uint64_t magic = kMagic;
   Visitor kind = Visitor::worker;
   int32_t worker = -1;
-  Plot plot{};
+  int32_t model = 0, reserved = 0;
+  Plot plot{};  // a sibling says how large the model is: flat_bytes
 };
 
-/// The server's answer. To a worker it carries the memory with the server's bell and that of the parameters; to a sibling the latter alone.
+/// The server's answer. To a worker it carries the memory with the server's bell and that of the
+/// model's parameters; to a sibling the latter alone.
 struct Welcome {
   uint64_t magic = kMagic;
   int32_t welcome = 0;

@@ -1,0 +1,108 @@
+"""The commands of README.md, CONTRIBUTING.md, docs/*.md and `--help`, and how each is run by a test.
+
+A command is a line of a ```sh block, or of the examples that a `--help` ends with. The first rule that fits says how:
+    HERE    as it is written, on this machine
+    SHORT   the same with a flag that bounds it (see shortened()), on this machine
+    HOSTS   on two hosts of this machine: tests/hosts/test_docs.py
+    NEVER   not by a test, with the reason
+A line that no rule fits fails the test of its name: add a rule, or better, write a line that runs.
+"""
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+
+import support
+
+HERE, SHORT, HOSTS, NEVER = "here", "short", "hosts", "never"
+STEPS = 6  # of a training that is bounded
+
+RULES = [
+    (r"^make (train|test|asan|tsan|bench|install)\b", NEVER, "continuous integration runs `make test` itself; test_make_train.py follows the steps of `make train`"),
+    (r"^(podman|kubectl) |kustomize ", NEVER, "needs a container engine or a Kubernetes cluster; tests/hosts/test_manifests.py checks the files"),
+    (r"\b(srun|sbatch)\b|^#", HOSTS, "a script of sbatch, and with a Slurm of the test's own"),
+    (r"--hosts |--hostfile |--host |--rdzv_endpoint|trireme join|trireme coordinator", HOSTS, ""),
+    (r"^export |^(TRIREME_)?RANK=|DMLC_ROLE=|TRIREME_TOKEN=|MASTER_ADDR", HOSTS, ""),
+    (r"^trireme ctl ", HERE, "beside a training that runs"),
+    (r"^trireme bench ", SHORT, ""),
+    (r"\btrireme (train|compare) ", SHORT, ""),
+    (r"^trireme (models|doctor|launch|--version|tls)\b", HERE, ""),
+    (r"^openssl rand ", HERE, ""),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    source: str  # "docs/comparing.md"
+    text: str    # without its comment
+    comment: str
+
+    def rule(self):
+        """(how, note), or None."""
+        return next(((how, note) for pattern, how, note in RULES if re.search(pattern, self.text)), None)
+
+    def how(self):
+        found = self.rule()
+        return found[0] if found else None
+
+
+def split_comment(line):
+    text, _, comment = line.partition("  #") if not line.startswith("#") else (line, "", "")
+    return text.strip(), comment.strip()
+
+
+def lines_of_page(path):
+    name = str(path.relative_to(support.ROOT))
+    for block in re.findall(r"^```sh\n(.*?)^```", path.read_text(), re.M | re.S):
+        for line in block.replace("\\\n", " ").splitlines():
+            if line.strip():
+                yield Line(name, *split_comment(line))
+
+
+def pages():
+    return [support.ROOT / "README.md", support.ROOT / "CONTRIBUTING.md", *sorted((support.ROOT / "docs").glob("*.md"))]
+
+
+def commands():
+    """Names of the sub-commands."""
+    text = support.run("--help").stdout
+    return re.findall(r"^  ([a-z]+) {2,}\S", text[text.index("Subcommands:"):], re.M)
+
+
+def lines_of_help(command):
+    text = support.run(command, "--help").stdout
+    examples = re.split(r"Examples?:\n", text)
+    return [Line(f"trireme {command} --help", *split_comment(line)) for line in (examples[1].splitlines() if len(examples) > 1 else []) if line.startswith("  trireme ")]
+
+
+def all_lines():
+    return [line for page in pages() for line in lines_of_page(page)] + [line for command in commands() for line in lines_of_help(command)]
+
+
+def shortened(text):
+    """Bounded: some steps of a training, one round of a benchmark."""
+    text = re.sub(r"\b(trireme (?:train|compare) \S+)", rf"\1 --max-steps {STEPS}", text)
+    text = re.sub(r"^(trireme bench allreduce\b)", r"\1 --rounds 1 --sizes 4096 --ranks 2", text)
+    text = re.sub(r"^(trireme bench (?:train|ps)\b)", r"\1 --rounds 1", text)
+    text = re.sub(r"^(trireme tune\b)", r"\1 --rounds 1", text)
+    return re.sub(r"^(torchrun )", r"\1--tee 1 --redirects 1 ", text)  # what docs/running-under-torchrun.md says of Debian's
+
+
+def prepare(folder):
+    """What a reader has: the repository's recipes, a table, programs of his own, a list of hosts, and `trireme` in the path."""
+    build = pathlib.Path(support.TRIREME).resolve().parent
+    shutil.copytree(support.ROOT / "recipes", folder / "recipes")
+    (folder / "deploy" / "kubernetes").mkdir(parents=True)
+    rows = "".join(f"{i % 7},{i % 5},{3 * (i % 7) - 2 * (i % 5) + 0.5}\n" for i in range(200))
+    (folder / "my.csv").write_text("size,age,price\n" + rows)
+    (folder / "my_training").symlink_to(build / "examples" / "01_linear")
+    (folder / "my_worker").symlink_to(build / "examples" / "04_async_server")
+    (folder / "hosts.txt").write_text("a slots=2\nb slots=2\n")
+    return {**support.environment(), "PATH": f"{build}:{os.environ['PATH']}", "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"),
+            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+
+
+def run_line(text, folder, env, limit=120):
+    return subprocess.run(["bash", "-c", text], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)

@@ -1,0 +1,68 @@
+"""Every command of the pages and of `--help` runs as it is written there, or is accounted for (docs.py)."""
+import re
+import subprocess
+
+import docs
+import support
+
+
+class Docs(support.CommandTest):
+    def setUp(self):
+        super().setUp()
+        self.env = docs.prepare(self.folder)
+
+    def test_every_line_is_accounted_for(self):
+        lines = docs.all_lines()
+        self.assertGreater(len(lines), 30)
+        self.assertEqual([f"{line.source}: {line.text}" for line in lines if line.rule() is None], [], "no rule in tests/command/docs.py says how this is run")
+
+    def succeeds(self, text):
+        result = docs.run_line(text, self.folder, self.env)
+        self.assertEqual(result.returncode, 0, f"{text}\n{result.stdout}")
+        return result.stdout
+
+    def run_all(self, how, change=lambda text: text):
+        texts = {line.text: line for line in docs.all_lines() if line.how() == how and not line.text.startswith("trireme ctl")}
+        self.assertTrue(texts)
+        for text, line in texts.items():
+            with self.subTest(source=line.source, line=text):
+                self.succeeds(change(text))
+
+    def test_lines_as_they_are_written(self):
+        self.run_all(docs.HERE)
+
+    def test_lines_of_trainings_and_benchmarks_for_a_few_steps(self):
+        self.run_all(docs.SHORT, docs.shortened)
+
+    def test_lines_about_a_job_that_runs(self):
+        job = support.start("train", "lenet", "--data", "synthetic:2000", "--workers", 2, "--servers", 2, "--sync", "async", "--epochs", 100000, cwd=self.folder)
+        try:
+            begun = lambda: docs.run_line("trireme ctl delay 0 0", self.folder, self.env).returncode == 0  # noqa: E731
+            self.assertTrue(support.wait_until(begun, 60), "the job has not begun")
+            texts = {line.text for line in docs.all_lines() if line.text.startswith("trireme ctl")}
+            self.assertTrue(texts)
+            for text in sorted(texts):
+                with self.subTest(line=text):
+                    self.succeeds(text)
+        finally:
+            job.kill()  # its workers end with it
+            job.communicate()
+
+    def test_flags_that_are_mentioned_exist(self):
+        """`trireme train --hosts` in the middle of a sentence."""
+        helps = {name: support.run(name, "--help").stdout for name in docs.commands()}
+        for sub in ("allreduce", "train", "ps"):
+            helps["bench"] += support.run("bench", sub, "--help").stdout
+        mentions = 0
+        for page in docs.pages():
+            for name, rest in re.findall(r"`trireme ([a-z]+)([^`\n]*)`", page.read_text()):
+                with self.subTest(page=page.name, mention=name + rest):
+                    self.assertIn(name, helps)
+                    for flag in re.findall(r"(?<!\S)--[a-z][a-z0-9-]*", rest.partition(" -- ")[0]):
+                        mentions += 1
+                        self.assertRegex(helps[name], rf"{flag}\b")
+        self.assertGreater(mentions, 10)
+
+
+if __name__ == "__main__":
+    support.main()

@@ -1,0 +1,1 @@
+// Has the precompiled header that tests and examples share; nothing else.

@@ -1,0 +1,118 @@
+#include "idle_flags.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include <trireme/base/error.h>
+
+namespace trireme::tools {
+namespace {
+
+using Settings = TrainSettings;
+
+/// A flag that works with some values of another, its decider.
+struct Rule {
+  const char* flag;
+  const char* decider;
+  const char* purpose;  // "it is for …"
+  bool (*works)(const Settings&);
+};
+
+bool is_one_of(const std::string& text, std::initializer_list<const char*> names) {
+  return std::find(names.begin(), names.end(), text) != names.end();
+}
+/// "stale" of "stale:3", "mlp" of "mlp:512"
+std::string stem(const std::string& text) { return text.substr(0, text.find(':')); }
+
+bool is_images(const std::string& data) {
+  const std::filesystem::path folder(data);
+  return is_one_of(stem(data), {"fashion-mnist", "mnist", "synthetic"}) || exists(folder / "train-images-idx3-ubyte") ||
+         exists(folder / "train-images-idx3-ubyte.gz");
+}
+
+bool momentum(const Settings& s) { return s.optimizer == "momentum"; }
+bool adam(const Settings& s) { return is_one_of(s.optimizer, {"adam", "adamw"}); }
+bool adaptive(const Settings& s) { return adam(s) || s.optimizer == "adagrad"; }
+bool drops(const Settings& s) { return s.options.schedule == "step"; }
+bool table(const Settings& s) { return !is_images(s.options.data); }
+bool grows_stale(const Settings& s) { return is_one_of(stem(s.sync), {"async", "stale", "trylock", "round-robin"}); }
+bool in_buckets(const Settings& s) {
+  return is_one_of(stem(s.sync), {"shared", "allreduce", "server", "async", "stale", "round-robin"});
+}
+bool convolutions(const Settings& s) {  // those without have the default, and may say so
+  return s.memory_format != "channels-last" || !is_one_of(stem(s.options.model), {"linear", "mlp"});
+}
+bool on_hosts(const Settings& s) { return s.hosts.given(); }
+
+constexpr Rule kRules[] = {
+    {"--momentum", "--optimizer", "momentum", momentum},
+    {"--nesterov", "--optimizer", "momentum", momentum},
+    {"--beta1", "--optimizer", "adam and adamw", adam},
+    {"--beta2", "--optimizer", "adam and adamw", adam},
+    {"--epsilon", "--optimizer", "adagrad, adam and adamw", adaptive},
+    {"--step-epochs", "--schedule", "step", drops},
+    {"--gamma", "--schedule", "step", drops},
+    {"--label", "--data", "CSV files, whose columns have names", table},
+    {"--stale-gradients", "--sync", "async, stale:S, trylock:P and round-robin", grows_stale},
+    {"--overlap", "--sync", "shared, allreduce, server, async, stale:S and round-robin", in_buckets},
+    {"--memory-format", "MODEL", "models with convolutions", convolutions},
+    {"--remote", "--hosts", "", on_hosts},
+    {"--address", "--hosts", "", on_hosts},
+    {"--port", "--hosts", "", on_hosts},
+    {"--engine", "--hosts", "", on_hosts},
+    {"--tls", "--hosts", "", on_hosts},
+    {"--heartbeat-limit", "--hosts", "", on_hosts},
+};
+
+std::string value_of(const std::string& decider, const Settings& s) {
+  if (decider == "--optimizer") return s.optimizer;
+  if (decider == "--schedule") return s.options.schedule;
+  if (decider == "--data") return s.options.data;
+  if (decider == "--sync") return s.sync;
+  return s.options.model;
+}
+
+std::string reason(const Rule& rule, const std::string& flag, const Settings& s) {
+  const std::string decider = rule.decider;
+  if (decider == "--hosts")
+    return fmt::format("{} has no effect without --hosts or --hostfile: all workers are on this machine", flag);
+  const std::string with = decider == "MODEL" ? "the model" : decider;
+  return fmt::format("{} has no effect with {} {}: it is for {}", flag, with, value_of(decider, s), rule.purpose);
+}
+
+bool given(const CLI::App& command, const std::string& flag) {
+  const CLI::Option* option = command.get_option_no_throw(flag);
+  return option != nullptr && option->count() > 0;
+}
+
+/// As it was typed: --no-overlap is another name of --overlap.
+std::string typed(const CLI::App& command, const std::string& flag) {
+  return flag == "--overlap" && command.get_option(flag)->results().back() == "false" ? "--no-overlap" : flag;
+}
+
+}  // namespace
+
+std::vector<Idle> idle_flags(const CLI::App& command, const Settings& settings, bool alone) {
+  std::vector<Idle> idle;
+  for (const Rule& rule : kRules) {
+    if (!given(command, rule.flag) || rule.works(settings)) continue;
+    if (std::string(rule.decider) == "--hosts" && !alone) continue;  // a launcher may have several hosts
+    idle.push_back({rule.flag, rule.decider, reason(rule, typed(command, rule.flag), settings)});
+  }
+  return idle;
+}
+
+bool overruled(const Idle& idle, const CLI::App& command, const Invocation& invocation) {
+  const auto in_recipe = [&](const std::string& flag) { return invocation.origins.contains(flag); };
+  return in_recipe(idle.flag) && given(command, idle.decider) && !in_recipe(idle.decider) && idle.decider != "MODEL";
+}
+
+void refuse_idle_flags(const CLI::App& command, const Settings& settings, bool alone, const Invocation& invocation) {
+  for (const Idle& idle : idle_flags(command, settings, alone))
+    if (!overruled(idle, command, invocation))
+      fail<InvalidArgument>("{}{}", place_of(idle.flag, invocation), idle.reason);
+}
+
+}  // namespace trireme::tools

@@ -1,0 +1,172 @@
+#include <trireme/state/owners.h>
+
+#include <algorithm>
+#include <tuple>
+
+#include <trireme/base/error.h>
+
+namespace trireme::state {
+namespace {
+
+using space::Range;
+
+/// The parts of `range` that lie in none of `holdings`, which are ordered and do not overlap.
+std::vector<Range> without(Range range, const std::vector<Range>& held) {
+  std::vector<Range> rest;
+  for (const Range& part : held) {
+    if (part.end <= range.begin || part.begin >= range.end) continue;
+    if (part.begin > range.begin) rest.push_back({range.begin, part.begin});
+    range.begin = std::min(range.end, part.end);
+  }
+  if (!range.empty()) rest.push_back(range);
+  return rest;
+}
+
+std::vector<Range> held_by(std::span<const Holding> holdings, int owner) {
+  std::vector<Range> result;
+  for (const Holding& holding : holdings)
+    if (holding.owner == owner) result.push_back(holding.range);
+  return result;
+}
+
+/// A range of one vector that one owner needs, and everybody who has all of it.
+struct Need {
+  std::string vector;
+  Range range;
+  int to = 0;
+  std::vector<int> senders;
+};
+
+/// Cuts a range where holdings begin or end, so that each piece has the same holders throughout.
+std::vector<Range> pieces_of(Range range, std::span<const Holding> holdings) {
+  std::vector<size_t> cuts = {range.begin, range.end};
+  for (const Holding& holding : holdings)
+    for (size_t cut : {holding.range.begin, holding.range.end})
+      if (cut > range.begin && cut < range.end) cuts.push_back(cut);
+  std::sort(cuts.begin(), cuts.end());
+  cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
+  std::vector<Range> pieces;
+  for (size_t i = 0; i + 1 < cuts.size(); i++) pieces.push_back({cuts[i], cuts[i + 1]});
+  return pieces;
+}
+
+std::vector<Need> needs_of(const OwnerMap& from, const OwnerMap& to) {
+  std::vector<Need> needs;
+  for (const std::string& vector : to.vectors()) {
+    const std::span<const Holding> before = from.of(vector);
+    for (const Holding& wanted : to.of(vector))
+      for (const Range& missing : without(wanted.range, held_by(before, wanted.owner)))
+        for (const Range& piece : pieces_of(missing, before)) {
+          Need need{vector, piece, wanted.owner, {}};
+          for (const Holding& holding : before)
+            if (holding.range.begin <= piece.begin && piece.end <= holding.range.end) need.senders.push_back(holding.owner);
+          if (need.senders.empty())
+            fail<InvalidArgument>("nobody holds bytes {} to {} of '{}', which owner {} needs", piece.begin, piece.end, vector, wanted.owner);
+          needs.push_back(std::move(need));
+        }
+  }
+  return needs;
+}
+
+/// Divides a need over its senders like water over basins of different depth: whoever has the least to send gets the most.
+class Division {
+ public:
+  void assign(const Need& need, std::vector<Move>& moves) {
+    std::vector<int> senders = need.senders;
+    std::stable_sort(senders.begin(), senders.end(), [&](int a, int b) { return load_[a] < load_[b]; });
+    const size_t level = level_for(senders, need.range.size());
+    Range rest = need.range;
+    for (size_t i = 0; i < senders.size() && !rest.empty(); i++) {
+      const bool last = i + 1 == senders.size() || load_[senders[i + 1]] >= level;
+      const size_t share = last ? rest.size() : round_up_to_line(level - std::min(level, load_[senders[i]]));
+      const Range part{rest.begin, std::min(rest.end, rest.begin + share)};
+      rest.begin = part.end;
+      if (part.empty()) continue;
+      load_[senders[i]] += part.size();
+      moves.push_back({need.vector, part, senders[i], need.to});
+    }
+  }
+
+ private:
+  static size_t round_up_to_line(size_t bytes) { return (bytes + space::kLine - 1) / space::kLine * space::kLine; }
+
+  /// How high the water stands when `bytes` were poured over `senders`, which are ordered by load.
+  size_t level_for(const std::vector<int>& senders, size_t bytes) {
+    size_t sum = bytes;
+    for (size_t basins = 1;; basins++) {
+      sum += load_[senders[basins - 1]];
+      const size_t level = (sum + basins - 1) / basins;
+      if (basins == senders.size() || level <= load_[senders[basins]]) return level;
+    }
+  }
+
+  std::map<int, size_t> load_;  // bytes that a sender has to send so far
+};
+
+/// Neighbouring moves between the same two become one.
+std::vector<Move> merged(std::vector<Move> moves) {
+  std::sort(moves.begin(), moves.end(), [](const Move& a, const Move& b) {
+    return std::tie(a.vector, a.to, a.range.begin) < std::tie(b.vector, b.to, b.range.begin);
+  });
+  std::vector<Move> result;
+  for (Move& move : moves) {
+    if (!result.empty() && result.back().vector == move.vector && result.back().to == move.to && result.back().from == move.from &&
+        result.back().range.end == move.range.begin)
+      result.back().range.end = move.range.end;
+    else
+      result.push_back(std::move(move));
+  }
+  std::stable_sort(result.begin(), result.end(), [](const Move& a, const Move& b) {
+    return std::tie(a.vector, a.range.begin, a.to) < std::tie(b.vector, b.range.begin, b.to);
+  });
+  return result;
+}
+
+}  // namespace
+
+void OwnerMap::add(const std::string& vector, Range range, int owner) {
+  if (range.empty()) return;
+  auto& list = holdings_[vector];
+  for (auto& holding : list)
+    if (holding.owner == owner && !intersect(holding.range, range).empty())
+      fail<InvalidArgument>("owner {} holds bytes {} to {} of '{}' already, and is given {} to {}", owner, holding.range.begin,
+                            holding.range.end, vector, range.begin, range.end);
+  for (size_t i = 0; i < list.size();) {  // at most one on each side
+    const Range other = list[i].range;
+    if (list[i].owner == owner && (other.end == range.begin || other.begin == range.end)) {
+      range = {std::min(range.begin, other.begin), std::max(range.end, other.end)};
+      list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
+    } else {
+      i++;
+    }
+  }
+  const Holding added{range, owner};
+  list.insert(std::upper_bound(list.begin(), list.end(), added,
+                               [](const Holding& a, const Holding& b) {
+                                 return std::tie(a.range.begin, a.owner) < std::tie(b.range.begin, b.owner);
+                               }),
+              added);
+}
+
+std::span<const Holding> OwnerMap::of(const std::string& vector) const {
+  const auto found = holdings_.find(vector);
+  return found == holdings_.end() ? std::span<const Holding>{} : std::span<const Holding>{found->second};
+}
+
+std::vector<std::string> OwnerMap::vectors() const {
+  std::vector<std::string> names;
+  for (const auto& [name, holdings] : holdings_) names.push_back(name);
+  return names;
+}
+
+std::vector<Move> plan_moves(const OwnerMap& from, const OwnerMap& to) {
+  std::vector<Need> needs = needs_of(from, to);
+  // What only one can send comes first: copies fill up what that leaves.
+  std::stable_partition(needs.begin(), needs.end(), [](const Need& need) { return need.senders.size() == 1; });
+  Division division;
+  std::vector<Move> moves;
+  for (const Need& need : needs) division.assign(need, moves);
+  return merged(std::move(moves));
+}
+
+}  // namespace trireme::state
