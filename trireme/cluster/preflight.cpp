@@ -81,7 +81,7 @@ class Judge {
   Preflight finish() {
     for (auto* verdicts : {&result_.hosts, &result_.links})
       for (std::string& verdict : *verdicts)
-        if (verdict.empty()) verdict = "ok";
+        if (verdict.empty()) verdict = kWell;
     return std::move(result_);
   }
 

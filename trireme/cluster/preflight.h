@@ -19,8 +19,10 @@ struct LinkFacts {
   double bandwidth = 0;  // bits per second
 };
 
+inline constexpr const char* kWell = "ok";
+
 struct Preflight {
-  std::vector<std::string> hosts, links;  // "ok", or what is wrong in a word
+  std::vector<std::string> hosts, links;  // kWell, or what is wrong in a word
   std::vector<std::string> problems;      // a sentence each: where, what, and what to do
 };
 
