@@ -50,8 +50,8 @@ bench: build ## ours and the peers alternately; one JSON object a line
 format: ## clang-format all sources
 	@git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
-tidy: build-all ## clang-tidy on the torch-free core
-	@git ls-files 'trireme/base/*.cpp' 'trireme/space/*.cpp' 'trireme/comm/**.cpp' 'trireme/cluster/*.cpp' 'trireme/exchange/*.cpp' | xargs -n 4 clang-tidy -p $(BUILD) --quiet
+tidy: build-all ## clang-tidy on the library and the command
+	@git ls-files 'trireme/*.cpp' 'tools/*.cpp' | xargs -n 4 clang-tidy -p $(BUILD) --quiet
 
 install: build ## install to PREFIX (default /usr/local)
 	@cmake --install $(BUILD) --prefix $(or $(PREFIX),/usr/local)

@@ -9,7 +9,7 @@ if(TRIREME_TORCH)
 endif()
 install(TARGETS ${targets} EXPORT TriremeTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/trireme DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
-        PATTERN "cluster/wire.h" EXCLUDE PATTERN "cluster/grpc.h" EXCLUDE PATTERN "cluster/stream.h" EXCLUDE PATTERN "cluster/variables.h" EXCLUDE PATTERN "cluster/interruption.h" EXCLUDE
+        PATTERN "cluster/coordination/wire.h" EXCLUDE PATTERN "cluster/coordination/grpc.h" EXCLUDE PATTERN "cluster/coordination/stream.h" EXCLUDE PATTERN "cluster/environment/variables.h" EXCLUDE PATTERN "cluster/launching/interruption.h" EXCLUDE
         PATTERN "ps/chunk_state.h" EXCLUDE PATTERN "ps/network/buffers.h" EXCLUDE PATTERN "ps/network/stream.h" EXCLUDE PATTERN "ps/network/visitor.h" EXCLUDE
         PATTERN "ps/network/poller.h" EXCLUDE PATTERN "ps/network/assembly.h" EXCLUDE PATTERN "ps/network/arrival.h" EXCLUDE)
 install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)

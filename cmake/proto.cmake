@@ -1,14 +1,14 @@
-# The messages of the coordinator: C++ from trireme/cluster/coordinator.proto, in the build folder.
+# The messages of the coordinator: C++ from trireme/cluster/coordination/coordinator.proto, in the build folder.
 find_package(Protobuf REQUIRED)
 find_package(gRPC CONFIG REQUIRED)
 find_program(GRPC_CPP_PLUGIN grpc_cpp_plugin REQUIRED)
-set(proto ${PROJECT_SOURCE_DIR}/trireme/cluster/coordinator.proto)
+set(proto ${PROJECT_SOURCE_DIR}/trireme/cluster/coordination/coordinator.proto)
 set(proto_out ${CMAKE_BINARY_DIR}/proto)
 set(proto_sources ${proto_out}/coordinator.pb.cc ${proto_out}/coordinator.grpc.pb.cc)
 file(MAKE_DIRECTORY ${proto_out})
 add_custom_command(
   OUTPUT ${proto_sources} ${proto_out}/coordinator.pb.h ${proto_out}/coordinator.grpc.pb.h
-  COMMAND protobuf::protoc --proto_path=${PROJECT_SOURCE_DIR}/trireme/cluster --cpp_out=${proto_out} --grpc_out=${proto_out}
+  COMMAND protobuf::protoc --proto_path=${PROJECT_SOURCE_DIR}/trireme/cluster/coordination --cpp_out=${proto_out} --grpc_out=${proto_out}
           --plugin=protoc-gen-grpc=${GRPC_CPP_PLUGIN} ${proto}
   DEPENDS ${proto} VERBATIM)
 target_sources(trireme_core PRIVATE ${proto_sources})

@@ -6,10 +6,11 @@
 //
 // Output: rank 0 of 1: loss 0.0001, weights 1.50 -0.50, bias 0.25
 #include <torch/torch.h>
-#include <trireme/trireme.h>
 
 #include <cmath>
 #include <cstdio>
+
+#include <trireme/trireme.h>
 
 int main() {
   auto world = trireme::join();
@@ -26,7 +27,7 @@ int main() {
   }
 
   const auto w = net->weight.flatten();
-  std::printf("rank %d of %d: loss %.4f, weights %.2f %.2f, bias %.2f\n", world.rank(), world.size(), last.loss, w[0].item<double>(), w[1].item<double>(),
-              net->bias.item<double>());
+  std::printf("rank %d of %d: loss %.4f, weights %.2f %.2f, bias %.2f\n", world.rank(), world.size(), last.loss,
+              w[0].item<double>(), w[1].item<double>(), net->bias.item<double>());
   return last.loss < 1e-3 ? 0 : 1;
 }

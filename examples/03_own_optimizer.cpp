@@ -1,15 +1,18 @@
-// One replica per rank, averaged gradients, and an optimizer of your own ("towers", mirrored strategy): step() leaves the mean gradient in .grad().
+// One replica per rank, averaged gradients, and an optimizer of your own ("towers", mirrored strategy): step() leaves
+// the mean gradient in .grad().
 //
 //   trireme launch -n 2 -- ./03_own_optimizer
 //
 // Output (rank 0): "loss 0.00 after 300 steps of torch::optim::RMSprop"
 #include <torch/torch.h>
-#include <trireme/trireme.h>
 
 #include <cstdio>
 
+#include <trireme/trireme.h>
+
 struct Net : torch::nn::Module {  // any module
-  torch::nn::Linear in{register_module("in", torch::nn::Linear(4, 32))}, out{register_module("out", torch::nn::Linear(32, 1))};
+  torch::nn::Linear in{register_module("in", torch::nn::Linear(4, 32))},
+      out{register_module("out", torch::nn::Linear(32, 1))};
   torch::Tensor forward(const torch::Tensor& x) { return out(torch::tanh(in(x))); }
 };
 

@@ -2,13 +2,14 @@
 //
 //   trireme launch -n 2 --servers 1 --serve-with ./04_async_server -- ./04_async_server
 //
-// Without --serve-with the servers are `trireme serve`. Output (worker 0): "epoch 0: loss …" to "epoch 3: loss …", where the model is, and how stale gradients
-// were.
+// Without --serve-with the servers are `trireme serve`. Output (worker 0): "epoch 0: loss …" to "epoch 3: loss …",
+// where the model is, and how stale gradients were.
 #include <torch/torch.h>
-#include <trireme/trireme.h>
 
 #include <cstdio>
 #include <filesystem>
+
+#include <trireme/trireme.h>
 
 int main() {
   if (trireme::ps::is_server()) return trireme::ps::serve(), 0;  // until all workers have left
@@ -27,10 +28,13 @@ int main() {
     auto epoch = data.epoch(e);
     for (auto& batch : epoch)  // each worker at its own pace: its gradient is applied when it arrives
       loss = train.step(batch, [&] { return torch::cross_entropy_loss(net->forward(batch.x), batch.y); }).loss;
-    train.save((folder / "checkpoint.safetensors").string());  // all workers meet here, and the servers' parameters are written
+    train.save((folder / "checkpoint.safetensors")
+                   .string());  // all workers meet here, and the servers' parameters are written
     if (world.first()) std::printf("epoch %d: loss %.2f\n", e, loss);
   }
   const auto counted = train.statistics();
-  if (world.first()) std::printf("saved to %s; staleness %.2f on average\n", (folder / "checkpoint.safetensors").c_str(), counted->staleness_mean);
+  if (world.first())
+    std::printf("saved to %s; staleness %.2f on average\n", (folder / "checkpoint.safetensors").c_str(),
+                counted->staleness_mean);
   return loss < 0.5 ? 0 : 1;
 }

@@ -1,14 +1,17 @@
-// Wide and deep: a click model with embeddings in sparse tables on the parameter servers, by 64-bit keys; the dense part is an ordinary module.
+// Wide and deep: a click model with embeddings in sparse tables on the parameter servers, by 64-bit keys; the dense
+// part is an ordinary module.
 //
-//   trireme launch -n 2 --servers 2 -- ./06_recommender [TRAIN TEST]     or alone: ./06_recommender, with the tables in this process
+//   trireme launch -n 2 --servers 2 -- ./06_recommender [TRAIN TEST]     or alone: ./06_recommender, with the tables in
+//   this process
 //
-// TRAIN and TEST are files in Criteo's format; without them data of that kind are made, with a model planted in them. Output: the AUC on the test file, and for
-// made data that of the planted model, which nothing beats.
+// TRAIN and TEST are files in Criteo's format; without them data of that kind are made, with a model planted in them.
+// Output: the AUC on the test file, and for made data that of the planted model, which nothing beats.
 #include <torch/torch.h>
-#include <trireme/trireme.h>
 
 #include <cstdio>
 #include <filesystem>
+
+#include <trireme/trireme.h>
 
 using trireme::data::Clicks;
 using trireme::ps::SparseTable;
@@ -38,7 +41,8 @@ struct Embeddings {
 };
 
 torch::Tensor numbers_of(Clicks& clicks) {
-  return torch::from_blob(clicks.numbers.data(), {static_cast<int64_t>(clicks.size()), static_cast<int64_t>(Clicks::kNumbers)});
+  return torch::from_blob(clicks.numbers.data(),
+                          {static_cast<int64_t>(clicks.size()), static_cast<int64_t>(Clicks::kNumbers)});
 }
 
 int main(int argc, char** argv) {
@@ -46,8 +50,11 @@ int main(int argc, char** argv) {
   std::string files[2] = {argc > 2 ? argv[1] : "", argc > 2 ? argv[2] : ""};
   double planted = 0;
   for (int i = 0; i < 2 && argc <= 2; i++) {
-    files[i] = (std::filesystem::temp_directory_path() / ("trireme-clicks" + std::to_string(i) + std::to_string(getppid()))).string();
-    if (world.first()) planted = trireme::data::make_criteo_like(files[i], i == 0 ? 40000 : 8000, static_cast<uint64_t>(i) + 1).auc;
+    files[i] =
+        (std::filesystem::temp_directory_path() / ("trireme-clicks" + std::to_string(i) + std::to_string(getppid())))
+            .string();
+    if (world.first())
+      planted = trireme::data::make_criteo_like(files[i], i == 0 ? 40000 : 8000, static_cast<uint64_t>(i) + 1).auc;
   }
   world.comm().barrier("the files are there");
   Clicks all = trireme::data::read_criteo(files[1]), clicks;
@@ -55,12 +62,17 @@ int main(int argc, char** argv) {
   world.comm().barrier("and were read");
 
   torch::manual_seed(1);
-  torch::nn::Sequential deep(torch::nn::Linear(kFields * kWidth + Clicks::kNumbers, 64), torch::nn::ReLU(), torch::nn::Linear(64, 1));
-  const std::vector<SparseTable::Options> tables = {
-      {.name = "wide", .width = 1, .optimizer = trireme::adagrad()},
-      {.name = "deep", .width = kWidth, .optimizer = trireme::adagrad(), .fill = SparseTable::Fill::normal, .scale = 0.05}};
+  torch::nn::Sequential deep(torch::nn::Linear(kFields * kWidth + Clicks::kNumbers, 64), torch::nn::ReLU(),
+                             torch::nn::Linear(64, 1));
+  const std::vector<SparseTable::Options> tables = {{.name = "wide", .width = 1, .optimizer = trireme::adagrad()},
+                                                    {.name = "deep",
+                                                     .width = kWidth,
+                                                     .optimizer = trireme::adagrad(),
+                                                     .fill = SparseTable::Fill::normal,
+                                                     .scale = 0.05}};
   const bool servers = world.servers() > 0;
-  auto train = servers ? trireme::parallel(world, *deep, trireme::adam({.lr = 0.002}), {.sync = trireme::Sync::async, .tables = tables})
+  auto train = servers ? trireme::parallel(world, *deep, trireme::adam({.lr = 0.002}),
+                                           {.sync = trireme::Sync::async, .tables = tables})
                        : trireme::parallel(world, *deep, trireme::adam({.lr = 0.002}));
   Embeddings rows{train, {}};
   if (!servers) rows.own = {SparseTable(tables[0]), SparseTable(tables[1])};

@@ -10,6 +10,7 @@ LEVELS = [
     [("base", False)],
     [("metrics", False)],
     [("space", False)],
+    [("torch", True)],
     [("state", False), ("comm", False), ("checkpoint", False)],
     [("cluster", False)],
     [("ps", False)],
@@ -42,6 +43,8 @@ for path in sorted(root.glob("trireme/**/*")):
             continue
         target = match[1]
         if is_torch.match(target) and not torch_ok[folder] and not str(where).startswith(TORCH_ADAPTER):
+            faults.append(f"{where}:{number}: '{folder}' is torch-free but includes <{target}>")
+        if target.startswith("trireme/torch/") and not torch_ok[folder] and not str(where).startswith(TORCH_ADAPTER):
             faults.append(f"{where}:{number}: '{folder}' is torch-free but includes <{target}>")
         if target.startswith("trireme/"):
             other = target.split("/")[1]

@@ -2,18 +2,19 @@
 #include "bench.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <set>
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
-#include <trireme/cluster/launcher.h>
+#include <trireme/cluster/launching/launcher.h>
+
 #include "commands.h"
 #include "hosts.h"
 #include "peers.h"
@@ -30,7 +31,7 @@ struct Settings {
   std::vector<int> ranks = {2, 4, 8};
   std::vector<std::string> cases;
   HostsFlags hosts;
-  double gbit = 0;  // speed of the hosts' links, for the limit
+  double gbit = 0;      // speed of the hosts' links, for the limit
   bool guards = false;  // measure what looking for NaN and clipping cost
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
 };
@@ -48,7 +49,8 @@ std::vector<std::string> run(const Settings& s, const std::string& what, const s
   return s.hosts.given() ? run_on_hosts(what, s.hosts.options(s.self), command) : run_and_read(what, 2, command);
 }
 
-void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, const std::string& mpi, const std::string& limit) {
+void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, const std::string& mpi,
+                          const std::string& limit) {
   std::string list;
   std::map<size_t, Measurement> all;
   for (size_t bytes : s.sizes) {
@@ -67,12 +69,18 @@ void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, con
     return;
   }
   std::vector<std::function<void()>> who = {[&] { collect(all, "ours", run_and_read("ours", ranks, ours)); }};
-  if (has_python_torch()) who.push_back([&] { collect(all, "gloo", run_and_read("Gloo", ranks, {kPython, peers + "/gloo_allreduce.py", "{out}", list})); });
+  if (has_python_torch())
+    who.push_back([&] {
+      collect(all, "gloo", run_and_read("Gloo", ranks, {kPython, peers + "/gloo_allreduce.py", "{out}", list}));
+    });
   if (!mpi.empty())
     who.push_back([&] {
-      collect(all, "openmpi", run_and_read("Open MPI", 1, {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", n, mpi, "{out}", list}));
+      collect(all, "openmpi",
+              run_and_read("Open MPI", 1,
+                           {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", n, mpi, "{out}", list}));
     });
-  if (!limit.empty() && ranks == 2 && !private_memory) who.push_back([&] { collect(all, "limit", run_and_read("limit", 1, {limit, "{out}", list})); });
+  if (!limit.empty() && ranks == 2 && !private_memory)
+    who.push_back([&] { collect(all, "limit", run_and_read("limit", 1, {limit, "{out}", list})); });
   alternate(s.rounds, who);
   for (const auto& [bytes, measurement] : all) print_measurement(measurement);
 }
@@ -116,15 +124,18 @@ void bench_step(const Settings& s, const std::string& name) {
   const std::vector<std::string> worker = {s.worker, "bench", "--out={out}", "--case=" + name};
   std::vector<std::string> alone = worker;
   alone.push_back("--alone");
-  std::vector<std::function<void()>> who = {[&] {
-                                              const auto lines = run(s, "ours", worker);
-                                              bytes = number_in(lines, "bytes");
-                                              add_sample(m, "ours", number_in(lines, "ms_per_step"));
-                                            },
-                                            [&] { add_sample(m, "unrelated", joint_time(run(s, "unrelated processes", alone))); }};
+  std::vector<std::function<void()>> who = {
+      [&] {
+        const auto lines = run(s, "ours", worker);
+        bytes = number_in(lines, "bytes");
+        add_sample(m, "ours", number_in(lines, "ms_per_step"));
+      },
+      [&] { add_sample(m, "unrelated", joint_time(run(s, "unrelated processes", alone))); }};
   if (has_python_torch())
     who.push_back([&] {
-      add_sample(m, "ddp", number_in(run(s, "DDP", {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}), "ms_per_step"));
+      add_sample(m, "ddp",
+                 number_in(run(s, "DDP", {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}),
+                           "ms_per_step"));
     });
   alternate(s.rounds, who);
   if (s.gbit > 0) add_wire_limit(s, m, bytes);
@@ -135,7 +146,8 @@ void bench_step(const Settings& s, const std::string& name) {
 void bench_guards(const Settings& s, const std::string& name) {
   Measurement m{"train", name, "ms", {}};
   std::vector<std::function<void()>> who;
-  for (const auto& [guard, called] : {std::pair("watch", "ours"), std::pair("none", "unwatched"), std::pair("clip", "clipped")})
+  for (const auto& [guard, called] :
+       {std::pair("watch", "ours"), std::pair("none", "unwatched"), std::pair("clip", "clipped")})
     who.push_back([&, guard, called] {
       const std::vector<std::string> worker = {s.worker, "bench", "--out={out}", "--case=" + name,
                                                std::string("--guard=") + guard};
@@ -149,8 +161,9 @@ void bench_guards(const Settings& s, const std::string& name) {
 void bench_fashion(const Settings& s) {
   Measurement m{"train", "fashion-lenet-32", "s", {}};
   const auto ours = [&] {
-    const auto lines = run_and_read(
-        "ours", 2, {s.worker, "train", "lenet", "--data=fashion-mnist", "--batch=64", "--epochs=2", "--lr=0.05", "--progress=none", "--report={out}"});
+    const auto lines = run_and_read("ours", 2,
+                                    {s.worker, "train", "lenet", "--data=fashion-mnist", "--batch=64", "--epochs=2",
+                                     "--lr=0.05", "--progress=none", "--report={out}"});
     std::string text;
     for (const std::string& line : lines) text += line;
     if (!text.empty()) add_sample(m, "ours", nlohmann::json::parse(text)["epochs"].back()["seconds"]);
@@ -158,7 +171,10 @@ void bench_fashion(const Settings& s) {
   std::vector<std::function<void()>> who = {ours};
   if (has_python_torch())
     who.push_back([&] {
-      add_sample(m, "ddp", number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_fashion.py", "{out}", "2"}), "epoch_seconds"));
+      add_sample(
+          m, "ddp",
+          number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_fashion.py", "{out}", "2"}),
+                    "epoch_seconds"));
     });
   alternate(s.rounds, who);
   print_measurement(m);
@@ -169,7 +185,8 @@ int bench_train(const Settings& s) {
   std::vector<std::string> known(kTrainCases.begin(), kTrainCases.end());
   if (!s.guards) known.push_back("fashion-lenet-32");
   for (const std::string& name : s.cases)
-    if (std::find(known.begin(), known.end(), name) == known.end()) fail<InvalidArgument>("unknown case '{}'{}", name, did_you_mean(name, known));
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      fail<InvalidArgument>("unknown case '{}'{}", name, did_you_mean(name, known));
   for (const std::string& name : s.cases.empty() ? known : s.cases)
     name.starts_with("fashion") ? bench_fashion(s) : s.guards ? bench_guards(s, name) : bench_step(s, name);
   return 0;
@@ -191,7 +208,9 @@ void add_sample(Measurement& m, const std::string& who, double value) {
   if (value > 0) m.samples[who].push_back(value);
 }
 
-double number_in(const std::vector<std::string>& lines, const char* key) { return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0); }
+double number_in(const std::vector<std::string>& lines, const char* key) {
+  return lines.empty() ? -1 : nlohmann::json::parse(lines.back()).value(key, -1.0);
+}
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -203,7 +222,8 @@ double median(std::vector<double> values) {
 void print_measurement(const Measurement& m) {
   const auto ours = m.samples.find("ours");
   if (ours == m.samples.end()) return fmt::print(stderr, "bench {} {}: ours did not run\n", m.bench, m.name);
-  nlohmann::ordered_json line = {{"bench", m.bench}, {"case", m.name}, {"metric", m.metric}, {"ours", median(ours->second)}};
+  nlohmann::ordered_json line = {
+      {"bench", m.bench}, {"case", m.name}, {"metric", m.metric}, {"ours", median(ours->second)}};
   line["peers"] = nlohmann::json::object();
   line["ratio"] = nlohmann::json::object();
   const auto rounded = [](double value) { return std::stod(fmt::format("{:.4g}", value)); };
@@ -227,8 +247,9 @@ void print_measurement(const Measurement& m) {
 namespace {
 
 /// Runs the command with the name of a file in the place of {out}; the lines that it wrote there.
-std::vector<std::string> read_results(const std::string& what, std::vector<std::string> command,
-                                      const std::function<cluster::LaunchResult(const std::vector<std::string>&)>& start) {
+std::vector<std::string> read_results(
+    const std::string& what, std::vector<std::string> command,
+    const std::function<cluster::LaunchResult(const std::vector<std::string>&)>& start) {
   const fs::path out = scratch() / "result";
   fs::remove(out);
   for (std::string& word : command)
@@ -247,13 +268,15 @@ std::vector<std::string> read_results(const std::string& what, std::vector<std::
 std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command,
                                       const std::vector<std::string>& server_command) {
   return read_results(what, command, [&](const auto& words) {
-    cluster::LaunchOptions options{.command = words, .ranks = ranks, .threads = 1, .show = cluster::Show::first, .server_command = server_command};
+    cluster::LaunchOptions options{
+        .command = words, .ranks = ranks, .threads = 1, .show = cluster::Show::first, .server_command = server_command};
     if (!server_command.empty()) options.servers = {0};
     return cluster::launch(options);
   });
 }
 
-std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOptions hosts, const std::vector<std::string>& command) {
+std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOptions hosts,
+                                      const std::vector<std::string>& command) {
   return read_results(what, command, [&](const auto& words) {
     hosts.command = words;
     hosts.show = cluster::Show::first;
@@ -262,31 +285,45 @@ std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOpt
   });
 }
 
-std::string compile_peer(const std::string& compiler, const std::string& source, const std::vector<std::string>& flags) {
+std::string compile_peer(const std::string& compiler, const std::string& source,
+                         const std::vector<std::string>& flags) {
   const fs::path binary = scratch() / fs::path(source).stem();
   std::vector<std::string> command = {compiler};
   command.insert(command.end(), flags.begin(), flags.end());
-  for (const std::string& word : {std::string(TRIREME_PEERS) + "/" + source, std::string("-o"), binary.string()}) command.push_back(word);
-  return cluster::launch({.command = command, .ranks = 1, .show = cluster::Show::first}).exit_code == 0 ? binary.string() : "";
+  for (const std::string& word : {std::string(TRIREME_PEERS) + "/" + source, std::string("-o"), binary.string()})
+    command.push_back(word);
+  return cluster::launch({.command = command, .ranks = 1, .show = cluster::Show::first}).exit_code == 0
+             ? binary.string()
+             : "";
 }
 
 void leave_out(const std::string& name, const std::string& remedy) {
   static std::set<std::string> said;
-  if (said.insert(name).second) fmt::print(stderr, "bench: leaving out {}: not installed. Get it with: {}\n", name, remedy);
+  if (said.insert(name).second)
+    fmt::print(stderr, "bench: leaving out {}: not installed. Get it with: {}\n", name, remedy);
 }
 
 Run add_bench(CLI::App& app, const Invocation& invocation) {
   auto s = std::make_shared<Settings>();
   s->self = invocation.program;
   s->worker = invocation.worker;
-  CLI::App* bench = app.add_subcommand("bench", "Measure ours and the peers alternately; one JSON object a line, a ratio above 1 means that ours is better");
+  CLI::App* bench = app.add_subcommand(
+      "bench",
+      "Measure ours and the peers alternately; one JSON object a line, a ratio above 1 means that ours is better");
   bench->require_subcommand(1);
-  CLI::App* allreduce = bench->add_subcommand("allreduce", "Time by size against Gloo, Open MPI and the memory's limit");
-  CLI::App* train = bench->add_subcommand("train", "Time of a training step against PyTorch DDP, and against two unrelated processes (the efficiency)");
+  CLI::App* allreduce =
+      bench->add_subcommand("allreduce", "Time by size against Gloo, Open MPI and the memory's limit");
+  CLI::App* train = bench->add_subcommand(
+      "train", "Time of a training step against PyTorch DDP, and against two unrelated processes (the efficiency)");
   for (CLI::App* sub : {allreduce, train})
-    sub->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")->capture_default_str()->check(CLI::PositiveNumber);
+    sub->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")
+        ->capture_default_str()
+        ->check(CLI::PositiveNumber);
   for (CLI::App* sub : {allreduce, train}) add_hosts_flags(*sub, s->hosts);
-  train->add_option("--gbit", s->gbit, "Speed of the hosts' links in Gbit/s: adds what an ideal ring takes as the peer \"limit\"")->group("Several hosts");
+  train
+      ->add_option("--gbit", s->gbit,
+                   "Speed of the hosts' links in Gbit/s: adds what an ideal ring takes as the peer \"limit\"")
+      ->group("Several hosts");
   allreduce->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
   allreduce->add_option("--ranks", s->ranks, "Numbers of ranks on this machine, separated by commas")
       ->delimiter(',')

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include <trireme/cluster/hosts.h>
+#include <trireme/cluster/launching/hosts.h>
 
 namespace trireme::tools {
 
@@ -18,23 +18,27 @@ struct Measurement {
   bool more_is_better = false;                         // a rate; otherwise a time
 };
 
-/// Medians over the rounds; a ratio is the median of the rounds' ratios. Prints {"bench":…,"case":…,"metric":…,"ours":…,"peers":{…},"ratio":{…},"samples":{…}}.
+/// Medians over the rounds; a ratio is the median of the rounds' ratios. Prints
+/// {"bench":…,"case":…,"metric":…,"ours":…,"peers":{…},"ratio":{…},"samples":{…}}.
 void print_measurement(const Measurement& measurement);
 
 /// Adds a sample of a run that may have failed: then the value is not above 0, and nothing is added.
 void add_sample(Measurement& measurement, const std::string& who, double value);
 
-/// Runs each of `who` once a round, and begins with another one every time: what a program leaves behind disturbs each of the others equally often.
+/// Runs each of `who` once a round, and begins with another one every time: what a program leaves behind disturbs each
+/// of the others equally often.
 void alternate(int rounds, const std::vector<std::function<void()>>& who);
 
-/// Runs a command in `ranks` processes (with RANK, WORLD_SIZE, … set, one thread each) whose rank 0 writes JSON lines to the file that replaces "{out}" in it.
-/// Returns these lines; empty, with a line on stderr, when the command failed. With `server_command`, the job has a parameter server.
+/// Runs a command in `ranks` processes (with RANK, WORLD_SIZE, … set, one thread each) whose rank 0 writes JSON lines
+/// to the file that replaces "{out}" in it. Returns these lines; empty, with a line on stderr, when the command failed.
+/// With `server_command`, the job has a parameter server.
 std::vector<std::string> run_and_read(const std::string& what, int ranks, const std::vector<std::string>& command,
                                       const std::vector<std::string>& server_command = {});
 /// A number in the last of such lines; -1 when it is not there.
 double number_in(const std::vector<std::string>& lines, const char* key);
 /// The same on hosts; the first of them must be this one, as rank 0 writes the file.
-std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOptions hosts, const std::vector<std::string>& command);
+std::vector<std::string> run_on_hosts(const std::string& what, cluster::HostsOptions hosts,
+                                      const std::vector<std::string>& command);
 
 /// Compiles a peer's program once; returns its path, or "" when there is no compiler for it.
 std::string compile_peer(const std::string& compiler, const std::string& source, const std::vector<std::string>& flags);
@@ -54,6 +58,7 @@ int measure_step(const std::string& out, const std::string& name, bool alone, co
 inline constexpr std::array kGuards = {"none", "watch", "clip"};
 
 /// Model and samples per worker and step; worker/bench_train.cpp measures them.
-inline constexpr std::array kTrainCases = {"lenet-32", "lenet-128", "mlp512-32", "mlp512-128", "mlp2048-32", "mlp2048-128"};
+inline constexpr std::array kTrainCases = {"lenet-32",   "lenet-128",  "mlp512-32",
+                                           "mlp512-128", "mlp2048-32", "mlp2048-128"};
 
 }  // namespace trireme::tools

@@ -2,14 +2,15 @@
 #include "bench_ps.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
-#include <trireme/cluster/tls.h>
+#include <trireme/cluster/coordination/tls.h>
+
 #include "bench.h"
 #include "commands.h"
 #include "peers.h"
@@ -59,7 +60,8 @@ void print(const Measurements& all) {
 /// A range by shared memory, against a memcpy of it on one core.
 void bench_range(const Settings& s, const std::string& what) {
   Measurements all = empty_measurements(s.sizes, "shm-" + what);
-  for (int round = 0; round < s.rounds; round++) collect(all, "ours", measure(s, what, {"--sizes=" + list_of(s.sizes)}));
+  for (int round = 0; round < s.rounds; round++)
+    collect(all, "ours", measure(s, what, {"--sizes=" + list_of(s.sizes)}));
   print(all);
 }
 
@@ -77,7 +79,8 @@ void bench_round_trip(const Settings& s, const std::string& name, int busy) {
 
 void bench_sparse(const Settings& s) {
   std::map<std::string, Measurement> all;
-  for (const char* verb : {"push", "pull"}) all[verb] = {"ps", fmt::format("shm-sparse-{}-100000x16", verb), "keys/s", {}, true};
+  for (const char* verb : {"push", "pull"})
+    all[verb] = {"ps", fmt::format("shm-sparse-{}-100000x16", verb), "keys/s", {}, true};
   for (int round = 0; round < s.rounds; round++)
     for (const std::string& line : measure(s, "sparse", {})) {
       const auto row = nlohmann::json::parse(line);
@@ -92,7 +95,8 @@ void bench_sparse(const Settings& s) {
 /// gRPC over loopback, against a bare TCP connection.
 void bench_network(const Settings& s, bool encrypted) {
   std::vector<size_t> sizes;
-  std::copy_if(s.sizes.begin(), s.sizes.end(), std::back_inserter(sizes), [](size_t bytes) { return bytes <= 16 << 20; });
+  std::copy_if(s.sizes.begin(), s.sizes.end(), std::back_inserter(sizes),
+               [](size_t bytes) { return bytes <= 16 << 20; });
   if (sizes.empty()) return;
   const std::string tcp = compile_peer("g++", "tcp_transfer.cpp", {"-O2", "-std=c++20"}), list = list_of(sizes);
   if (tcp.empty()) leave_out("tcp", "apt-get install g++");
@@ -104,12 +108,15 @@ void bench_network(const Settings& s, bool encrypted) {
   }
   for (const char* what : {"push", "pull"})
     for (int channels : {1, 2, 4}) {
-      Measurements all = empty_measurements(sizes, fmt::format("{}-{}-{}ch", encrypted ? "tls" : "grpc", what, channels));
+      Measurements all =
+          empty_measurements(sizes, fmt::format("{}-{}-{}ch", encrypted ? "tls" : "grpc", what, channels));
       std::vector<std::string> with_channels = flags;
       with_channels.push_back(fmt::format("--channels={}", channels));
       bool works = true;
-      std::vector<std::function<void()>> who = {[&] { works = works && collect(all, "ours", measure(s, what, with_channels)); }};
-      if (!tcp.empty()) who.push_back([&] { works&& collect(all, "tcp", run_and_read("TCP", 1, {tcp, "{out}", list})); });
+      std::vector<std::function<void()>> who = {
+          [&] { works = works && collect(all, "ours", measure(s, what, with_channels)); }};
+      if (!tcp.empty())
+        who.push_back([&] { works&& collect(all, "tcp", run_and_read("TCP", 1, {tcp, "{out}", list})); });
       alternate(s.rounds, who);
       if (!works) return fmt::print(stderr, "bench: leaving out {}: see above\n", encrypted ? "TLS" : "gRPC");
       print(all);
@@ -119,8 +126,9 @@ void bench_network(const Settings& s, bool encrypted) {
 /// Asynchronous training of LeNet, two workers and one server, against PyTorch's RPC.
 void bench_train(const Settings& s) {
   Measurement m{"ps", "async-lenet-32", "samples/s", {}, true};
-  const std::vector<std::string> train = {s.worker,     "train",      "lenet",     "--data=synthetic:12800", "--sync=async",    "--servers=1",
-                                          "--batch=64", "--epochs=3", "--lr=0.01", "--optimizer=momentum",   "--progress=none", "--report={out}"};
+  const std::vector<std::string> train = {
+      s.worker,     "train",      "lenet",     "--data=synthetic:12800", "--sync=async",    "--servers=1",
+      "--batch=64", "--epochs=3", "--lr=0.01", "--optimizer=momentum",   "--progress=none", "--report={out}"};
   std::vector<std::function<void()>> who = {[&] {
     std::string text;
     for (const std::string& line : run_and_read("ours", 2, train, {s.self, "serve"})) text += line;
@@ -129,7 +137,8 @@ void bench_train(const Settings& s) {
   if (!has_python_torch()) leave_out("rpc", "apt-get install python3-torch");
   if (has_python_torch())
     who.push_back([&] {
-      const std::vector<std::string> peer = {kPython, std::string(TRIREME_PEERS) + "/rpc_server.py", "{out}", "lenet-32"};
+      const std::vector<std::string> peer = {kPython, std::string(TRIREME_PEERS) + "/rpc_server.py", "{out}",
+                                             "lenet-32"};
       add_sample(m, "rpc", number_in(run_and_read("PyTorch RPC", 3, peer), "samples_per_second"));
     });
   alternate(s.rounds, who);
@@ -155,7 +164,8 @@ int run(const Settings& s) {
   std::vector<std::string> known;
   for (const auto& [name, body] : cases()) known.push_back(name);
   for (const std::string& name : s.cases)
-    if (std::find(known.begin(), known.end(), name) == known.end()) fail<InvalidArgument>("unknown case '{}'{}", name, did_you_mean(name, known));
+    if (std::find(known.begin(), known.end(), name) == known.end())
+      fail<InvalidArgument>("unknown case '{}'{}", name, did_you_mean(name, known));
   for (const auto& [name, body] : cases())
     if (s.cases.empty() || std::find(s.cases.begin(), s.cases.end(), name) != s.cases.end()) body(s);
   return 0;
@@ -167,10 +177,13 @@ Run add_bench_ps(CLI::App& bench, const Invocation& invocation) {
   auto s = std::make_shared<Settings>();
   s->self = invocation.program;
   s->worker = invocation.worker;
-  CLI::App* ps = bench.add_subcommand(
-      "ps", "Parameter servers: push, pull and round trips against memcpy and TCP, keys per second of sparse tables, training against PyTorch RPC");
+  CLI::App* ps = bench.add_subcommand("ps",
+                                      "Parameter servers: push, pull and round trips against memcpy and TCP, keys per "
+                                      "second of sparse tables, training against PyTorch RPC");
   ps->add_option("--rounds", s->rounds, "Rounds; the median counts")->capture_default_str()->check(CLI::PositiveNumber);
-  ps->add_option("--case", s->cases, "push, pull, pull-in-place, round-trip, round-trip-busy, sparse, grpc, tls, train, separated by commas; default: all")
+  ps->add_option("--case", s->cases,
+                 "push, pull, pull-in-place, round-trip, round-trip-busy, sparse, grpc, tls, train, separated by "
+                 "commas; default: all")
       ->delimiter(',');
   ps->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
   auto m = std::make_shared<PsMeasure>();

@@ -17,9 +17,9 @@ struct PsMeasure {
 
 inline const std::vector<std::string> kPsMeasures = {"push", "pull", "pull-in-place", "round-trip", "sparse"};
 
-/// Starts a server, is its worker, writes {"bytes": B, "us": T, "memcpy": T} per size (round-trip: "mean" instead of "memcpy"; sparse: {"push": R, "pull": R,
-/// "table push": R, "table pull": R} in keys per second). Blocks. Must be called before the process has a second thread, as it forks. Throws what client and
-/// server throw.
+/// Starts a server, is its worker, writes {"bytes": B, "us": T, "memcpy": T} per size (round-trip: "mean" instead of
+/// "memcpy"; sparse: {"push": R, "pull": R, "table push": R, "table pull": R} in keys per second). Blocks. Must be
+/// called before the process has a second thread, as it forks. Throws what client and server throw.
 int measure_ps(const PsMeasure& options);
 
 }  // namespace trireme::tools

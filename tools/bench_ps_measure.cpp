@@ -16,10 +16,11 @@
 #include <random>
 
 #include <trireme/base/error.h>
-#include <trireme/cluster/launcher.h>
+#include <trireme/cluster/launching/launcher.h>
 #include <trireme/ps/client.h>
 #include <trireme/ps/server.h>
 #include <trireme/ps/sparse_speed.h>
+
 #include "bench.h"
 #include "bench_ps.h"
 
@@ -61,11 +62,13 @@ class PipeStore final : public comm::network::KeyValue {
     write_ = Descriptor(ends[1]);
   }
   void put(const std::string& /*key*/, const std::string& value) override {
-    if (write(write_.get(), value.data(), value.size()) != static_cast<ssize_t>(value.size())) fail<IoError>("cannot write to a pipe: {}", errno_text());
+    if (write(write_.get(), value.data(), value.size()) != static_cast<ssize_t>(value.size()))
+      fail<IoError>("cannot write to a pipe: {}", errno_text());
   }
   std::string get(const std::string& key, const Deadline& deadline) override {
     pollfd look{read_.get(), POLLIN, 0};
-    if (poll(&look, 1, static_cast<int>(deadline.left().count() * 1e3)) <= 0) fail<Timeout>("the server has not put {}", key);
+    if (poll(&look, 1, static_cast<int>(deadline.left().count() * 1e3)) <= 0)
+      fail<Timeout>("the server has not put {}", key);
     char text[1024];
     const ssize_t got = read(read_.get(), text, sizeof text);
     if (got > 0 && text[0] == '!') throw Error(std::string(text + 1, static_cast<size_t>(got) - 1));
@@ -80,7 +83,11 @@ class PipeStore final : public comm::network::KeyValue {
 class ServerProcess {
  public:
   explicit ServerProcess(const PsMeasure& options)
-      : meeting{.job = cluster::random_name(), .token = "bench", .tls = options.tls, .remote_only = options.network, .channels = options.channels},
+      : meeting{.job = cluster::random_name(),
+                .token = "bench",
+                .tls = options.tls,
+                .remote_only = options.network,
+                .channels = options.channels},
         child_([&] { return serve(options.network); }) {
     if (options.network) meeting.store = &store_;
   }
@@ -122,7 +129,8 @@ Pair by_turns(int rounds, const std::function<void()>& ours, const std::function
     mine.push_back(a);
     theirs.push_back(b);
   }
-  return {median(mine), median(theirs), std::accumulate(mine.begin(), mine.end(), 0.0) / static_cast<double>(mine.size())};
+  return {median(mine), median(theirs),
+          std::accumulate(mine.begin(), mine.end(), 0.0) / static_cast<double>(mine.size())};
 }
 
 ps::Job job_of(size_t bytes) {
@@ -229,8 +237,8 @@ std::string measure_sparse_requests(const PsMeasure& o) {
   }
   if (std::all_of(rows.begin(), rows.end(), [](float value) { return value == 0; })) fail<Error>("no row was updated");
   const ps::SparseSpeed alone = ps::measure_sparse(table, kRows, kKeys, Seconds(0.5));
-  return fmt::format("{{\"push\": {:.0f}, \"pull\": {:.0f}, \"table push\": {:.0f}, \"table pull\": {:.0f}}}\n", median(push), median(pull), alone.push,
-                     alone.pull);
+  return fmt::format("{{\"push\": {:.0f}, \"pull\": {:.0f}, \"table push\": {:.0f}, \"table pull\": {:.0f}}}\n",
+                     median(push), median(pull), alone.push, alone.pull);
 }
 
 }  // namespace

@@ -10,7 +10,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/base/segment.h>
-#include <trireme/cluster/launcher.h>
+#include <trireme/cluster/launching/launcher.h>
+
 #include "commands.h"
 #include "recipe.h"
 
@@ -61,7 +62,8 @@ bool is_flag(const std::string& word) {
   return name != 0 && name != std::string::npos && std::string("0123456789.").find(word[name]) == std::string::npos;
 }
 
-/// "unknown flag --epoch (did you mean --epochs?)", with the chosen sub-command's flags or the sub-commands themselves as candidates.
+/// "unknown flag --epoch (did you mean --epochs?)", with the chosen sub-command's flags or the sub-commands themselves
+/// as candidates.
 std::string explain_unknown(const CLI::App& app, const Invocation& invocation, const CLI::ParseError& error) {
   const CLI::App* command = app.get_subcommands().empty() ? &app : app.get_subcommands().front();
   std::vector<std::string> known;
@@ -70,7 +72,8 @@ std::string explain_unknown(const CLI::App& app, const Invocation& invocation, c
   std::vector<std::string> short_names;
   for (const CLI::Option* option : command->get_options())
     for (const std::string& name : option->get_snames()) short_names.push_back("-" + name);
-  for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; })) known.push_back(sub->get_name());
+  for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; }))
+    known.push_back(sub->get_name());
   for (const std::string& arg : invocation.args) {
     if (arg == command->get_name()) continue;
     const std::string word = arg.substr(0, arg.find('='));
@@ -104,7 +107,11 @@ std::string explain_value(const Invocation& invocation, const CLI::ParseError& e
 /// What stands after "--" of `launch` belongs to another program: CLI11 never sees it.
 Invocation invocation_of(Expanded line) {
   const std::string program = own_path();
-  Invocation invocation{program, (std::filesystem::path(program).parent_path() / "trireme-worker").string(), std::move(line.args), {}, std::move(line.origins)};
+  Invocation invocation{program,
+                        (std::filesystem::path(program).parent_path() / "trireme-worker").string(),
+                        std::move(line.args),
+                        {},
+                        std::move(line.origins)};
   const auto dashes = std::find(invocation.args.begin(), invocation.args.end(), "--");
   if (invocation.args.empty() || invocation.args[0] != "launch" || dashes == invocation.args.end()) return invocation;
   invocation.rest.assign(dashes + 1, invocation.args.end());
@@ -139,7 +146,8 @@ int run(int argc, char** argv, const std::map<std::string, AddCommand>& add) {
                           app.get_subcommands().empty() ? "" : app.get_subcommands().front()->get_name() + " ");
   } catch (const CLI::RequiredError& error) {
     if (!app.get_subcommands().empty())
-      fail<InvalidArgument>("{}. See `trireme {} --help`", explain_unknown(app, invocation, error), app.get_subcommands().front()->get_name());
+      fail<InvalidArgument>("{}. See `trireme {} --help`", explain_unknown(app, invocation, error),
+                            app.get_subcommands().front()->get_name());
     if (invocation.args.empty()) return fmt::print("{}", app.help()), 2;
     fail<InvalidArgument>("{}. `trireme --help` lists what there is", explain_unknown(app, invocation, error));
   } catch (const CLI::ParseError& error) {

@@ -1,6 +1,8 @@
 #pragma once
-// The sub-commands of `trireme` and `trireme-worker`. Each adds itself to the command line and runs when chosen; the return value is the exit code.
+// The sub-commands of `trireme` and `trireme-worker`. Each adds itself to the command line and runs when chosen; the
+// return value is the exit code.
 #include <CLI/CLI.hpp>
+
 #include <functional>
 #include <map>
 #include <string>

@@ -13,7 +13,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
-#include <trireme/cluster/launcher.h>
+#include <trireme/cluster/launching/launcher.h>
+
 #include "commands.h"
 #include "comparison.h"
 #include "idle_flags.h"
@@ -45,7 +46,8 @@ struct Job {
   std::vector<Idle> idle{};  // flags that do nothing in this mode
 };
 
-const std::vector<std::string> kOwnFlags = {"sync", "report", "save", "csv", "plot", "target", "set", "optimizer-of", "quiet-report", "help"};
+const std::vector<std::string> kOwnFlags = {"sync",   "report", "save",         "csv",          "plot",
+                                            "target", "set",    "optimizer-of", "quiet-report", "help"};
 
 // ---- what was asked for ----
 
@@ -53,12 +55,15 @@ std::vector<std::string> modes_in(const std::string& list) {
   std::vector<std::string> modes;
   std::stringstream in(list);
   for (std::string mode, more; std::getline(in, mode, ',');) {
-    if (mode.starts_with("elastic:") && std::getline(in, more, ',')) mode += "," + more;  // its two settings have a comma between them
-    exchange::sync_named(mode);                                                           // throws for a name that is none
-    if (std::find(modes.begin(), modes.end(), mode) != modes.end()) fail<InvalidArgument>("--sync has '{}' twice: each mode has one line", mode);
+    if (mode.starts_with("elastic:") && std::getline(in, more, ','))
+      mode += "," + more;        // its two settings have a comma between them
+    exchange::sync_named(mode);  // throws for a name that is none
+    if (std::find(modes.begin(), modes.end(), mode) != modes.end())
+      fail<InvalidArgument>("--sync has '{}' twice: each mode has one line", mode);
     modes.push_back(mode);
   }
-  if (modes.empty()) fail<InvalidArgument>("--sync is empty: give the modes to compare, such as --sync shared,allreduce");
+  if (modes.empty())
+    fail<InvalidArgument>("--sync is empty: give the modes to compare, such as --sync shared,allreduce");
   return modes;
 }
 
@@ -86,16 +91,19 @@ std::vector<Setting> settings_in(const Settings& s, const std::vector<std::strin
   for (const std::string& text : s.sets) settings.push_back(parse_setting(text));
   for (const std::string& text : s.optimizers) {
     const size_t equals = text.find('=');
-    if (equals == std::string::npos) fail<InvalidArgument>("--optimizer-of {}: it must be MODE=OPTIMIZER, such as async=sgd", text);
+    if (equals == std::string::npos)
+      fail<InvalidArgument>("--optimizer-of {}: it must be MODE=OPTIMIZER, such as async=sgd", text);
     settings.push_back({text.substr(0, equals), "optimizer", text.substr(equals + 1)});
   }
   const std::vector<std::string> flags = settable_flags(command);
   for (const Setting& setting : settings) {
     if (std::find(modes.begin(), modes.end(), setting.mode) == modes.end())
-      fail<InvalidArgument>("a setting for the mode '{}', which --sync does not have{}", setting.mode, did_you_mean(setting.mode, modes));
+      fail<InvalidArgument>("a setting for the mode '{}', which --sync does not have{}", setting.mode,
+                            did_you_mean(setting.mode, modes));
     if (std::find(flags.begin(), flags.end(), setting.flag) == flags.end())
-      fail<InvalidArgument>("--set {}:{}: a mode cannot have a '{}' of its own{}. `trireme train --help` lists the flags", setting.mode, setting.flag,
-                            setting.flag, did_you_mean(setting.flag, flags));
+      fail<InvalidArgument>(
+          "--set {}:{}: a mode cannot have a '{}' of its own{}. `trireme train --help` lists the flags", setting.mode,
+          setting.flag, setting.flag, did_you_mean(setting.flag, flags));
   }
   return settings;
 }
@@ -108,7 +116,8 @@ std::vector<std::string> flags_given(const CLI::App& command) {
   for (const CLI::Option* option : command.get_options()) {
     if (option->count() == 0 || option->get_lnames().empty()) continue;
     const std::string& name = option->get_lnames().front();
-    if (std::find(kOwnFlags.begin(), kOwnFlags.end(), name) == kOwnFlags.end()) flags.push_back(fmt::format("--{}={}", name, option->results().back()));
+    if (std::find(kOwnFlags.begin(), kOwnFlags.end(), name) == kOwnFlags.end())
+      flags.push_back(fmt::format("--{}={}", name, option->results().back()));
   }
   return flags;
 }
@@ -153,8 +162,8 @@ void refuse_idle(const std::vector<Job>& jobs, const std::vector<Setting>& own, 
     }
 }
 
-Job job_of(const std::string& mode, const Settings& s, const std::vector<std::string>& flags, const std::vector<Setting>& own, const fs::path& scratch,
-           const Invocation& invocation) {
+Job job_of(const std::string& mode, const Settings& s, const std::vector<std::string>& flags,
+           const std::vector<Setting>& own, const fs::path& scratch, const Invocation& invocation) {
   const train::Options& o = s.train.options;
   std::vector<std::string> args = {"train", o.model};
   args.insert(args.end(), flags.begin(), flags.end());
@@ -192,7 +201,8 @@ std::string why_it_failed(const cluster::LaunchResult& result) {
 bool signal_waits() {
   sigset_t pending;
   sigpending(&pending);
-  return sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1 || sigismember(&pending, SIGHUP) == 1;
+  return sigismember(&pending, SIGINT) == 1 || sigismember(&pending, SIGTERM) == 1 ||
+         sigismember(&pending, SIGHUP) == 1;
 }
 
 struct Outcome {
@@ -248,8 +258,8 @@ void write_file(const std::string& path, const std::string& text) {
 
 std::string description(const TrainSettings& s) {
   const train::Options& o = s.options;
-  return fmt::format("{} on {}, {} worker{}, batch {}, {}, lr {:g}", o.model, o.data, s.workers, s.workers == 1 ? "" : "s", o.batch, s.optimizer,
-                     o.optimizer.lr);
+  return fmt::format("{} on {}, {} worker{}, batch {}, {}, lr {:g}", o.model, o.data, s.workers,
+                     s.workers == 1 ? "" : "s", o.batch, s.optimizer, o.optimizer.lr);
 }
 
 void show(const Outcome& outcome, const Settings& s, const std::string& subtitle, size_t modes) {
@@ -263,10 +273,14 @@ void show(const Outcome& outcome, const Settings& s, const std::string& subtitle
   for (const ModeResult& r : outcome.results)
     if (const auto times = unsteadiness(r))
       fmt::print(
-          "warning: the fastest epoch of {} was {:.1f} times as fast as its slowest. Something else probably used the machine: do not trust the speeds\n",
+          "warning: the fastest epoch of {} was {:.1f} times as fast as its slowest. Something else probably used the "
+          "machine: do not trust the speeds\n",
           r.mode, *times);
-  if (!outcome.interrupted.empty()) fmt::print("interrupted in {}, mode {} of {}: it is left out\n", outcome.interrupted, outcome.results.size() + 1, modes);
-  const bool any = std::any_of(outcome.results.begin(), outcome.results.end(), [](const ModeResult& r) { return r.error.empty(); });
+  if (!outcome.interrupted.empty())
+    fmt::print("interrupted in {}, mode {} of {}: it is left out\n", outcome.interrupted, outcome.results.size() + 1,
+               modes);
+  const bool any =
+      std::any_of(outcome.results.begin(), outcome.results.end(), [](const ModeResult& r) { return r.error.empty(); });
   if (!any) return;  // an older comparison is better than an empty one
   write_file(s.csv, csv_of(outcome.results));
   write_file(s.plot, to_svg(plot_of(outcome.results, s.target, subtitle)));
@@ -274,13 +288,16 @@ void show(const Outcome& outcome, const Settings& s, const std::string& subtitle
 
 int compare(const Settings& s, const CLI::App& command, const Invocation& invocation) {
   if (const cluster::Place place = cluster::place_here(); place.launcher != "alone")
-    fail<InvalidArgument>("`trireme compare` launches its workers itself, one mode after the other, but {} has started it: start it once, by hand",
-                          place.launcher);
+    fail<InvalidArgument>(
+        "`trireme compare` launches its workers itself, one mode after the other, but {} has started it: start it "
+        "once, by hand",
+        place.launcher);
   const std::vector<std::string> modes = modes_in(s.train.sync);
   const std::vector<Setting> own = settings_in(s, modes, command);
   const ScratchFolder scratch("trireme-compare");
   std::vector<Job> jobs;
-  for (const std::string& mode : modes) jobs.push_back(job_of(mode, s, flags_given(command), own, scratch.path(), invocation));
+  for (const std::string& mode : modes)
+    jobs.push_back(job_of(mode, s, flags_given(command), own, scratch.path(), invocation));
   refuse_idle(jobs, own, command, invocation);
   for (const std::string& file : {s.csv, s.plot}) train::check_writable(file);
 
@@ -297,34 +314,48 @@ int compare(const Settings& s, const CLI::App& command, const Invocation& invoca
 Run add_compare(CLI::App& app, const Invocation& invocation) {
   auto s = std::make_shared<Settings>();
   CLI::App* command = add_train_flags(app, s->train, "compare");
-  command->description("Train the same model once per way of synchronising: a table, CSV and a plot of accuracy against time");
-  command->get_option("--sync")->description("The modes, separated by commas; they run one after the other. `trireme train --help` says what each is");
+  command->description(
+      "Train the same model once per way of synchronising: a table, CSV and a plot of accuracy against time");
+  command->get_option("--sync")->description(
+      "The modes, separated by commas; they run one after the other. `trireme train --help` says what each is");
   command->get_option("--sync")->default_str("")->required();
   command->get_option("--report")->description("Keep the reports: FILE-MODE.json for FILE.json");
   command->get_option("--save")->description("Keep the trained models: FILE-MODE.safetensors for FILE.safetensors");
   const char* group = "Comparing";
   command->get_option("--sync")->group(group);
-  command->add_option("--set", s->sets, "MODE:FLAG=VALUE, as often as needed: a flag of `train` for one mode, such as async:lr=0.02")
+  command
+      ->add_option("--set", s->sets,
+                   "MODE:FLAG=VALUE, as often as needed: a flag of `train` for one mode, such as async:lr=0.02")
       ->group(group)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->allow_extra_args(false)
       ->default_str("");
-  command->add_option("--optimizer-of", s->optimizers, "MODE=NAME, as often as needed: short for --set MODE:optimizer=NAME")
+  command
+      ->add_option("--optimizer-of", s->optimizers,
+                   "MODE=NAME, as often as needed: short for --set MODE:optimizer=NAME")
       ->group(group)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->allow_extra_args(false)
       ->default_str("");
-  command->add_option("--target", s->target, "Adds the seconds of training until the test accuracy was this (or the loss, for tasks without accuracy)")
+  command
+      ->add_option(
+          "--target", s->target,
+          "Adds the seconds of training until the test accuracy was this (or the loss, for tasks without accuracy)")
       ->group(group);
   command->add_option("--csv", s->csv, "One row per mode and epoch; empty: none")->group(group);
-  command->add_option("--plot", s->plot, "SVG: test accuracy against seconds of training, a line per mode; empty: none")->group(group);
+  command->add_option("--plot", s->plot, "SVG: test accuracy against seconds of training, a line per mode; empty: none")
+      ->group(group);
   command->footer(
-      "Every mode has the same flags, seed and epochs, so that only the synchronisation differs. What is best for one is not best for all: modes that\n"
-      "use old gradients may do better with a smaller learning rate or less momentum, which --set gives them, and the table says so.\n"
-      "samples/s and seconds are of training alone, without start and tests. Staleness: updates by others between a worker's look at the parameters\n"
+      "Every mode has the same flags, seed and epochs, so that only the synchronisation differs. What is best for one "
+      "is not best for all: modes that\n"
+      "use old gradients may do better with a smaller learning rate or less momentum, which --set gives them, and the "
+      "table says so.\n"
+      "samples/s and seconds are of training alone, without start and tests. Staleness: updates by others between a "
+      "worker's look at the parameters\n"
       "and its own update. A mode that fails has its reason in the table, the others go on, and the exit code is 1.\n"
       "Examples:\n"
-      "  trireme compare lenet --data fashion-mnist --workers 2 --epochs 3 --sync shared,allreduce,central --target 0.85\n"
+      "  trireme compare lenet --data fashion-mnist --workers 2 --epochs 3 --sync shared,allreduce,central --target "
+      "0.85\n"
       "  trireme compare recipes/lenet.toml --sync shared,central --set central:lr=0.02 --plot out/lenet.svg");
   return [s, command, invocation] { return compare(*s, *command, invocation); };
 }

@@ -1,14 +1,15 @@
 #include "comparison.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <cctype>
 #include <cmath>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include <trireme/base/error.h>
+
 #include "with_commas.h"
 
 namespace trireme::tools {
@@ -27,7 +28,9 @@ std::optional<double> value_of(const EpochRow& row, Measure measure) {
   return measure == Measure::accuracy ? row.test_accuracy : measure == Measure::test_loss ? row.test_loss : row.loss;
 }
 
-std::string text_of(const std::optional<double>& value, const char* format) { return value ? fmt::format(fmt::runtime(format), *value) : "-"; }
+std::string text_of(const std::optional<double>& value, const char* format) {
+  return value ? fmt::format(fmt::runtime(format), *value) : "-";
+}
 
 /// Cells in columns: the first to the left, the others to the right.
 using Row = std::vector<std::string>;
@@ -40,10 +43,11 @@ size_t width_of(const std::vector<Row>& rows, size_t column) {
 }
 
 Row cells_of(const ModeResult& r, Measure measure, int first_epoch, int epochs, std::optional<double> target) {
-  Row row = {r.mode, with_commas(r.samples_per_second()), text_of(r.staleness_mean, "{:.2f}"), text_of(r.staleness_max, "{:.0f}"),
-             r.dropped ? with_commas(*r.dropped) : "-"};
+  Row row = {r.mode, with_commas(r.samples_per_second()), text_of(r.staleness_mean, "{:.2f}"),
+             text_of(r.staleness_max, "{:.0f}"), r.dropped ? with_commas(*r.dropped) : "-"};
   for (int epoch = first_epoch; epoch <= epochs; epoch++) {
-    const auto found = std::find_if(r.epochs.begin(), r.epochs.end(), [&](const EpochRow& e) { return e.epoch == epoch; });
+    const auto found =
+        std::find_if(r.epochs.begin(), r.epochs.end(), [&](const EpochRow& e) { return e.epoch == epoch; });
     row.push_back(found == r.epochs.end() ? "" : text_of(value_of(*found, measure), "{:.4f}"));
   }
   row.push_back(r.epochs.empty() ? "-" : text_of(value_of(r.epochs.back(), measure), "{:.4f}"));
@@ -52,13 +56,15 @@ Row cells_of(const ModeResult& r, Measure measure, int first_epoch, int epochs, 
 }
 
 /// All rows from the header on, with epochs from `first_epoch`.
-std::vector<Row> rows_of(const std::vector<ModeResult>& results, Measure measure, int first_epoch, int epochs, std::optional<double> target) {
+std::vector<Row> rows_of(const std::vector<ModeResult>& results, Measure measure, int first_epoch, int epochs,
+                         std::optional<double> target) {
   Row header = {"mode", "samples/s", "staleness", "max", "dropped"};
   for (int epoch = first_epoch; epoch <= epochs; epoch++) header.push_back(fmt::format("ep {}", epoch));
   header.push_back("final");
   if (target) header.push_back(fmt::format("s to {:g}", *target));
   std::vector<Row> rows = {header};
-  for (const ModeResult& r : results) rows.push_back(r.error.empty() ? cells_of(r, measure, first_epoch, epochs, target) : Row{r.mode});
+  for (const ModeResult& r : results)
+    rows.push_back(r.error.empty() ? cells_of(r, measure, first_epoch, epochs, target) : Row{r.mode});
   return rows;
 }
 
@@ -78,14 +84,19 @@ double ModeResult::samples_per_second() const {
 
 ModeResult read_report(const std::string& mode, const std::string& file) {
   std::ifstream in(file);
-  if (!in) fail<IoError>("cannot read the report {}: {}. Rank 0 writes it: with --hosts, this host must be the first of them", file, errno_text());
+  if (!in)
+    fail<IoError>("cannot read the report {}: {}. Rank 0 writes it: with --hosts, this host must be the first of them",
+                  file, errno_text());
   const json report = json::parse(in, nullptr, false);
-  if (!report.is_object() || !report.contains("epochs") || !report["epochs"].is_array()) fail<Corruption>("{} is not a report of `trireme train`", file);
+  if (!report.is_object() || !report.contains("epochs") || !report["epochs"].is_array())
+    fail<Corruption>("{} is not a report of `trireme train`", file);
   ModeResult result{.mode = mode};
   double seconds = 0;
   for (const json& epoch : report["epochs"]) {
-    const auto number_of = number(epoch, "epoch"), duration = number(epoch, "seconds"), rate = number(epoch, "samples_per_second");
-    if (!number_of || !duration || !rate) fail<Corruption>("{}: an epoch lacks its number, seconds or samples_per_second", file);
+    const auto number_of = number(epoch, "epoch"), duration = number(epoch, "seconds"),
+               rate = number(epoch, "samples_per_second");
+    if (!number_of || !duration || !rate)
+      fail<Corruption>("{}: an epoch lacks its number, seconds or samples_per_second", file);
     seconds += *duration;
     result.epochs.push_back({.epoch = static_cast<int>(*number_of),
                              .seconds = seconds,
@@ -95,7 +106,8 @@ ModeResult read_report(const std::string& mode, const std::string& file) {
                              .test_loss = number(epoch, "test_loss"),
                              .test_accuracy = number(epoch, "test_accuracy")});
   }
-  if (const auto warning = report.find("warning"); warning != report.end() && warning->is_string()) result.warning = warning->get<std::string>();
+  if (const auto warning = report.find("warning"); warning != report.end() && warning->is_string())
+    result.warning = warning->get<std::string>();
   if (const auto servers = report.find("servers"); servers != report.end() && servers->is_object()) {
     result.staleness_mean = number(*servers, "staleness_mean");
     result.staleness_max = number(*servers, "staleness_max");
@@ -113,7 +125,9 @@ Measure measure_of(const std::vector<ModeResult>& results) {
   return none ? Measure::accuracy : Measure::loss;
 }
 
-std::string name_of(Measure measure) { return measure == Measure::accuracy ? "test accuracy" : measure == Measure::test_loss ? "test loss" : "training loss"; }
+std::string name_of(Measure measure) {
+  return measure == Measure::accuracy ? "test accuracy" : measure == Measure::test_loss ? "test loss" : "training loss";
+}
 
 std::optional<double> seconds_to(const ModeResult& result, Measure measure, double target) {
   for (const EpochRow& row : result.epochs) {
@@ -143,12 +157,14 @@ std::string table_of(const std::vector<ModeResult>& results, std::optional<doubl
   for (const ModeResult& r : results)
     for (const EpochRow& e : r.epochs) epochs = std::max(epochs, e.epoch);
   std::vector<Row> rows = rows_of(results, measure, first, epochs, target);
-  while (total_width(rows) > width && first + kLeastEpochs <= epochs) rows = rows_of(results, measure, ++first, epochs, target);
+  while (total_width(rows) > width && first + kLeastEpochs <= epochs)
+    rows = rows_of(results, measure, ++first, epochs, target);
 
   std::string text;
   for (size_t i = 0; i < rows.size(); i++) {
     text += fmt::format("{:<{}}", rows[i][0], width_of(rows, 0));
-    for (size_t column = 1; column < rows[i].size(); column++) text += fmt::format("  {:>{}}", rows[i][column], width_of(rows, column));
+    for (size_t column = 1; column < rows[i].size(); column++)
+      text += fmt::format("  {:>{}}", rows[i][column], width_of(rows, column));
     if (i > 0 && !results[i - 1].error.empty()) text += "  failed: " + results[i - 1].error;
     text += '\n';
   }
@@ -157,12 +173,16 @@ std::string table_of(const std::vector<ModeResult>& results, std::optional<doubl
 
 std::string csv_of(const std::vector<ModeResult>& results) {
   const auto cell = [](const std::optional<double>& value) { return value ? fmt::format("{}", *value) : ""; };
-  const auto name = [](const std::string& mode) { return mode.find(',') == std::string::npos ? mode : fmt::format("\"{}\"", mode); };
-  std::string text = "mode,epoch,seconds,samples_per_second,loss,test_loss,test_accuracy,staleness_mean,staleness_max,dropped\n";
+  const auto name = [](const std::string& mode) {
+    return mode.find(',') == std::string::npos ? mode : fmt::format("\"{}\"", mode);
+  };
+  std::string text =
+      "mode,epoch,seconds,samples_per_second,loss,test_loss,test_accuracy,staleness_mean,staleness_max,dropped\n";
   for (const ModeResult& r : results)
     for (const EpochRow& e : r.epochs)
-      text += fmt::format("{},{},{},{},{},{},{},{},{},{}\n", name(r.mode), e.epoch, e.seconds, e.samples_per_second, cell(e.loss), cell(e.test_loss),
-                          cell(e.test_accuracy), cell(r.staleness_mean), cell(r.staleness_max), cell(r.dropped));
+      text += fmt::format("{},{},{},{},{},{},{},{},{},{}\n", name(r.mode), e.epoch, e.seconds, e.samples_per_second,
+                          cell(e.loss), cell(e.test_loss), cell(e.test_accuracy), cell(r.staleness_mean),
+                          cell(r.staleness_max), cell(r.dropped));
   return text;
 }
 

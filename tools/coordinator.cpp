@@ -13,8 +13,9 @@
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
-#include <trireme/cluster/coordinator.h>
-#include <trireme/cluster/tls.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/tls.h>
+
 #include "commands.h"
 
 namespace trireme::tools {
@@ -75,28 +76,40 @@ int stay(cluster::Coordinator& coordinator, const Descriptor& signals) {
 Run add_coordinator(CLI::App& app, const Invocation&) {
   auto options = std::make_shared<Options>();
   cluster::CoordinatorOptions& coordinator = options->coordinator;
-  CLI::App* command =
-      app.add_subcommand("coordinator", "Run the coordinator of a job that spans machines, where no launcher brings one (Kubernetes, Slurm, by hand)");
+  CLI::App* command = app.add_subcommand(
+      "coordinator",
+      "Run the coordinator of a job that spans machines, where no launcher brings one (Kubernetes, Slurm, by hand)");
   command->add_option("-n,--ranks", coordinator.ranks, "Ranks of the job, over all hosts")->required();
-  command->add_option("--servers", coordinator.servers, "Parameter servers of the job, beside its ranks")->capture_default_str();
+  command->add_option("--servers", coordinator.servers, "Parameter servers of the job, beside its ranks")
+      ->capture_default_str();
   command->add_option("--port", coordinator.port, "To listen on; 0: any that is free")->capture_default_str();
   command->add_option("--address", coordinator.address, "To listen on")->capture_default_str();
-  command->add_option("--job", coordinator.job, "Name of the job; members of another are refused")->capture_default_str();
-  command->add_option("--token-file", options->token_file, "File with the job's token; without it TRIREME_TOKEN, or a new one, which is printed");
-  command->add_option("--tls", coordinator.tls, "Folder of `trireme tls init`: encrypt, and hear nobody without a certificate of it");
-  command->add_option("--heartbeat-limit", options->heartbeat_limit, "Seconds of silence after which a member counts as dead")->capture_default_str();
+  command->add_option("--job", coordinator.job, "Name of the job; members of another are refused")
+      ->capture_default_str();
+  command->add_option("--token-file", options->token_file,
+                      "File with the job's token; without it TRIREME_TOKEN, or a new one, which is printed");
+  command->add_option("--tls", coordinator.tls,
+                      "Folder of `trireme tls init`: encrypt, and hear nobody without a certificate of it");
+  command
+      ->add_option("--heartbeat-limit", options->heartbeat_limit,
+                   "Seconds of silence after which a member counts as dead")
+      ->capture_default_str();
   command->footer(
-      "Ends when all ranks and servers have registered and left: exit code 0, or 1 when one of them failed. Ctrl-C fails the job for all.\n"
-      "Kubernetes probes: `grpc: {port: PORT}`, gRPC's standard health service on the same port; with --tls, `tcpSocket`.\n"
+      "Ends when all ranks and servers have registered and left: exit code 0, or 1 when one of them failed. Ctrl-C "
+      "fails the job for all.\n"
+      "Kubernetes probes: `grpc: {port: PORT}`, gRPC's standard health service on the same port; with --tls, "
+      "`tcpSocket`.\n"
       "Example:  trireme coordinator --ranks 8 --port 29400");
   return [options] {
     options->coordinator.heartbeat_limit = Seconds(options->heartbeat_limit);
     options->coordinator.token = token_for(*options);
     const Descriptor signals = caught_signals();  // before there are threads
     cluster::Coordinator running(options->coordinator);
-    const std::string servers = options->coordinator.servers == 0 ? "" : fmt::format(" and {} servers", options->coordinator.servers);
-    fmt::print("coordinator of job '{}' for {} ranks{}: {}:{}{}\n", options->coordinator.job, options->coordinator.ranks, servers, cluster::own_host_name(),
-               running.port(), options->coordinator.tls.empty() ? "" : " (TLS)");
+    const std::string servers =
+        options->coordinator.servers == 0 ? "" : fmt::format(" and {} servers", options->coordinator.servers);
+    fmt::print("coordinator of job '{}' for {} ranks{}: {}:{}{}\n", options->coordinator.job,
+               options->coordinator.ranks, servers, cluster::own_host_name(), running.port(),
+               options->coordinator.tls.empty() ? "" : " (TLS)");
     return stay(running, signals);
   };
 }

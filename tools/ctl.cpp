@@ -7,6 +7,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/ps/control.h>
+
 #include "commands.h"
 
 namespace trireme::tools {
@@ -25,7 +26,8 @@ std::vector<ps::Found> servers_of(const std::string& job) {
   if (jobs.empty()) fail<InvalidArgument>("no job with parameter servers runs on this machine for this user");
   if (servers.empty()) fail<InvalidArgument>("there is no job '{}'; running: {}", job, fmt::join(jobs, ", "));
   if (job.empty() && jobs.size() > 1)
-    fail<InvalidArgument>("several jobs have parameter servers on this machine; say which with --job: {}", fmt::join(jobs, ", "));
+    fail<InvalidArgument>("several jobs have parameter servers on this machine; say which with --job: {}",
+                          fmt::join(jobs, ", "));
   return servers;
 }
 
@@ -46,12 +48,16 @@ Run add_ctl(CLI::App& app, const Invocation& /*invocation*/) {
   auto s = std::make_shared<Settings>();
   CLI::App* ctl = app.add_subcommand("ctl", "Talk to the parameter servers of a running job on this machine");
   ctl->require_subcommand(1);
-  CLI::App* status = ctl->add_subcommand("status", "Every server's counters and the workers' clocks, for each model, a JSON object a line");
+  CLI::App* status = ctl->add_subcommand(
+      "status", "Every server's counters and the workers' clocks, for each model, a JSON object a line");
   CLI::App* delay = ctl->add_subcommand("delay", "Delay the updates of one worker: to see what the mode does about it");
-  for (CLI::App* sub : {status, delay}) sub->add_option("--job", s->job, "The job, where several run; `trireme ctl status` names them");
+  for (CLI::App* sub : {status, delay})
+    sub->add_option("--job", s->job, "The job, where several run; `trireme ctl status` names them");
   delay->add_option("WORKER", s->worker, "Its number, from 0")->required();
   delay->add_option("MS", s->milliseconds, "Milliseconds; 0 ends the delay")->required();
-  delay->add_option("--model", s->model, "In this model alone, where the program trains several; `trireme ctl status` names them")
+  delay
+      ->add_option("--model", s->model,
+                   "In this model alone, where the program trains several; `trireme ctl status` names them")
       ->check(CLI::NonNegativeNumber);
   delay->footer("Example:\n  trireme ctl delay 1 50      updates of worker 1 are applied 50 ms after they arrive");
   return [s, status] {

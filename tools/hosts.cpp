@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include <trireme/base/error.h>
+
 #include "commands.h"
 
 namespace trireme::tools {
@@ -24,22 +25,39 @@ void tell_by_hand(const std::string& host, const std::string& command, const std
 
 void add_hosts_flags(CLI::App& app, HostsFlags& flags) {
   const char* group = "Several hosts";
-  app.add_option("--hosts", flags.hosts, "Hosts and the ranks on each, such as a:2,b:2")->group(group)->check(not_empty);
-  app.add_option("--hostfile", flags.hostfile, "The same from a file, a host a line: a slots=2")->group(group)->excludes("--hosts")->check(not_empty);
-  app.add_option("--remote", flags.remote, "How to run a command on a host; {host} and {command} are filled in. none: says what to start there, and waits")
+  app.add_option("--hosts", flags.hosts, "Hosts and the ranks on each, such as a:2,b:2")
+      ->group(group)
+      ->check(not_empty);
+  app.add_option("--hostfile", flags.hostfile, "The same from a file, a host a line: a slots=2")
+      ->group(group)
+      ->excludes("--hosts")
+      ->check(not_empty);
+  app.add_option("--remote", flags.remote,
+                 "How to run a command on a host; {host} and {command} are filled in. none: says what to start there, "
+                 "and waits")
       ->group(group)
       ->capture_default_str();
-  app.add_option("--address", flags.address, "Of this host, as the others reach it (default: that of the way to the first of them)")->group(group);
-  app.add_option("--port", flags.port, "Of the coordinator, which runs in this process; 0: any that is free")->group(group)->capture_default_str();
-  app.add_option("--tls", flags.tls, "Folder of certificates (`trireme tls init`), the same path on all hosts: encrypts and authenticates the coordination")
+  app.add_option("--address", flags.address,
+                 "Of this host, as the others reach it (default: that of the way to the first of them)")
       ->group(group);
-  app.add_option("--heartbeat-limit", flags.heartbeat_limit, "Seconds of silence after which a host counts as dead")->group(group)->capture_default_str();
+  app.add_option("--port", flags.port, "Of the coordinator, which runs in this process; 0: any that is free")
+      ->group(group)
+      ->capture_default_str();
+  app.add_option("--tls", flags.tls,
+                 "Folder of certificates (`trireme tls init`), the same path on all hosts: encrypts and authenticates "
+                 "the coordination")
+      ->group(group);
+  app.add_option("--heartbeat-limit", flags.heartbeat_limit, "Seconds of silence after which a host counts as dead")
+      ->group(group)
+      ->capture_default_str();
 }
 
 cluster::HostsOptions HostsFlags::options(const std::string& program) const {
-  if (!(heartbeat_limit >= 0.5 && heartbeat_limit <= 3600)) fail<InvalidArgument>("--heartbeat-limit must be 0.5 to 3600 seconds, not {}", heartbeat_limit);
+  if (!(heartbeat_limit >= 0.5 && heartbeat_limit <= 3600))
+    fail<InvalidArgument>("--heartbeat-limit must be 0.5 to 3600 seconds, not {}", heartbeat_limit);
   if (port < 0 || port > 65535) fail<InvalidArgument>("--port must be 0 to 65535, not {}", port);
-  if (remote != cluster::kByHand) cluster::remote_command(remote, "", {});  // a template that is wrong is wrong on one host too
+  if (remote != cluster::kByHand)
+    cluster::remote_command(remote, "", {});  // a template that is wrong is wrong on one host too
   return {.hosts = hostfile.empty() ? cluster::parse_hosts(hosts) : cluster::read_hostfile(hostfile),
           .remote = remote,
           .program = program,

@@ -2,7 +2,7 @@
 // Flags of commands that start ranks on several hosts.
 #include <CLI/CLI.hpp>
 
-#include <trireme/cluster/hosts.h>
+#include <trireme/cluster/launching/hosts.h>
 
 namespace trireme::tools {
 

@@ -8,7 +8,8 @@
 #include <memory>
 
 #include <trireme/base/error.h>
-#include <trireme/cluster/hosts.h>
+#include <trireme/cluster/launching/hosts.h>
+
 #include "commands.h"
 #include "hosts.h"
 
@@ -26,7 +27,8 @@ std::string token_from(const std::string& file) {
   } else if (const char* variable = std::getenv("TRIREME_TOKEN"); variable != nullptr) {
     token = variable;
   }
-  if (token.empty()) fail<InvalidArgument>("no token. The coordinator prints it; give it in TRIREME_TOKEN or with --token-file FILE");
+  if (token.empty())
+    fail<InvalidArgument>("no token. The coordinator prints it; give it in TRIREME_TOKEN or with --token-file FILE");
   return token;
 }
 
@@ -39,13 +41,16 @@ Run add_join(CLI::App& app, const Invocation&) {
     double timeout = 60;
   };
   auto s = std::make_shared<Settings>();
-  CLI::App* command = app.add_subcommand("join", "Bring this host into a job that a coordinator elsewhere has: starts its ranks here");
+  CLI::App* command =
+      app.add_subcommand("join", "Bring this host into a job that a coordinator elsewhere has: starts its ranks here");
   command->add_option("COORDINATOR", s->agent.coordinator, "Its address, HOST:PORT")->required();
   command->add_option("--slots", s->agent.slots, "Ranks to start here (default: what the job's host list says)");
   command->add_option("--host", s->agent.host, "This host's name in the job's host list (default: its host name)");
-  command->add_option("--token-file", s->token_file, "File with the job's token; -: standard input (default: the variable TRIREME_TOKEN)");
+  command->add_option("--token-file", s->token_file,
+                      "File with the job's token; -: standard input (default: the variable TRIREME_TOKEN)");
   command->add_option("--tls", s->agent.tls, "Folder of certificates (`trireme tls init`)");
-  command->add_option("--timeout", s->timeout, "Seconds to wait for the coordinator and for the other hosts")->capture_default_str();
+  command->add_option("--timeout", s->timeout, "Seconds to wait for the coordinator and for the other hosts")
+      ->capture_default_str();
   command->footer(
       "`trireme train --hosts` does this for you through ssh. By hand, where there is none:\n"
       "  trireme train lenet --hosts a:2,b:2 --remote none --port 7070     on a; says what to start on b, such as\n"

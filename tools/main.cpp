@@ -1,5 +1,6 @@
 // The `trireme` command. It does not load libtorch: what trains is `trireme-worker` (folder worker/), which it starts.
 #include <trireme/base/blas.h>
+
 #include "commands.h"
 
 int main(int argc, char** argv) {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <trireme/models/catalogue.h>
+
 #include "commands.h"
 
 namespace trireme::tools {
@@ -10,7 +11,8 @@ Run add_models(CLI::App& app, const Invocation&) {
   app.add_subcommand("models", "List the models that `trireme train` knows");
   return [] {
     fmt::print("{:<12} {:<10} {}\n", "MODEL", "INPUT", "WHAT IT IS");
-    for (const models::Entry& entry : models::catalogue()) fmt::print("{:<12} {:<10} {}\n", entry.name, entry.input, entry.description);
+    for (const models::Entry& entry : models::catalogue())
+      fmt::print("{:<12} {:<10} {}\n", entry.name, entry.input, entry.description);
     fmt::print("\nIn C++, any torch::nn::Module can be trained: see examples/.\n");
     return 0;
   };

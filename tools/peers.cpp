@@ -6,8 +6,11 @@
 namespace trireme::tools {
 
 bool has_python_torch() {
-  static const bool found = std::filesystem::exists(kPython) &&
-                            std::system("/usr/bin/python3 -c 'import importlib.util as u; exit(u.find_spec(\"torch\") is None)' >/dev/null 2>&1") == 0;
+  static const bool found =
+      std::filesystem::exists(kPython) &&
+      std::system(
+          "/usr/bin/python3 -c 'import importlib.util as u; exit(u.find_spec(\"torch\") is None)' >/dev/null 2>&1") ==
+          0;
   return found;
 }
 
@@ -18,7 +21,8 @@ bool has_open_mpi() {
 
 const std::vector<Peer>& peers() {
   static const std::vector<Peer> all = {
-      {"PyTorch", "python3-torch: the DDP and Gloo peers of `trireme bench`", "apt-get install python3-torch", has_python_torch},
+      {"PyTorch", "python3-torch: the DDP and Gloo peers of `trireme bench`", "apt-get install python3-torch",
+       has_python_torch},
       {"Open MPI", "the Open MPI peer of `trireme bench`", "apt-get install openmpi-bin libopenmpi-dev", has_open_mpi},
   };
   return all;

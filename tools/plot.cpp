@@ -14,7 +14,8 @@ constexpr double kWidth = 960, kHeight = 560, kLeft = 76, kTop = 74, kBottom = 6
 constexpr double kCharacter = 7.4;  // pixels, about, of a letter of the legend
 
 // Told apart by colour-blind eyes too, and dark enough for white paper. Further lines take them again, dashed.
-constexpr std::array kColours = {"#0072b2", "#d55e00", "#009e73", "#b5508f", "#1f1f1f", "#c99700", "#3fa7dd", "#7a4fbf"};
+constexpr std::array kColours = {"#0072b2", "#d55e00", "#009e73", "#b5508f",
+                                 "#1f1f1f", "#c99700", "#3fa7dd", "#7a4fbf"};
 constexpr std::array kDashes = {"", "7 4", "2 4"};
 
 struct Axis {
@@ -37,7 +38,8 @@ std::string tick_text(double value, double step) {
 
 std::vector<double> ticks(const Axis& axis) {
   std::vector<double> values;
-  for (double k = std::ceil(axis.begin / axis.step - 1e-9); k * axis.step <= axis.end + axis.step * 1e-9; k++) values.push_back(k * axis.step);
+  for (double k = std::ceil(axis.begin / axis.step - 1e-9); k * axis.step <= axis.end + axis.step * 1e-9; k++)
+    values.push_back(k * axis.step);
   return values;
 }
 
@@ -61,10 +63,12 @@ std::string escaped(const std::string& text) {
 class Drawing {
  public:
   explicit Drawing(const Plot& plot) : plot_(plot) {
-    for (Line& line : plot_.lines) std::erase_if(line.points, [](const auto& p) { return !std::isfinite(p.first) || !std::isfinite(p.second); });
+    for (Line& line : plot_.lines)
+      std::erase_if(line.points, [](const auto& p) { return !std::isfinite(p.first) || !std::isfinite(p.second); });
     size_t longest = 0;
     for (const Line& line : plot_.lines) longest = std::max(longest, line.name.size());
-    for (const Line& line : plot_.lines) longest = std::max(longest, line.note.size() > 8 ? line.note.size() - 8 : 0);  // it may go on below the value
+    for (const Line& line : plot_.lines)
+      longest = std::max(longest, line.note.size() > 8 ? line.note.size() - 8 : 0);  // it may go on below the value
     right_ = kWidth - 118 - kCharacter * static_cast<double>(std::min<size_t>(longest, 40));
     choose_axes();
   }
@@ -93,7 +97,8 @@ class Drawing {
   }
 
   void text(double x, double y, const char* anchor, int size, const char* colour, const std::string& what) {
-    put(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="{}" font-size="{}" fill="{}">{}</text>)", x, y, anchor, size, colour, escaped(what));
+    put(R"(<text x="{:.1f}" y="{:.1f}" text-anchor="{}" font-size="{}" fill="{}">{}</text>)", x, y, anchor, size,
+        colour, escaped(what));
   }
 
   void choose_axes() {
@@ -113,7 +118,9 @@ class Drawing {
   }
 
   double across(double x) const { return kLeft + (right_ - kLeft) * (x - x_.begin) / (x_.end - x_.begin); }
-  double down(double y) const { return kHeight - kBottom - (kHeight - kBottom - kTop) * (y - y_.begin) / (y_.end - y_.begin); }
+  double down(double y) const {
+    return kHeight - kBottom - (kHeight - kBottom - kTop) * (y - y_.begin) / (y_.end - y_.begin);
+  }
 
   void draw_axes() {
     const double floor = kHeight - kBottom;
@@ -127,15 +134,16 @@ class Drawing {
     }
     put(R"(<path d="M{0} {1} V{2} H{3:.1f}" fill="none" stroke="#1f1f1f"/>)", kLeft, kTop, floor, right_);
     text((kLeft + right_) / 2, kHeight - 16, "middle", 14, "#1f1f1f", plot_.x_label);
-    put(R"svg(<text transform="translate(22 {:.1f}) rotate(-90)" text-anchor="middle" font-size="14" fill="#1f1f1f">{}</text>)svg", (kTop + floor) / 2,
-        escaped(plot_.y_label));
+    put(R"svg(<text transform="translate(22 {:.1f}) rotate(-90)" text-anchor="middle" font-size="14" fill="#1f1f1f">{}</text>)svg",
+        (kTop + floor) / 2, escaped(plot_.y_label));
   }
 
   void draw_level() {
     if (!plot_.level) return;
-    put(R"(<line x1="{0}" y1="{2:.1f}" x2="{1:.1f}" y2="{2:.1f}" stroke="#888888" stroke-dasharray="3 3"/>)", kLeft, right_, down(*plot_.level));
-    put(R"(<text x="{}" y="{:.1f}" font-size="12" fill="#666666" stroke="#ffffff" stroke-width="4" paint-order="stroke">target {:g}</text>)", kLeft + 8,
-        down(*plot_.level) - 6, *plot_.level);  // training begins below it
+    put(R"(<line x1="{0}" y1="{2:.1f}" x2="{1:.1f}" y2="{2:.1f}" stroke="#888888" stroke-dasharray="3 3"/>)", kLeft,
+        right_, down(*plot_.level));
+    put(R"(<text x="{}" y="{:.1f}" font-size="12" fill="#666666" stroke="#ffffff" stroke-width="4" paint-order="stroke">target {:g}</text>)",
+        kLeft + 8, down(*plot_.level) - 6, *plot_.level);  // training begins below it
   }
 
   const char* colour(size_t i) const { return kColours[i % kColours.size()]; }
@@ -150,8 +158,8 @@ class Drawing {
       fmt::format_to(std::back_inserter(points), "{}{:.1f},{:.1f}", points.empty() ? "" : " ", across(x), down(y));
       fmt::format_to(std::back_inserter(dots), R"(<circle cx="{:.1f}" cy="{:.1f}" r="3"/>)", across(x), down(y));
     }
-    put(R"(<polyline points="{}" fill="none" stroke="{}" stroke-width="2" stroke-linejoin="round"{}><title>{}</title></polyline>)", points, colour(i), dash(i),
-        escaped(plot_.lines[i].name));
+    put(R"(<polyline points="{}" fill="none" stroke="{}" stroke-width="2" stroke-linejoin="round"{}><title>{}</title></polyline>)",
+        points, colour(i), dash(i), escaped(plot_.lines[i].name));
     put(R"(<g fill="{}">{}</g>)", colour(i), dots);
   }
 
@@ -159,9 +167,11 @@ class Drawing {
   double draw_legend(size_t i, double y) {
     const Line& line = plot_.lines[i];
     const double x = right_ + 18;
-    put(R"(<line x1="{0:.1f}" y1="{2:.1f}" x2="{1:.1f}" y2="{2:.1f}" stroke="{3}" stroke-width="3"{4}/>)", x, x + 20, y - 4.5, colour(i), dash(i));
+    put(R"(<line x1="{0:.1f}" y1="{2:.1f}" x2="{1:.1f}" y2="{2:.1f}" stroke="{3}" stroke-width="3"{4}/>)", x, x + 20,
+        y - 4.5, colour(i), dash(i));
     text(x + 27, y, "start", 13, "#1f1f1f", line.name);
-    if (!line.points.empty()) text(kWidth - 14, y, "end", 13, "#666666", fmt::format("{:.4f}", line.points.back().second));
+    if (!line.points.empty())
+      text(kWidth - 14, y, "end", 13, "#666666", fmt::format("{:.4f}", line.points.back().second));
     if (!line.note.empty()) text(x + 27, y += 15, "start", 11, "#666666", line.note);
     return y + 22;
   }

@@ -32,7 +32,8 @@ std::string what_it_said(const cluster::LaunchResult& result) {
   return said.starts_with(kErrorPrefix) ? said.substr(kErrorPrefix.size()) : said;
 }
 
-/// Starts a probe there that has nobody to talk to: "", or why it does not run. A host by itself, because of several the failure of one is the end of all.
+/// Starts a probe there that has nobody to talk to: "", or why it does not run. A host by itself, because of several
+/// the failure of one is the end of all.
 std::string fault_of(const cluster::HostsOptions& options, const std::string& host) {
   try {
     const cluster::LaunchResult result = start_probes(options, {{host, 1}});
@@ -64,14 +65,16 @@ int preflight(const HostsFlags& flags, const std::string& program) {
   options.command = {program, "doctor", "--probe"};
   options.show = cluster::Show::first;
   options.timeout = kToJoin;
-  fmt::print("trireme {}, preflight of {} host{}\n", TRIREME_VERSION, options.hosts.size(), options.hosts.size() == 1 ? "" : "s");
+  fmt::print("trireme {}, preflight of {} host{}\n", TRIREME_VERSION, options.hosts.size(),
+             options.hosts.size() == 1 ? "" : "s");
   std::fflush(stdout);
   const cluster::Hosts usable = usable_hosts(options);
   bool well = usable.size() == options.hosts.size();
   if (usable.size() > 1) {
     fmt::print(stderr, "measuring {} links, one at a time\n", usable.size() * (usable.size() - 1));
     const cluster::LaunchResult result = start_probes(options, usable);
-    if (result.exit_code != 0 && result.exit_code != kProblemsExit) problem(fmt::format("the links could not be measured: {}", result.reason));
+    if (result.exit_code != 0 && result.exit_code != kProblemsExit)
+      problem(fmt::format("the links could not be measured: {}", result.reason));
     well = well && result.exit_code == 0;
   }
   fmt::print("\n{}\n", well ? "ready to train on these hosts" : "see what to do above, then run this again");

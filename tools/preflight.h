@@ -4,6 +4,7 @@
 #include <string>
 
 #include <trireme/base/clock.h>
+
 #include "hosts.h"
 
 namespace trireme::tools {

@@ -2,7 +2,8 @@
 //
 // The client shows the secret, then sends one letter per request:
 //   p  the answer is the wall clock, a double: for latency and clocks
-//   s  a double follows, and then any bytes: after so many seconds the answer is the bits per second that arrived, and the connection ends
+//   s  a double follows, and then any bytes: after so many seconds the answer is the bits per second that arrived, and
+//   the connection ends
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -20,7 +21,8 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
-#include <trireme/cluster/launcher.h>
+#include <trireme/cluster/launching/launcher.h>
+
 #include "preflight.h"
 
 namespace trireme::tools {
@@ -52,7 +54,9 @@ bool read_all(int socket, void* data, size_t size, const Deadline& deadline) {
 }
 
 /// For a few bytes, which any socket takes at once.
-bool write_all(int socket, const void* data, size_t size) { return send(socket, data, size, MSG_NOSIGNAL) == static_cast<ssize_t>(size); }
+bool write_all(int socket, const void* data, size_t size) {
+  return send(socket, data, size, MSG_NOSIGNAL) == static_cast<ssize_t>(size);
+}
 
 void send_at_once(int socket) {
   const int on = 1;
@@ -116,7 +120,8 @@ Descriptor connected(const std::string& address, int port) {
   if (errno != EINPROGRESS) return {};
   int error = ETIMEDOUT;
   socklen_t size = sizeof error;
-  if (wait_for(socket_.get(), POLLOUT, Deadline(kConnect)) != 0) getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
+  if (wait_for(socket_.get(), POLLOUT, Deadline(kConnect)) != 0)
+    getsockopt(socket_.get(), SOL_SOCKET, SO_ERROR, &error, &size);
   errno = error;
   return error == 0 ? std::move(socket_) : Descriptor();
 }
@@ -151,7 +156,8 @@ bool stream(int socket, Seconds streaming, MeasuredLink& link) {
     const short ready = wait_for(socket, POLLIN | POLLOUT, deadline);
     if ((ready & POLLIN) != 0) return read_all(socket, &link.bandwidth, sizeof link.bandwidth, deadline);
     if ((ready & POLLOUT) == 0 || (ready & (POLLERR | POLLHUP)) != 0) return false;
-    if (send(socket, block.data(), block.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN && errno != EINTR) return false;
+    if (send(socket, block.data(), block.size(), MSG_NOSIGNAL | MSG_DONTWAIT) < 0 && errno != EAGAIN && errno != EINTR)
+      return false;
   }
 }
 
@@ -167,20 +173,24 @@ struct Responder::Thread {
     while (true) {
       if (poll(entries, 2, -1) < 0 && errno != EINTR) return;
       if (entries[1].revents != 0) return;
-      if (const Descriptor client(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)); client) serve(client.get(), secret);
+      if (const Descriptor client(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)); client)
+        serve(client.get(), secret);
     }
   }
 };
 
-Responder::Responder(const std::string& address) : secret_(cluster::random_name()), thread_(std::make_unique<Thread>()) {
+Responder::Responder(const std::string& address)
+    : secret_(cluster::random_name()), thread_(std::make_unique<Thread>()) {
   const Addresses own = numeric_address(address, 0);
   thread_->listener = Descriptor(socket(own->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int socket_ = thread_->listener.get();
   sockaddr_storage bound{};
   socklen_t size = sizeof bound;
-  if (bind(socket_, own->ai_addr, own->ai_addrlen) != 0 || listen(socket_, 64) != 0 || getsockname(socket_, reinterpret_cast<sockaddr*>(&bound), &size) != 0)
+  if (bind(socket_, own->ai_addr, own->ai_addrlen) != 0 || listen(socket_, 64) != 0 ||
+      getsockname(socket_, reinterpret_cast<sockaddr*>(&bound), &size) != 0)
     fail<IoError>("cannot listen on {}: {}", address, errno_text());
-  port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port : reinterpret_cast<sockaddr_in&>(bound).sin_port);
+  port_ = ntohs(bound.ss_family == AF_INET6 ? reinterpret_cast<sockaddr_in6&>(bound).sin6_port
+                                            : reinterpret_cast<sockaddr_in&>(bound).sin_port);
   thread_->thread = std::thread([thread = thread_.get(), secret = secret_] { thread->run(secret); });
 }
 
@@ -197,7 +207,8 @@ MeasuredLink measure_link(const std::string& address, int port, const std::strin
     return link;
   }
   send_at_once(socket.get());
-  if (!write_all(socket.get(), secret.data(), secret.size()) || !ping(socket.get(), link) || !stream(socket.get(), streaming, link))
+  if (!write_all(socket.get(), secret.data(), secret.size()) || !ping(socket.get(), link) ||
+      !stream(socket.get(), streaming, link))
     link.fault = fmt::format("port {} of {}: the connection broke or fell silent", port, address);
   const linger drop{1, 0};  // what was sent for nothing must not stand in the way of the next
   setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &drop, sizeof drop);

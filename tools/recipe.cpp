@@ -3,10 +3,11 @@
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
-#include <trireme/base/error.h>
-#include <trireme/cluster/environment.h>
 #include <algorithm>
 #include <fstream>
+
+#include <trireme/base/error.h>
+#include <trireme/cluster/environment/environment.h>
 
 namespace trireme::tools {
 namespace {
@@ -71,7 +72,8 @@ Expanded expand_recipe(std::vector<std::string> args) {
     try {
       append_flags(toml::parse_file(file), recipe);
     } catch (const toml::parse_error& error) {
-      fail<InvalidArgument>("{}, line {}, column {}: {}", file, error.source().begin.line, error.source().begin.column, error.description());
+      fail<InvalidArgument>("{}, line {}, column {}: {}", file, error.source().begin.line, error.source().begin.column,
+                            error.description());
     }
     if (recipe.model.empty()) fail<InvalidArgument>("{} has no key 'model'", file);
     leave_workers_to_hosts(recipe, args);

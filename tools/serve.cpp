@@ -3,6 +3,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/ps/server.h>
+
 #include "commands.h"
 
 namespace trireme::tools {
@@ -12,18 +13,25 @@ Run add_serve(CLI::App& app, const Invocation& /*invocation*/) {
     double timeout = 60, heartbeat_limit = 3;
   };
   auto s = std::make_shared<Settings>();
-  CLI::App* command = app.add_subcommand("serve", "Be a parameter server of the job that the environment names; ends when all workers have left");
+  CLI::App* command = app.add_subcommand(
+      "serve", "Be a parameter server of the job that the environment names; ends when all workers have left");
   command->add_option("--timeout", s->timeout, "Seconds to wait for the first worker")->capture_default_str();
-  command->add_option("--heartbeat-limit", s->heartbeat_limit, "Several hosts: seconds of silence after which a host counts as dead")->capture_default_str();
+  command
+      ->add_option("--heartbeat-limit", s->heartbeat_limit,
+                   "Several hosts: seconds of silence after which a host counts as dead")
+      ->capture_default_str();
   command->footer(
-      "`trireme train --servers N` and `trireme launch --servers N` start servers by themselves. By hand, or in a cluster's own launcher:\n"
+      "`trireme train --servers N` and `trireme launch --servers N` start servers by themselves. By hand, or in a "
+      "cluster's own launcher:\n"
       "  TRIREME_ROLE=server TRIREME_SERVER=0 TRIREME_SERVERS=1 TRIREME_SIZE=2 TRIREME_JOB=mine trireme serve\n"
-      "TRIREME_SIZE is the number of workers; with several hosts also TRIREME_COORDINATOR and TRIREME_TOKEN. ps-lite's DMLC_ROLE=server is understood too.");
+      "TRIREME_SIZE is the number of workers; with several hosts also TRIREME_COORDINATOR and TRIREME_TOKEN. ps-lite's "
+      "DMLC_ROLE=server is understood too.");
   return [s] {
     const cluster::Place place = cluster::place_here();
     if (place.role != "server")
       fail<InvalidArgument>(
-          "nothing says which job to serve. `trireme train --servers 1` starts servers by itself; `trireme serve --help` says which variables to set");
+          "nothing says which job to serve. `trireme train --servers 1` starts servers by itself; `trireme serve "
+          "--help` says which variables to set");
     if (!(s->timeout > 0)) fail<InvalidArgument>("--timeout must be more than 0 seconds, not {}", s->timeout);
     ps::serve(place, Seconds(s->timeout), Seconds(s->heartbeat_limit));
     return 0;

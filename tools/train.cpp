@@ -1,4 +1,7 @@
-// `trireme train`: started by a person it launches one worker process per rank; started by a launcher it becomes a worker.
+// `trireme train`: started by a person it launches one worker process per rank; started by a launcher it becomes a
+// worker.
+#include "train.h"
+
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -8,10 +11,10 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/segment.h>
-#include <trireme/cluster/launcher.h>
+#include <trireme/cluster/launching/launcher.h>
+
 #include "commands.h"
 #include "idle_flags.h"
-#include "train.h"
 
 namespace trireme::tools {
 namespace {
@@ -58,8 +61,10 @@ std::string saves(const TrainSettings& settings) {
 
 cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invocation& invocation) {
   check_address_limit(invocation.worker);
-  cluster::LaunchOptions options{
-      .command = worker_command(settings, invocation), .ranks = settings.workers, .threads = settings.threads, .show = cluster::Show::first};
+  cluster::LaunchOptions options{.command = worker_command(settings, invocation),
+                                 .ranks = settings.workers,
+                                 .threads = settings.threads,
+                                 .show = cluster::Show::first};
   options.server_command = server_command(settings, invocation);
   for (int server = 0; server < settings.servers; server++) options.servers.push_back(server);
   options.say = [&](const std::string& sentence) { say_over(settings, sentence); };
@@ -69,10 +74,13 @@ cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invoca
   return result;
 }
 
-cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
+cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const cluster::Place& place,
+                                      const Invocation& invocation) {
   cluster::HostsOptions options = settings.hosts.options(invocation.program);
   if (settings.engine == "mpi" || (settings.engine == "auto" && place.engine == "mpi"))
-    fail<InvalidArgument>("--engine mpi needs ranks that mpirun has started: `mpirun --host ... trireme train ...` instead of --hosts, or --engine gloo");
+    fail<InvalidArgument>(
+        "--engine mpi needs ranks that mpirun has started: `mpirun --host ... trireme train ...` instead of --hosts, "
+        "or --engine gloo");
   options.timeout = Seconds(settings.timeout);
   options.token = place.token;
   if (options.tls.empty()) options.tls = place.tls;
@@ -99,9 +107,12 @@ cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const clust
 }
 
 /// What a launcher started: a rank, or ps-lite's scheduler, which is the coordinator and no rank.
-[[noreturn]] void become_part(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
+[[noreturn]] void become_part(const TrainSettings& settings, const cluster::Place& place,
+                              const Invocation& invocation) {
   if (settings.hosts.given())
-    fail<InvalidArgument>("--hosts or --hostfile, but {} says where the ranks are: leave the flag out, or start this by hand", place.launcher);
+    fail<InvalidArgument>(
+        "--hosts or --hostfile, but {} says where the ranks are: leave the flag out, or start this by hand",
+        place.launcher);
   if (!settings.hosts.tls.empty()) setenv("TRIREME_TLS", settings.hosts.tls.c_str(), 1);
   if (place.role == "scheduler") {
     setenv("TRIREME_TOKEN", place.token.c_str(), 1);
@@ -130,7 +141,8 @@ cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const clust
 
 }  // namespace
 
-cluster::LaunchResult launch_training(const TrainSettings& settings, const cluster::Place& place, const Invocation& invocation) {
+cluster::LaunchResult launch_training(const TrainSettings& settings, const cluster::Place& place,
+                                      const Invocation& invocation) {
   return settings.hosts.given() ? launch_on_hosts(settings, place, invocation) : launch_workers(settings, invocation);
 }
 

@@ -11,6 +11,7 @@
 #include <trireme/base/process.h>
 #include <trireme/data/dataset.h>
 #include <trireme/models/catalogue.h>
+
 #include "join_names.h"
 
 namespace trireme::tools {
@@ -35,7 +36,9 @@ CLI::Validator whole_number(long long least) {
 void add_flags(CLI::App& app, TrainSettings& s) {
   train::Options& o = s.options;
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->always_capture_default();
-  app.add_option("MODEL", o.model, "A model (`trireme models` lists them), or a recipe FILE.toml with these flags as keys")->required();
+  app.add_option("MODEL", o.model,
+                 "A model (`trireme models` lists them), or a recipe FILE.toml with these flags as keys")
+      ->required();
   app.add_option("--data", o.data,
                  "Data: fashion-mnist, mnist, synthetic[:COUNT], a folder of IDX files or with train.csv and test.csv, "
                  "or a file that ends "
@@ -70,14 +73,19 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       ->check(whole_number(1));
   app.add_option("--sync", s.sync,
                  "How gradients become parameters: " + join_names(exchange::sync_names()) +
-                     ". shared: workers update one copy together; server: servers wait for all workers; async: they do not; stale:S: they do, for S steps; "
-                     "trylock:P: who does not get the lock drops its gradient; hogwild: no lock; local:K: average every K steps (docs/parameter-server.md)");
+                     ". shared: workers update one copy together; server: servers wait for all workers; async: they do "
+                     "not; stale:S: they do, for S steps; "
+                     "trylock:P: who does not get the lock drops its gradient; hogwild: no lock; local:K: average "
+                     "every K steps (docs/parameter-server.md)");
   app.add_option(
       "--rate", s.rate,
-      "Where gradients are applied one by one (async, stale:S, trylock:P, round-robin, hogwild), what each counts. share: --lr times its part of the "
+      "Where gradients are applied one by one (async, stale:S, trylock:P, round-robin, hogwild), what each counts. "
+      "share: --lr times its part of the "
       "step's samples, so that --lr means the same in every mode; full: --lr as it is, N workers move N times as far");
   app.add_option("--servers", s.servers, "Parameter servers; 0: one, if --sync needs them")->check(whole_number(0));
-  app.add_option("--stale-gradients", s.stale, "Servers: what a gradient counts that was computed with old parameters: " + join_names(ps::stale_names()));
+  app.add_option(
+      "--stale-gradients", s.stale,
+      "Servers: what a gradient counts that was computed with old parameters: " + join_names(ps::stale_names()));
   app.add_option("--clip", o.clip,
                  "Scale gradients down to this norm, as torch's clip_grad_norm_ does; 0: do not. Where all workers "
                  "update together it is the norm of "
@@ -86,26 +94,34 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                  "A loss or a gradient that is NaN or infinite: " + join_names(exchange::on_nan_names()) +
                      ". stop: end with the worker, the update and the tensor that had it first");
   app.add_option("--mean", s.mean, "weighted: by the number of samples; plain: every worker counts the same");
-  app.add_option("--straggler", s.straggler, "WORKER:FACTOR makes a worker that many times slower, to see what that does");
-  app.add_option("--seed", o.seed, "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")
+  app.add_option("--straggler", s.straggler,
+                 "WORKER:FACTOR makes a worker that many times slower, to see what that does");
+  app.add_option("--seed", o.seed,
+                 "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")
       ->check(whole_number(0));
   app.add_option("--loss", s.loss, "One of: " + join_names(train::loss_names()));
   app.add_option("--dtype", o.dtype, "f32 or f64");
-  app.add_option("--memory-format", s.memory_format,
-                 "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
-  app.add_option("--bucket-bytes", o.bucket_bytes, "Gradients travel in buckets of about this size")->check(whole_number(1));
+  app.add_option(
+      "--memory-format", s.memory_format,
+      "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
+  app.add_option("--bucket-bytes", o.bucket_bytes, "Gradients travel in buckets of about this size")
+      ->check(whole_number(1));
   app.add_flag("--overlap,!--no-overlap", o.overlap, "Reduce complete buckets while the backward pass goes on");
   app.add_flag("--sync-batch-norm,!--no-sync-batch-norm", o.sync_batch_norm,
-               "Batch norm with the statistics of the whole batch, as one worker would have them; otherwise each uses its own share's");
+               "Batch norm with the statistics of the whole batch, as one worker would have them; otherwise each uses "
+               "its own share's");
   app.add_option("--threads", s.threads, "Compute threads per worker")->check(whole_number(1));
   app.add_option("--timeout", s.timeout, "Seconds to wait for another worker before giving up");
-  app.add_option("--report", o.report, "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
+  app.add_option("--report", o.report,
+                 "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
   app.add_flag("--quiet-report", s.quiet_report)->group("");
   app.add_option("--save", o.save, "Write the trained model in safetensors format");
   app.add_option("--progress", s.progress,
                  "One of: " + join_names(progress_names()) +
                      "; auto is a line on a terminal, and plain under mpirun and other launchers");
-  app.add_option("--engine", s.engine, "Between machines: auto, gloo, mpi or nccl. Inside a machine it is always shared memory")->group("Several hosts");
+  app.add_option("--engine", s.engine,
+                 "Between machines: auto, gloo, mpi or nccl. Inside a machine it is always shared memory")
+      ->group("Several hosts");
   add_hosts_flags(app, s.hosts);
   app.footer(
       "Examples:\n"
@@ -129,9 +145,10 @@ void read_straggler(TrainSettings& settings) {
   int worker = -1;
   double factor = 0;
   const auto [stop, error] = std::from_chars(text.data(), text.data() + std::min(colon, text.size()), worker);
-  const auto [end, wrong] = std::from_chars(text.data() + std::min(text.size(), colon + 1), text.data() + text.size(), factor);
-  if (colon == std::string::npos || error != std::errc{} || stop != text.data() + colon || wrong != std::errc{} || end != text.data() + text.size() ||
-      worker < 0)
+  const auto [end, wrong] =
+      std::from_chars(text.data() + std::min(text.size(), colon + 1), text.data() + text.size(), factor);
+  if (colon == std::string::npos || error != std::errc{} || stop != text.data() + colon || wrong != std::errc{} ||
+      end != text.data() + text.size() || worker < 0)
     fail<InvalidArgument>("--straggler '{}' is not WORKER:FACTOR, such as 1:3", text);
   settings.options.straggler = worker;
   settings.options.straggler_factor = factor;
@@ -157,7 +174,9 @@ void check_engine(const std::string& name) {
   const std::vector<std::string> known = {"auto", "gloo", "mpi", "nccl"};
   if (std::find(known.begin(), known.end(), name) == known.end())
     fail<InvalidArgument>("unknown --engine '{}'{}: {}", name, did_you_mean(name, known), join_names(known));
-  if (name == "nccl") fail<InvalidArgument>("--engine nccl: this libtorch has no NCCL; use --engine gloo");  // here, so that it is said once
+  if (name == "nccl")
+    fail<InvalidArgument>(
+        "--engine nccl: this libtorch has no NCCL; use --engine gloo");  // here, so that it is said once
 }
 
 }  // namespace
@@ -165,7 +184,8 @@ void check_engine(const std::string& name) {
 CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::string& name) {
   settings.options.optimizer.lr = 0.05;
   settings.options.cache = cluster::cache_file("choices.json");
-  CLI::App* command = app.add_subcommand(name, "Train a model, one process per worker, on this machine or on several hosts");
+  CLI::App* command =
+      app.add_subcommand(name, "Train a model, one process per worker, on this machine or on several hosts");
   add_flags(*command, settings);
   return command;
 }
@@ -177,36 +197,46 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   o.rate = exchange::rate_named(settings.rate);
   o.stale = ps::stale_named(settings.stale);
   o.on_nan = exchange::on_nan_named(settings.on_nan);
-  if (settings.mean != "weighted" && settings.mean != "plain") fail<InvalidArgument>("unknown --mean '{}': weighted or plain", settings.mean);
+  if (settings.mean != "weighted" && settings.mean != "plain")
+    fail<InvalidArgument>("unknown --mean '{}': weighted or plain", settings.mean);
   o.plain_mean = settings.mean == "plain";
   read_straggler(settings);
   if (settings.servers == 0 && o.sync.needs_servers()) settings.servers = 1;
   if (settings.servers > 0 && !o.sync.takes_servers())
     fail<InvalidArgument>(
-        "--servers {} but sync '{}' has no use for parameter servers; modes that have: server, async, stale:S, trylock:P, round-robin, local:K, elastic:K,RHO",
+        "--servers {} but sync '{}' has no use for parameter servers; modes that have: server, async, stale:S, "
+        "trylock:P, round-robin, local:K, elastic:K,RHO",
         settings.servers, settings.sync);
   o.memory_format = train::memory_format_named(settings.memory_format);
   o.loss = train::loss_named(settings.loss);
   train::check(o);
   models::check_name(o.model);
   if (o.sync_batch_norm && !models::has_batch_norm(o.model))
-    fail<InvalidArgument>("--sync-batch-norm, but there is no batch norm in {}; leave it out, or train lenet-bn", o.model);
+    fail<InvalidArgument>("--sync-batch-norm, but there is no batch norm in {}; leave it out, or train lenet-bn",
+                          o.model);
   data::check_exists(o.data);
   read_normalize(settings);
   data::check_options(o.data, {.label = o.label, .normalize = o.normalize, .test = o.test});
   check_engine(settings.engine != "auto" || place.engine.empty() ? settings.engine : place.engine);
   check_ranks(settings, place);
-  if (settings.workers == 0) settings.workers = place.launcher != "alone" ? place.size : settings.hosts.given() ? ranks_on_hosts(settings) : usable_cores();
+  if (settings.workers == 0)
+    settings.workers = place.launcher != "alone" ? place.size
+                       : settings.hosts.given()  ? ranks_on_hosts(settings)
+                                                 : usable_cores();
   if (o.straggler >= settings.workers)
     fail<InvalidArgument>("--straggler {}: there is no worker {}; of {}, the last is {}", settings.straggler,
                           o.straggler, settings.workers, settings.workers - 1);
   if (o.batch < static_cast<size_t>(settings.workers))
-    fail<InvalidArgument>("--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers",
-                          o.batch, settings.workers, settings.workers);
+    fail<InvalidArgument>(
+        "--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} "
+        "or fewer workers",
+        o.batch, settings.workers, settings.workers);
   if (!(settings.timeout > 0 && settings.timeout < kLongestTimeout))
-    fail<InvalidArgument>("--timeout must be more than 0 and less than {} seconds, not {}", kLongestTimeout, settings.timeout);
+    fail<InvalidArgument>("--timeout must be more than 0 and less than {} seconds, not {}", kLongestTimeout,
+                          settings.timeout);
   if (const auto& known = progress_names(); std::find(known.begin(), known.end(), settings.progress) == known.end())
-    fail<InvalidArgument>("unknown --progress '{}'{}: {}", settings.progress, did_you_mean(settings.progress, known), join_names(known));
+    fail<InvalidArgument>("unknown --progress '{}'{}: {}", settings.progress, did_you_mean(settings.progress, known),
+                          join_names(known));
   // mpirun gives its ranks a terminal even where its own output goes to a file: under launchers, only who asks has a
   // line.
   if (settings.progress == "auto") settings.progress = place.launcher == "alone" && isatty(1) != 0 ? "line" : "plain";

@@ -1,10 +1,12 @@
 #pragma once
 // The flags of `trireme train`, read by the command that launches the workers and by each worker.
 #include <CLI/CLI.hpp>
+
 #include <string>
 
-#include <trireme/cluster/environment.h>
+#include <trireme/cluster/environment/environment.h>
 #include <trireme/train/options.h>
+
 #include "hosts.h"
 
 namespace trireme::tools {
@@ -22,7 +24,8 @@ struct TrainSettings {
   HostsFlags hosts;
 };
 
-/// Adds `train`, or a command of another name, with all flags of `train`; they are written to `settings` when the command line is parsed.
+/// Adds `train`, or a command of another name, with all flags of `train`; they are written to `settings` when the
+/// command line is parsed.
 CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::string& name = "train");
 
 /// Texts to settings, before anything is started: a wrong name is one error, not one per worker.

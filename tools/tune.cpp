@@ -1,15 +1,16 @@
 // `trireme tune`: which allreduce between these machines is faster at which size.
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <limits>
 #include <map>
 #include <memory>
-#include <nlohmann/json.hpp>
 
 #include <trireme/base/error.h>
-#include <trireme/cluster/environment.h>
-#include <trireme/cluster/tuning.h>
+#include <trireme/cluster/environment/environment.h>
+#include <trireme/cluster/environment/tuning.h>
+
 #include "bench.h"
 #include "commands.h"
 #include "hosts.h"
@@ -37,7 +38,8 @@ std::vector<size_t> default_sizes() {
 
 std::string bytes_text(size_t bytes) {
   if (bytes >= 1 << 20) return fmt::format("{:g} MiB", static_cast<double>(bytes) / (1 << 20));
-  return bytes >= 1 << 10 ? fmt::format("{:g} KiB", static_cast<double>(bytes) / (1 << 10)) : fmt::format("{} B", bytes);
+  return bytes >= 1 << 10 ? fmt::format("{:g} KiB", static_cast<double>(bytes) / (1 << 10))
+                          : fmt::format("{} B", bytes);
 }
 
 /// One launch, in which all sizes go one way. Returns the number of machines.
@@ -54,8 +56,12 @@ int measure(const Settings& s, const char* way, size_t direct_bytes, Samples& sa
     if (row.contains("machines")) machines = row["machines"];
     if (row.contains("bytes")) samples[row["bytes"]].push_back(row["us"]);
   }
-  if (machines == 0) fail<IoError>("nothing was measured. If there is no error above: rank 0 writes the times, so this host must be the first of --hosts");
-  if (machines == 1) fail<InvalidArgument>("these hosts are one machine, whose ranks share memory: there is nothing to tune");
+  if (machines == 0)
+    fail<IoError>(
+        "nothing was measured. If there is no error above: rank 0 writes the times, so this host must be the first of "
+        "--hosts");
+  if (machines == 1)
+    fail<InvalidArgument>("these hosts are one machine, whose ranks share memory: there is nothing to tune");
   return machines;
 }
 
@@ -66,18 +72,23 @@ cluster::Timings medians(const Samples& samples) {
 }
 
 void print_table(const cluster::Tuning& tuning) {
-  fmt::print("{} between {} machines\n  {:>8} {:>12} {:>12}\n", tuning.engine, tuning.machines, "bytes", "direct", "ring");
+  fmt::print("{} between {} machines\n  {:>8} {:>12} {:>12}\n", tuning.engine, tuning.machines, "bytes", "direct",
+             "ring");
   for (const auto& [bytes, direct] : tuning.direct)
     fmt::print("  {:>8} {:>9.0f} us {:>9.0f} us  {}\n", bytes_text(bytes), direct * 1e6, tuning.ring.at(bytes) * 1e6,
                bytes <= tuning.direct_bytes ? "direct" : "ring");
   fmt::print("{}\n", tuning.direct_bytes == kAll ? "direct for all sizes: a ring is never clearly faster"
-                     : tuning.direct_bytes == 0  ? "a ring for all sizes: it is always faster"
-                                                 : fmt::format("direct up to {}, a ring above", bytes_text(tuning.direct_bytes)));
+                     : tuning.direct_bytes == 0
+                         ? "a ring for all sizes: it is always faster"
+                         : fmt::format("direct up to {}, a ring above", bytes_text(tuning.direct_bytes)));
 }
 
 int tune(Settings& s) {
-  if (!s.hosts.given()) fail<InvalidArgument>("ranks of one machine share memory: there is nothing to tune. Give --hosts, this one first: --hosts a:2,b:2");
-  if (s.cache.empty()) fail<InvalidArgument>("no place to keep the result: neither XDG_CACHE_HOME nor HOME is set. Give --cache FILE");
+  if (!s.hosts.given())
+    fail<InvalidArgument>(
+        "ranks of one machine share memory: there is nothing to tune. Give --hosts, this one first: --hosts a:2,b:2");
+  if (s.cache.empty())
+    fail<InvalidArgument>("no place to keep the result: neither XDG_CACHE_HOME nor HOME is set. Give --cache FILE");
   if (s.engine == "auto") s.engine = "gloo";
   for (size_t& bytes : s.sizes) bytes = std::max(sizeof(float), bytes / sizeof(float) * sizeof(float));
   Samples direct, ring;
@@ -92,7 +103,8 @@ int tune(Settings& s) {
   tuning.direct_bytes = cluster::best_direct_bytes(tuning.direct, tuning.ring);
   cluster::keep_tuning(s.cache, tuning);
   print_table(tuning);
-  fmt::print("kept in {}: jobs between {} machines whose rank 0 is on this host use it from now on\n", s.cache, tuning.machines);
+  fmt::print("kept in {}: jobs between {} machines whose rank 0 is on this host use it from now on\n", s.cache,
+             tuning.machines);
   return 0;
 }
 
@@ -104,15 +116,21 @@ Run add_tune(CLI::App& app, const Invocation& invocation) {
   s->worker = invocation.worker;
   s->cache = cluster::cache_file(cluster::kTuningFile);
   s->sizes = default_sizes();
-  CLI::App* command = app.add_subcommand("tune", "Measure how gradients travel fastest between hosts, and keep it for later jobs");
+  CLI::App* command =
+      app.add_subcommand("tune", "Measure how gradients travel fastest between hosts, and keep it for later jobs");
   add_hosts_flags(*command, s->hosts);
-  command->add_option("--engine", s->engine, "Who carries data between machines, as in `trireme train`")->capture_default_str();
-  command->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")->capture_default_str()->check(CLI::PositiveNumber);
+  command->add_option("--engine", s->engine, "Who carries data between machines, as in `trireme train`")
+      ->capture_default_str();
+  command->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")
+      ->capture_default_str()
+      ->check(CLI::PositiveNumber);
   command->add_option("--cache", s->cache, "File to keep it in; jobs look in the default one")->capture_default_str();
   command->add_option("--sizes", s->sizes)->delimiter(',')->group("");
   command->footer(
-      "Small data is summed fastest when every machine sends it to all others at once (direct), large data in a ring, which sends less in more\n"
-      "trips. Where the one ends and the other begins depends on the network: this tries both, from 4 KiB to 16 MiB. With three machines or more,\n"
+      "Small data is summed fastest when every machine sends it to all others at once (direct), large data in a ring, "
+      "which sends less in more\n"
+      "trips. Where the one ends and the other begins depends on the network: this tries both, from 4 KiB to 16 MiB. "
+      "With three machines or more,\n"
       "a ring adds in another order, so the last bits of a training may change.\n"
       "Use the ranks per host that you train with, when nothing else uses the network, and again when it has changed.\n"
       "Example:\n"

@@ -19,7 +19,8 @@ int main(int, char** argv) {
   std::stringstream list(argv[2]);
   for (std::string item; std::getline(list, item, ',');) counts.push_back(std::stoul(item) / 4);
   const size_t most = *std::max_element(counts.begin(), counts.end());
-  char* map = static_cast<char*>(mmap(nullptr, 4096 + 2 * most * sizeof(float), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  char* map = static_cast<char*>(
+      mmap(nullptr, 4096 + 2 * most * sizeof(float), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   auto* arrivals = reinterpret_cast<std::atomic<unsigned>*>(map);
   float* first = reinterpret_cast<float*>(map + 4096);
   float* second = first + most;
@@ -30,10 +31,12 @@ int main(int, char** argv) {
   const auto barrier = [&] {
     expected += 2;
     arrivals->fetch_add(1);
-    for (int spins = 0; arrivals->load(std::memory_order_acquire) < expected; spins++) spins > 2000 ? std::this_thread::yield() : _mm_pause();
+    for (int spins = 0; arrivals->load(std::memory_order_acquire) < expected; spins++)
+      spins > 2000 ? std::this_thread::yield() : _mm_pause();
   };
   // Long enough for the system to give each process a core.
-  for (const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100); std::chrono::steady_clock::now() < until;) {
+  for (const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+       std::chrono::steady_clock::now() < until;) {
   }
   for (size_t count : counts) {
     const int rounds = static_cast<int>(std::clamp<size_t>((size_t{1} << 25) / count, 8, 40000));

@@ -1,5 +1,5 @@
-// What the wire allows: two processes and one TCP connection over loopback. A transfer is B bytes one way and one byte back.
-// Usage: tcp_transfer OUT SIZE,SIZE,…   Writes {"bytes": B, "us": T} per size, the median transfer.
+// What the wire allows: two processes and one TCP connection over loopback. A transfer is B bytes one way and one byte
+// back. Usage: tcp_transfer OUT SIZE,SIZE,…   Writes {"bytes": B, "us": T} per size, the median transfer.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <sys/prctl.h>
@@ -94,6 +94,7 @@ int main(int argc, char** argv) {
   setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   FILE* out = std::fopen(argv[1], "w");
   check(out != nullptr, argv[1]);
-  for (size_t bytes : sizes) std::fprintf(out, "{\"bytes\": %zu, \"us\": %.3f}\n", bytes, measure(connection, bytes, kRounds));
+  for (size_t bytes : sizes)
+    std::fprintf(out, "{\"bytes\": %zu, \"us\": %.3f}\n", bytes, measure(connection, bytes, kRounds));
   return std::fclose(out);
 }

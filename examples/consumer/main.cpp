@@ -1,10 +1,11 @@
 // A consumer of the installed package. Trains y = 2a - 3b on however many ranks there are.
 // Usage: consumer, or: trireme launch -n 2 -- consumer        Output: "learned 2.00 -3.00"
 #include <torch/torch.h>
-#include <trireme/trireme.h>
 
 #include <cmath>
 #include <cstdio>
+
+#include <trireme/trireme.h>
 
 int main() {
   auto world = trireme::join();

@@ -3,20 +3,21 @@
 //   trireme launch -n 2 --servers 2 -- ./several_models MODE WHAT
 //
 // WHAT is
-//   pair       two models by turns, as a generator and its critic: one's loss goes through the other. Prints how far they are from one process, and the
+//   pair       two models by turns, as a generator and its critic: one's loss goes through the other. Prints how far
+//   they are from one process, and the
 //              loss before and after
 //   sequence   three models of different sizes, one after another, each compared with one process
 //   endless    the first model, then the second until somebody ends it
 //   order      rank 1 makes its models in the other order
 //   asleep     rank 1 stops for good in the middle of the second model; the others wait for 3 s
 #include <torch/torch.h>
-#include <trireme/cluster/launcher.h>
-#include <trireme/trireme.h>
-
 #include <unistd.h>
 
 #include <cstdio>
 #include <string>
+
+#include <trireme/cluster/launching/launcher.h>
+#include <trireme/trireme.h>
 
 namespace {
 
@@ -52,7 +53,9 @@ struct Pair {
     back = net(4, 9, 1);
   }
   torch::Tensor through(const Data& data) { return torch::mse_loss(back->forward(front->forward(data.x)), data.y); }
-  torch::Tensor behind(const Data& data) { return torch::mse_loss(back->forward(front->forward(data.x).detach()), data.y); }
+  torch::Tensor behind(const Data& data) {
+    return torch::mse_loss(back->forward(front->forward(data.x).detach()), data.y);
+  }
   double loss() {
     const torch::NoGradGuard no_grad;
     return through(Data(0, 1)).item<double>();
@@ -74,7 +77,9 @@ void plain_step(torch::optim::Optimizer& optimizer, const torch::Tensor& loss) {
 }
 
 trireme::ParallelOptions options_for(const std::string& mode) {
-  return {.sync = trireme::exchange::sync_named(mode), .bucket_bytes = 256, .overlap_next = mode.starts_with("server") || mode == "shared"};
+  return {.sync = trireme::exchange::sync_named(mode),
+          .bucket_bytes = 256,
+          .overlap_next = mode.starts_with("server") || mode == "shared"};
 }
 
 int pair(trireme::World& world, const std::string& mode) {
@@ -97,7 +102,8 @@ int pair(trireme::World& world, const std::string& mode) {
     train_back.settled([&] {
       const torch::NoGradGuard no_grad;
       const double far = std::max(distance(ours.front, one.front), distance(ours.back, one.back));
-      if (world.first()) std::printf("distance %.3e before %.4f after %.4f alone %.4f\n", far, before, ours.loss(), one.loss());
+      if (world.first())
+        std::printf("distance %.3e before %.4f after %.4f alone %.4f\n", far, before, ours.loss(), one.loss());
     });
   });
   return 0;
@@ -108,7 +114,8 @@ int sequence(trireme::World& world, const std::string& mode) {
   for (int64_t hidden : {3, 40, 11}) {
     torch::manual_seed(hidden);
     auto ours = net(5, hidden, 1), one = net(5, hidden, 1);
-    for (size_t i = 0; i < one->parameters().size(); i++) one->parameters()[i].data().copy_(ours->parameters()[i].data());
+    for (size_t i = 0; i < one->parameters().size(); i++)
+      one->parameters()[i].data().copy_(ours->parameters()[i].data());
     torch::optim::SGD optimizer(one->parameters(), kRate);
     for (int64_t step = 0; step < kSteps; step++) plain_step(optimizer, torch::mse_loss(one->forward(all.x), all.y));
     double before = 0, after = 0, far = 0;
@@ -145,8 +152,10 @@ int endless(trireme::World& world, const std::string& mode, bool sleeps) {
 int order(trireme::World& world, const std::string& mode) {
   Pair ours;
   const bool other = world.rank() == 1;
-  auto first = trireme::parallel(world, other ? *ours.back : *ours.front, trireme::sgd({.lr = kRate}), options_for(mode));
-  auto second = trireme::parallel(world, other ? *ours.front : *ours.back, trireme::sgd({.lr = kRate}), options_for(mode));
+  auto first =
+      trireme::parallel(world, other ? *ours.back : *ours.front, trireme::sgd({.lr = kRate}), options_for(mode));
+  auto second =
+      trireme::parallel(world, other ? *ours.front : *ours.back, trireme::sgd({.lr = kRate}), options_for(mode));
   return 0;
 }
 

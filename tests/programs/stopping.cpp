@@ -2,12 +2,13 @@
 // For tests of `trireme launch`.
 //   stopping MODEL SECONDS [deaf]        deaf: it does not look at what step() says, and goes on
 #include <torch/torch.h>
-#include <trireme/trireme.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+
+#include <trireme/trireme.h>
 
 namespace {
 

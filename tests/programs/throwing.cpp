@@ -5,13 +5,13 @@
 //     before:   it throws before it joins
 //     exit:     it ends with exit code 3 and says nothing
 // With a rank that there is not, they go on for ever.
-#include <trireme/base/error.h>
-#include <trireme/cluster/world.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+
+#include <trireme/base/error.h>
+#include <trireme/cluster/world.h>
 
 namespace {
 

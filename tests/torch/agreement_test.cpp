@@ -6,6 +6,7 @@
 
 #include <trireme/train/trainer.h>
 #include <trireme/trireme.h>
+
 #include "ranks.h"
 
 namespace trireme {

@@ -22,9 +22,12 @@ class ArrivalsTest : public testing::Test {
   Arrivals arrivals{begin, kAll, [this](space::Range part) { awaited.push_back(part); }};
 
   bool waits_for(space::Range part) const { return std::find(awaited.begin(), awaited.end(), part) != awaited.end(); }
-  bool waits_only_for(space::Range part) const { return !awaited.empty() && std::count(awaited.begin(), awaited.end(), part) == std::ssize(awaited); }
+  bool waits_only_for(space::Range part) const {
+    return !awaited.empty() && std::count(awaited.begin(), awaited.end(), part) == std::ssize(awaited);
+  }
   bool touches(space::Range part) const {
-    return std::any_of(awaited.begin(), awaited.end(), [&](space::Range other) { return !intersect(part, other).empty(); });
+    return std::any_of(awaited.begin(), awaited.end(),
+                       [&](space::Range other) { return !intersect(part, other).empty(); });
   }
   static constexpr space::Range of_weight{0, kWeight}, of_bias{kWeight, kAll};
 };
@@ -58,7 +61,8 @@ TEST_F(ArrivalsTest, ListsAndWritesCount) {
 }
 
 TEST_F(ArrivalsTest, OfAViewAsMuchAsItShows) {
-  const torch::Tensor view = weight[2].narrow(0, 1, 2), column = weight.select(1, 2), nothing = weight.slice(0, 1, 1);  // before: no operator waits
+  const torch::Tensor view = weight[2].narrow(0, 1, 2), column = weight.select(1, 2),
+                      nothing = weight.slice(0, 1, 1);  // before: no operator waits
   arrivals.expect();
   view.sum();
   EXPECT_TRUE(waits_only_for({7 * sizeof(float), 9 * sizeof(float)}));

@@ -6,6 +6,7 @@
 #include <mutex>
 
 #include <trireme/trireme.h>
+
 #include "ranks.h"
 
 namespace trireme {

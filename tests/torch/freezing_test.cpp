@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <trireme/trireme.h>
+
 #include "ranks.h"
 
 namespace trireme {
@@ -15,8 +16,7 @@ struct Net : torch::nn::Module {
   std::vector<torch::nn::Linear> layers;
   torch::Tensor table;
   Net() {
-    for (size_t i = 0; i < 4; i++)
-      layers.push_back(register_module(fmt::format("l{}", i), torch::nn::Linear(80, 80)));
+    for (size_t i = 0; i < 4; i++) layers.push_back(register_module(fmt::format("l{}", i), torch::nn::Linear(80, 80)));
     table = register_parameter("table", torch::arange(9), false);
     to(torch::kFloat64);
     table.set_data(torch::arange(9));
@@ -115,14 +115,13 @@ std::string name_of_case(const testing::TestParamInfo<std::tuple<Mode, int>>& in
   return fmt::format("{}_{}ranks{}_accumulate{}", name, mode.ranks, mode.optimizer ? "_own_optimizer" : "", accumulate);
 }
 
-INSTANTIATE_TEST_SUITE_P(Modes, Freezing,
-                         testing::Combine(testing::Values(Mode{"shared", 1, 0}, Mode{"shared", 2, 0},
-                                                          Mode{"allreduce", 2, 0}, Mode{"central", 2, 0},
-                                                          Mode{"allreduce", 2, 0, false, true}, Mode{"server", 2, 1},
-                                                          Mode{"async", 1, 1}, Mode{"hogwild", 1, 0},
-                                                          Mode{"local:1", 2, 0, true}),
-                                          testing::Values(1, 3)),
-                         name_of_case);
+INSTANTIATE_TEST_SUITE_P(
+    Modes, Freezing,
+    testing::Combine(testing::Values(Mode{"shared", 1, 0}, Mode{"shared", 2, 0}, Mode{"allreduce", 2, 0},
+                                     Mode{"central", 2, 0}, Mode{"allreduce", 2, 0, false, true}, Mode{"server", 2, 1},
+                                     Mode{"async", 1, 1}, Mode{"hogwild", 1, 0}, Mode{"local:1", 2, 0, true}),
+                     testing::Values(1, 3)),
+    name_of_case);
 
 TEST(FreezingLater, StopsWithoutAGradientAndWithoutUpdates) {
   test::run_ranks(2, [](World& world) {

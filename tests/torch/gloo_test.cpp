@@ -1,9 +1,9 @@
 // label: multiproc
 // The contract of comm::Communicator on libtorch's Gloo, ranks as threads that meet on loopback.
-#include <trireme/comm/network/engine.h>
-
 #include <condition_variable>
 #include <map>
+
+#include <trireme/comm/network/engine.h>
 
 #include "../core/comm/contract.h"
 #include "../core/comm/network_ranks.h"
@@ -23,7 +23,8 @@ class Board final : public comm::network::KeyValue {
   }
   std::string get(const std::string& key, const Deadline& deadline) override {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, deadline.left(), [&] { return values_.contains(key); })) fail<Timeout>("nobody put '{}'", key);
+    if (!changed_.wait_for(lock, deadline.left(), [&] { return values_.contains(key); }))
+      fail<Timeout>("nobody put '{}'", key);
     return values_[key];
   }
 
@@ -33,15 +34,20 @@ class Board final : public comm::network::KeyValue {
   std::map<std::string, std::string> values_;
 };
 
-Outcomes run_gloo(int ranks, const std::function<void(comm::network::Communicator&)>& body, const comm::network::Options& options = {}) {
+Outcomes run_gloo(int ranks, const std::function<void(comm::network::Communicator&)>& body,
+                  const comm::network::Options& options = {}) {
   Board board;
   Outcomes outcomes(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < ranks; rank++)
     threads.emplace_back([&, rank] {
       try {
-        auto transport =
-            engine_named("gloo").connect({.store = board, .name = "test", .rank = rank, .size = ranks, .address = "127.0.0.1", .timeout = Seconds(20)});
+        auto transport = engine_named("gloo").connect({.store = board,
+                                                       .name = "test",
+                                                       .rank = rank,
+                                                       .size = ranks,
+                                                       .address = "127.0.0.1",
+                                                       .timeout = Seconds(20)});
         comm::network::Communicator group(std::move(transport), options);
         body(group);
       } catch (...) {
@@ -62,7 +68,8 @@ Engine gloo_engine() {
           [=](Communicator&, size_t bytes) { return memory->take(bytes); }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Contract, testing::Combine(testing::Values(gloo_engine()), testing::Values(1, 2, 3, 8)), case_name);
+INSTANTIATE_TEST_SUITE_P(Engines, Contract,
+                         testing::Combine(testing::Values(gloo_engine()), testing::Values(1, 2, 3, 8)), case_name);
 
 TEST(Gloo, DifferentCallsAreAMismatch) {
   for (const auto& outcome : run_gloo(2, [](comm::network::Communicator& group) {

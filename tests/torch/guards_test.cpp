@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <trireme/trireme.h>
+
 #include "ranks.h"
 
 namespace trireme {

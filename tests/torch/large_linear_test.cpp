@@ -48,10 +48,12 @@ class LargeLinearTest : public testing::Test {
 TEST_F(LargeLinearTest, GivesWhatTorchGives) {
   torch::nn::Linear torchs_layer(kWidth, kOutputs);
   LargeLinear our_layer(kWidth, kOutputs);
-  for (torch::nn::Module* layer : std::initializer_list<torch::nn::Module*>{torchs_layer.get(), our_layer.get()}) layer->to(torch::kFloat64);
+  for (torch::nn::Module* layer : std::initializer_list<torch::nn::Module*>{torchs_layer.get(), our_layer.get()})
+    layer->to(torch::kFloat64);
   std::vector<torch::Tensor> doubles;
   for (const torch::Tensor& parameter : parameters) doubles.push_back(parameter.to(torch::kFloat64));
-  const Pass torchs = run(torchs_layer, data.to(torch::kFloat64), doubles), ours = run(our_layer, data.to(torch::kFloat64), doubles);
+  const Pass torchs = run(torchs_layer, data.to(torch::kFloat64), doubles),
+             ours = run(our_layer, data.to(torch::kFloat64), doubles);
   const auto close = [](const torch::Tensor& a, const torch::Tensor& b) { return torch::allclose(a, b, 1e-10, 1e-10); };
   EXPECT_TRUE(close(ours.output, torchs.output));
   EXPECT_TRUE(close(ours.input, torchs.input));
@@ -62,7 +64,8 @@ TEST_F(LargeLinearTest, GivesWhatTorchGives) {
 /// Parameters that come in only when somebody waits for them, a part at a time.
 TEST_F(LargeLinearTest, WaitsForRowsWhenItUsesThem) {
   LargeLinear layer(kWidth, kOutputs);
-  const auto weight_bytes = static_cast<size_t>(kOutputs * kWidth) * sizeof(float), all = weight_bytes + kOutputs * sizeof(float);
+  const auto weight_bytes = static_cast<size_t>(kOutputs * kWidth) * sizeof(float),
+             all = weight_bytes + kOutputs * sizeof(float);
   const torch::Tensor there = torch::cat({parameters[0].flatten(), parameters[1]}), here = torch::full_like(there, NAN);
   auto* const flat = static_cast<std::byte*>(here.data_ptr());
   layer->weight.set_data(torch::from_blob(flat, {kOutputs, kWidth}));

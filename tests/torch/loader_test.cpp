@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <trireme/trireme.h>
+
 #include "ranks.h"
 
 namespace trireme::data {
@@ -16,20 +17,23 @@ TEST(Loader, EverySampleExactlyOnceOverRanksAndMicroBatches) {
     std::multiset<double> wanted;
     test::run_ranks(3, [&](World& world) {
       const auto sets = open(world.local(), "synthetic:100");
-      const Loader loader(sets.train, world.rank(), 3, {.batch = 12, .accumulate = accumulate, .dtype = torch::kFloat64});
+      const Loader loader(sets.train, world.rank(), 3,
+                          {.batch = 12, .accumulate = accumulate, .dtype = torch::kFloat64});
       size_t batches = 0;
       auto epoch = loader.epoch(5);
       for (auto& batch : epoch) {
         const std::lock_guard lock(mutex);
         batches++;
         weights[batch.step] += batch.weight;
-        for (size_t i = 0; i < batch.samples(); i++) seen.emplace(batch.step, batch.x[static_cast<int64_t>(i)].mul(255).round().sum().item<double>());
+        for (size_t i = 0; i < batch.samples(); i++)
+          seen.emplace(batch.step, batch.x[static_cast<int64_t>(i)].mul(255).round().sum().item<double>());
       }
       EXPECT_EQ(batches, 9u * static_cast<size_t>(accumulate));  // the same on every rank
       if (!world.first()) return;
       for (size_t i = 0; i < 100; i++) {
         double sum = 0;
-        for (size_t p = 0; p < 784; p++) sum += static_cast<double>(std::to_integer<int>(sets.train.inputs[i * 784 + p]));
+        for (size_t p = 0; p < 784; p++)
+          sum += static_cast<double>(std::to_integer<int>(sets.train.inputs[i * 784 + p]));
         wanted.insert(sum);
       }
     });

@@ -3,10 +3,11 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <trireme/models/models.h>
-#include <trireme/train/memory_format.h>
 #include <filesystem>
 #include <fstream>
+
+#include <trireme/models/models.h>
+#include <trireme/train/memory_format.h>
 
 namespace trireme::train {
 namespace {
@@ -28,7 +29,9 @@ class MemoryFormat : public testing::Test {
     return choose_memory_format(
         world, net, x, [](const torch::Tensor& output) { return output.sum(); }, "lenet", cache.string());
   }
-  size_t files() const { return static_cast<size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator())); }
+  size_t files() const {
+    return static_cast<size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
+  }
 
   fs::path folder_;
 };

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <trireme/trireme.h>
+
 #include "ranks.h"
 
 namespace trireme {
@@ -18,7 +19,8 @@ struct Case {
 
 template <class O, class Options>
 Make torch_optimizer(Options options) {
-  return [options](std::vector<torch::Tensor> parameters) { return std::make_unique<O>(std::move(parameters), options); };
+  return
+      [options](std::vector<torch::Tensor> parameters) { return std::make_unique<O>(std::move(parameters), options); };
 }
 
 std::vector<Case> cases() {
@@ -30,10 +32,13 @@ std::vector<Case> cases() {
       {"nesterov_decay", momentum({.lr = 0.05, .momentum = 0.8, .nesterov = true, .weight_decay = 0.02}),
        torch_optimizer<SGD>(SGDOptions(0.05).momentum(0.8).nesterov(true).weight_decay(0.02))},
       {"adagrad", adagrad({.lr = 0.05}), torch_optimizer<Adagrad>(AdagradOptions(0.05))},
-      {"adagrad_decay", adagrad({.lr = 0.05, .weight_decay = 0.02}), torch_optimizer<Adagrad>(AdagradOptions(0.05).weight_decay(0.02))},
+      {"adagrad_decay", adagrad({.lr = 0.05, .weight_decay = 0.02}),
+       torch_optimizer<Adagrad>(AdagradOptions(0.05).weight_decay(0.02))},
       {"adam", adam({.lr = 0.01}), torch_optimizer<Adam>(AdamOptions(0.01))},
-      {"adam_decay", adam({.lr = 0.01, .weight_decay = 0.02}), torch_optimizer<Adam>(AdamOptions(0.01).weight_decay(0.02))},
-      {"adamw", adamw({.lr = 0.01, .weight_decay = 0.05}), torch_optimizer<AdamW>(AdamWOptions(0.01).weight_decay(0.05))},
+      {"adam_decay", adam({.lr = 0.01, .weight_decay = 0.02}),
+       torch_optimizer<Adam>(AdamOptions(0.01).weight_decay(0.02))},
+      {"adamw", adamw({.lr = 0.01, .weight_decay = 0.05}),
+       torch_optimizer<AdamW>(AdamWOptions(0.01).weight_decay(0.05))},
   };
 }
 
@@ -67,13 +72,19 @@ TEST_P(AgainstLibtorch, AgreesAfterHundredSteps) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, AgainstLibtorch, testing::Combine(testing::Range<size_t>(0, 9), testing::Values(torch::kFloat32, torch::kFloat64)),
-                         [](const auto& info) { return std::string(cases()[std::get<0>(info.param)].name) + "_" + c10::toString(std::get<1>(info.param)); });
+INSTANTIATE_TEST_SUITE_P(All, AgainstLibtorch,
+                         testing::Combine(testing::Range<size_t>(0, 9),
+                                          testing::Values(torch::kFloat32, torch::kFloat64)),
+                         [](const auto& info) {
+                           return std::string(cases()[std::get<0>(info.param)].name) + "_" +
+                                  c10::toString(std::get<1>(info.param));
+                         });
 
 TEST(Schedule, ReachesTheUpdates) {
   test::run_ranks(1, [](World& world) {
     auto net = models::linear(1, 1);
-    auto train = parallel(world, *net, sgd({.lr = 1}), {.schedule = {.kind = Schedule::step, .step_size = 2, .gamma = 0.5}});
+    auto train =
+        parallel(world, *net, sgd({.lr = 1}), {.schedule = {.kind = Schedule::step, .step_size = 2, .gamma = 0.5}});
     std::vector<double> weights = {net->parameters()[1].item<double>()};
     for (int step = 0; step < 5; step++) {
       train.step([&] { return net->forward(torch::zeros({1, 1})).sum(); });  // gradient of the bias: 1

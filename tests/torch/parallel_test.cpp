@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include <trireme/trireme.h>
+
 #include "ranks.h"
 
 namespace trireme {
@@ -12,7 +13,9 @@ namespace {
 
 using torch::nn::Sequential;
 
-torch::Tensor loss_of(Sequential& net, const data::Batch& batch) { return torch::cross_entropy_loss(net->forward(batch.x), batch.y); }
+torch::Tensor loss_of(Sequential& net, const data::Batch& batch) {
+  return torch::cross_entropy_loss(net->forward(batch.x), batch.y);
+}
 
 /// Ranks are threads here and share libtorch's random numbers: one at a time.
 std::mutex random_numbers;
@@ -56,11 +59,13 @@ Trace train_alone(Sequential net, torch::ScalarType type) {
   return trace;
 }
 
-Trace train_together(int ranks, const std::function<Sequential()>& make, torch::ScalarType type, const ParallelOptions& options) {
+Trace train_together(int ranks, const std::function<Sequential()>& make, torch::ScalarType type,
+                     const ParallelOptions& options) {
   Trace trace;
   test::run_ranks(ranks, [&](World& world) {
     const auto sets = data::open(world.local(), kData);
-    const data::Loader loader(sets.train, world.rank(), ranks, {.batch = kBatch, .accumulate = options.accumulate, .seed = 1, .dtype = type});
+    const data::Loader loader(sets.train, world.rank(), ranks,
+                              {.batch = kBatch, .accumulate = options.accumulate, .seed = 1, .dtype = type});
     auto net = make();
     if (!world.first())
       for (auto& p : net->parameters()) p.data().zero_();  // only rank 0's initial parameters count
@@ -85,7 +90,8 @@ Trace train_together(int ranks, const std::function<Sequential()>& make, torch::
 
 double distance(const Trace& a, const Trace& b) {
   double most = 0;
-  for (size_t i = 0; i < a.parameters.size(); i++) most = std::max(most, (a.parameters[i] - b.parameters[i]).abs().max().item<double>());
+  for (size_t i = 0; i < a.parameters.size(); i++)
+    most = std::max(most, (a.parameters[i] - b.parameters[i]).abs().max().item<double>());
   return most;
 }
 
@@ -96,16 +102,19 @@ TEST_P(Parity, EqualsOneProcess) {
   const auto make = [] { return small_net(torch::kFloat64); };
   const Trace alone = train_alone(make(), torch::kFloat64);
   // 16 samples over 4 ranks leave no room for 5 micro-batches: accumulate is at most 4.
-  const Trace together = train_together(ranks, make, torch::kFloat64, {.sync = sync, .accumulate = accumulate, .bucket_bytes = 4096});
+  const Trace together =
+      train_together(ranks, make, torch::kFloat64, {.sync = sync, .accumulate = accumulate, .bucket_bytes = 4096});
   ASSERT_EQ(together.losses.size(), alone.losses.size());
   EXPECT_LT(distance(alone, together), 1e-9);
   for (size_t i = 0; i < alone.losses.size(); i++) EXPECT_NEAR(alone.losses[i], together.losses[i], 1e-9);
 }
 
 INSTANTIATE_TEST_SUITE_P(Modes, Parity,
-                         testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(1, 3), testing::Values(Sync::shared, Sync::allreduce, Sync::central)),
+                         testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(1, 3),
+                                          testing::Values(Sync::shared, Sync::allreduce, Sync::central)),
                          [](const auto& info) {
-                           return exchange::name_of(std::get<2>(info.param)) + "_" + std::to_string(std::get<0>(info.param)) + "ranks_accumulate" +
+                           return exchange::name_of(std::get<2>(info.param)) + "_" +
+                                  std::to_string(std::get<0>(info.param)) + "ranks_accumulate" +
                                   std::to_string(std::get<1>(info.param));
                          });
 
@@ -118,7 +127,8 @@ TEST(Parallel, LeNetInSinglePrecisionFollowsOneProcess) {
   const Trace alone = train_alone(make(), torch::kFloat32);
   for (bool channels_last : {false, true}) {
     const Trace together = train_together(2, make, torch::kFloat32, {.channels_last = channels_last});
-    for (size_t i = 0; i < alone.losses.size(); i++) EXPECT_NEAR(together.losses[i] / alone.losses[i], 1, 1e-4) << "step " << i;
+    for (size_t i = 0; i < alone.losses.size(); i++)
+      EXPECT_NEAR(together.losses[i] / alone.losses[i], 1, 1e-4) << "step " << i;
   }
 }
 
@@ -132,7 +142,8 @@ TEST(Parallel, SameSeedSameBits) {
       world.comm().barrier("init");
       if (world.first()) {
         const torch::NoGradGuard no_grad;
-        for (auto& p : net->parameters()) p.copy_(torch::arange(p.numel()).remainder(17).sub(8).div(100).view(p.sizes()));
+        for (auto& p : net->parameters())
+          p.copy_(torch::arange(p.numel()).remainder(17).sub(8).div(100).view(p.sizes()));
       }
       auto train = parallel(world, *net, adam({.lr = 0.01}));
       auto epoch = loader.epoch(0);
@@ -160,11 +171,13 @@ TEST(Parallel, UnusedParametersAreNormal) {
     test::run_ranks(2, [&](World& world) {
       Branches net;
       auto train = parallel(world, net, sgd({.lr = 0.5, .weight_decay = 0.1}), {.sync = sync, .bucket_bytes = 1});
-      const auto a = net.a->weight.detach().clone(), b = net.b->weight.detach().clone(), never = net.never->weight.detach().clone();
+      const auto a = net.a->weight.detach().clone(), b = net.b->weight.detach().clone(),
+                 never = net.never->weight.detach().clone();
       const auto x = torch::ones({1, 3}, torch::kFloat64);
       world.comm().barrier("looked");
       train.step([&] { return (world.rank() == 0 ? net.a : net.b)->forward(x).sum(); });
-      // Each weight has gradient 1 on one rank of two, weighted with 1/2; weight decay applies to what has a gradient, and not to `never`.
+      // Each weight has gradient 1 on one rank of two, weighted with 1/2; weight decay applies to what has a gradient,
+      // and not to `never`.
       EXPECT_TRUE(torch::allclose(net.a->weight, a - 0.5 * (0.5 + 0.1 * a), 0, 1e-12));
       EXPECT_TRUE(torch::allclose(net.b->weight, b - 0.5 * (0.5 + 0.1 * b), 0, 1e-12));
       EXPECT_TRUE(torch::equal(net.never->weight, never));
@@ -213,7 +226,8 @@ TEST(Parallel, UsersOwnOptimizerSeesTheMeanGradient) {
     torch::optim::Adagrad optimizer(net->parameters(), torch::optim::AdagradOptions(0.1));
     const auto before = net->parameters()[3].detach().clone();
     train.step([&] { return net->forward(torch::ones({1, 784}, torch::kFloat64)).sum() * (world.rank() + 1.0); });
-    EXPECT_TRUE(torch::allclose(net->parameters()[3].grad(), torch::full({10}, 2.0, torch::kFloat64)));  // mean of 1, 2, 3
+    EXPECT_TRUE(
+        torch::allclose(net->parameters()[3].grad(), torch::full({10}, 2.0, torch::kFloat64)));  // mean of 1, 2, 3
     optimizer.step();
     EXPECT_TRUE(torch::allclose(net->parameters()[3], before - 0.1));  // Adagrad's first step
   });
@@ -308,7 +322,9 @@ TEST(Parallel, GraphsMayChangeBetweenSteps) {
   struct Net : torch::nn::Module {
     std::vector<torch::nn::Linear> layers;
     Net() {
-      for (int i = 0; i < 3; i++) layers.push_back(register_module("l" + std::to_string(i), torch::nn::Linear(torch::nn::LinearOptions(96, 96).bias(false))));
+      for (int i = 0; i < 3; i++)
+        layers.push_back(
+            register_module("l" + std::to_string(i), torch::nn::Linear(torch::nn::LinearOptions(96, 96).bias(false))));
       to(torch::kFloat64);
     }
     torch::Tensor forward(torch::Tensor x, int shape) {
@@ -317,10 +333,13 @@ TEST(Parallel, GraphsMayChangeBetweenSteps) {
       return x.pow(2).mean();
     }
   };
-  const auto x = [](int step) { return torch::sin(torch::arange(96 * 96, torch::kFloat64).view({96, 96}) * (step + 1)); };
+  const auto x = [](int step) {
+    return torch::sin(torch::arange(96 * 96, torch::kFloat64).view({96, 96}) * (step + 1));
+  };
   const auto fill = [](Net& net) {
     const torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < 3; i++) net.layers[i]->weight.copy_(torch::cos(torch::arange(96 * 96, torch::kFloat64) * (i + 1.0)).view({96, 96}) / 10);
+    for (size_t i = 0; i < 3; i++)
+      net.layers[i]->weight.copy_(torch::cos(torch::arange(96 * 96, torch::kFloat64) * (i + 1.0)).view({96, 96}) / 10);
   };
   Net alone;
   fill(alone);
@@ -337,7 +356,8 @@ TEST(Parallel, GraphsMayChangeBetweenSteps) {
     fill(net);
     auto train = parallel(world, net, sgd({.lr = 0.5}));
     for (int step = 0; step < 40; step++) train.step([&] { return net.forward(x(step), shape(step)); });
-    for (size_t i = 0; i < 3; i++) EXPECT_TRUE(torch::allclose(net.layers[i]->weight, alone.layers[i]->weight, 0, 1e-10)) << i;
+    for (size_t i = 0; i < 3; i++)
+      EXPECT_TRUE(torch::allclose(net.layers[i]->weight, alone.layers[i]->weight, 0, 1e-10)) << i;
     world.comm().barrier("looked");
   });
 }

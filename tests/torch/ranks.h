@@ -1,5 +1,6 @@
 #pragma once
 // Ranks as threads: each has its own World, all in one process.
+#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <atomic>
@@ -8,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include <fmt/format.h>
 #include <trireme/cluster/world.h>
 #include <trireme/ps/server.h>
 

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include <trireme/trireme.h>
+
 #include "ranks.h"
 
 namespace trireme {

@@ -1,14 +1,15 @@
 // label: multiproc
 // What save() writes, read by a reader of this file's own.
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include <trireme/parallel/parallel.h>
 #include <trireme/space/updater.h>
+
 #include "ranks.h"
 
 namespace trireme::test {

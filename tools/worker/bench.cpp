@@ -1,7 +1,8 @@
 // The processes that `trireme bench` starts for ours.
+#include "../bench.h"
+
 #include <memory>
 
-#include "../bench.h"
 #include "../commands.h"
 
 namespace trireme::tools {

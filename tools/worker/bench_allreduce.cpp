@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include <trireme/cluster/world.h>
+
 #include "../bench.h"
 
 namespace trireme::tools {
@@ -14,7 +15,10 @@ int measure_allreduce(const std::string& out, const std::vector<size_t>& sizes, 
   const size_t most = *std::max_element(sizes.begin(), sizes.end());
   std::vector<float> own(private_memory ? most / 4 : 0, 1.f);
   float* data =
-      private_memory ? own.data() : reinterpret_cast<float*>(world.local().allocate(most, "the benchmark").parts[static_cast<size_t>(world.local().rank())]);
+      private_memory
+          ? own.data()
+          : reinterpret_cast<float*>(
+                world.local().allocate(most, "the benchmark").parts[static_cast<size_t>(world.local().rank())]);
   std::fill_n(data, most / 4, 1.f);
   std::string text;
   for (size_t bytes : sizes) {

@@ -9,6 +9,7 @@
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
 #include <trireme/train/memory_format.h>
+
 #include "../bench.h"
 
 namespace trireme::tools {
@@ -63,7 +64,8 @@ int measure_step(const std::string& out, const std::string& name, bool alone, co
   }
   // Unrelated processes each have a speed of their own: all tell it.
   if (first || alone)
-    std::ofstream(out, std::ios::app) << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}}}\n", name, seconds * 1e3, bytes);
+    std::ofstream(out, std::ios::app) << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}}}\n",
+                                                     name, seconds * 1e3, bytes);
   return 0;
 }
 

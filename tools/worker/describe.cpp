@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <trireme/train/trainer.h>
+
 #include "../commands.h"
 
 namespace trireme::tools {

@@ -3,5 +3,9 @@
 
 int main(int argc, char** argv) {
   using namespace trireme::tools;
-  return run_command(argc, argv, {{"train", add_train_worker}, {"bench", add_bench_worker}, {"tune", add_tune_worker}, {"describe", add_describe}});
+  return run_command(argc, argv,
+                     {{"train", add_train_worker},
+                      {"bench", add_bench_worker},
+                      {"tune", add_tune_worker},
+                      {"describe", add_describe}});
 }

@@ -11,6 +11,7 @@
 #include <trireme/base/error.h>
 #include <trireme/cluster/agreement.h>
 #include <trireme/train/trainer.h>
+
 #include "../commands.h"
 #include "../train_flags.h"
 #include "../with_commas.h"
@@ -126,9 +127,11 @@ int work(const TrainSettings& settings, const CLI::App& command) {
   cluster::compare_terms(world.comm(), terms_of(command, settings.options, world.machines() == 1), advice_for(world));
   const train::Result result = train::run(world, settings.options, screen.listener(), stop_requested);
   if (!world.first()) return 0;
-  std::string summary = fmt::format("{} {} updates in {:.1f} s of training",
-                                    result.stopped ? "stopped on request after" : "done:", with_commas(static_cast<double>(result.updates)), result.seconds);
-  if (!result.epochs.empty() && result.epochs.back().test_accuracy >= 0) summary += fmt::format(", test accuracy {:.4f}", result.epochs.back().test_accuracy);
+  std::string summary =
+      fmt::format("{} {} updates in {:.1f} s of training", result.stopped ? "stopped on request after" : "done:",
+                  with_commas(static_cast<double>(result.updates)), result.seconds);
+  if (!result.epochs.empty() && result.epochs.back().test_accuracy >= 0)
+    summary += fmt::format(", test accuracy {:.4f}", result.epochs.back().test_accuracy);
   if (!result.epochs.empty() && result.epochs.back().has_test && result.epochs.back().test_accuracy < 0)
     summary += fmt::format(", test error {:.4g} (root of the mean square)", std::sqrt(result.epochs.back().test_loss));
   screen.say(summary);

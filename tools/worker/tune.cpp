@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <trireme/cluster/world.h>
+
 #include "../commands.h"
 
 namespace trireme::tools {
@@ -40,7 +41,9 @@ int measure_lanes(const Settings& s) {
   std::vector<float> data(s.sizes.empty() ? 0 : *std::max_element(s.sizes.begin(), s.sizes.end()) / sizeof(float), 1.f);
   for (size_t bytes : s.sizes) {
     world.comm().barrier("next size");
-    if (world.lane() != nullptr) text += fmt::format("{{\"bytes\": {}, \"us\": {:.4f}}}\n", bytes, median_seconds(*world.lane(), data, bytes) * 1e6);
+    if (world.lane() != nullptr)
+      text +=
+          fmt::format("{{\"bytes\": {}, \"us\": {:.4f}}}\n", bytes, median_seconds(*world.lane(), data, bytes) * 1e6);
   }
   if (world.first()) std::ofstream(s.out) << text;
   return 0;

@@ -4,8 +4,8 @@
 
 namespace trireme {
 
-/// The end of an error message about a wait that took too long. `setting` is what the user of this program calls its time limit, such as "--timeout" or
-/// "JoinOptions::timeout"; "": there is none.
+/// The end of an error message about a wait that took too long. `setting` is what the user of this program calls its
+/// time limit, such as "--timeout" or "JoinOptions::timeout"; "": there is none.
 inline std::string longer_helps(const std::string& setting) {
   return setting.empty() ? "" : ". A longer " + setting + " helps if somebody is only slow";
 }

@@ -38,12 +38,15 @@ struct Patience {
 
 constexpr Seconds kAnotherRan{50e-6};  // a yield that took longer gave the core to somebody who computes
 
-/// Waking a sleeper costs tens of microseconds: whoever has a core to itself looks for a while. Where processes outnumber the cores, looking keeps others from
-/// what is waited for.
-constexpr Patience patience_for(int processes, int cores) { return processes > cores ? Patience{0, 30} : Patience{4000, 5000}; }
+/// Waking a sleeper costs tens of microseconds: whoever has a core to itself looks for a while. Where processes
+/// outnumber the cores, looking keeps others from what is waited for.
+constexpr Patience patience_for(int processes, int cores) {
+  return processes > cores ? Patience{0, 30} : Patience{4000, 5000};
+}
 
 /// Waits until `ready()`; false when the deadline passes first. Who makes it ready rings `bell` afterwards.
-/// Who yields to somebody who computes gets the core back milliseconds later, whatever happens; who sleeps gets it when the bell rings.
+/// Who yields to somebody who computes gets the core back milliseconds later, whatever happens; who sleeps gets it when
+/// the bell rings.
 template <class Ready>
 bool await(Bell& bell, Patience& patience, const Deadline& deadline, const Ready& ready) {
   const bool look = patience.crowded == 0;

@@ -1,21 +1,22 @@
-#include <trireme/base/blas.h>
-
 #include <dlfcn.h>
 
 #include <algorithm>
 #include <array>
 #include <cstdlib>
 
+#include <trireme/base/blas.h>
+
 namespace trireme {
 
 VectorUnits vector_units() {
   return {.avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0,
-          .avx512 = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 && __builtin_cpu_supports("avx512dq") != 0 &&
-                    __builtin_cpu_supports("avx512vl") != 0};
+          .avx512 = __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
+                    __builtin_cpu_supports("avx512dq") != 0 && __builtin_cpu_supports("avx512vl") != 0};
 }
 
 std::string better_openblas_core(std::string_view chosen, const VectorUnits& units) {
-  constexpr std::array<std::string_view, 8> kOld = {"Generic", "Katmai", "Coppermine", "Northwood", "Prescott", "Banias", "Core2", "Penryn"};
+  constexpr std::array<std::string_view, 8> kOld = {"Generic",  "Katmai", "Coppermine", "Northwood",
+                                                    "Prescott", "Banias", "Core2",      "Penryn"};
   if (std::find(kOld.begin(), kOld.end(), chosen) == kOld.end()) return "";
   return units.avx512 ? "SkylakeX" : units.avx2 ? "Haswell" : "";
 }
@@ -35,7 +36,8 @@ std::string openblas_core(bool load) {
 
 void help_openblas() {
   if (std::getenv("OPENBLAS_CORETYPE") != nullptr || !vector_units().avx2) return;
-  if (const std::string better = better_openblas_core(openblas_core(true), vector_units()); !better.empty()) setenv("OPENBLAS_CORETYPE", better.c_str(), 1);
+  if (const std::string better = better_openblas_core(openblas_core(true), vector_units()); !better.empty())
+    setenv("OPENBLAS_CORETYPE", better.c_str(), 1);
 }
 
 }  // namespace trireme

@@ -1,6 +1,7 @@
 #pragma once
-// The matrix products below libtorch. OpenBLAS picks its kernels by the processor's model number when it is loaded; a model that is newer than the library gets
-// those of a Pentium 4. OPENBLAS_CORETYPE helps, but only if it is set before the program starts.
+// The matrix products below libtorch. OpenBLAS picks its kernels by the processor's model number when it is loaded; a
+// model that is newer than the library gets those of a Pentium 4. OPENBLAS_CORETYPE helps, but only if it is set before
+// the program starts.
 #include <string>
 #include <string_view>
 
@@ -12,13 +13,16 @@ struct VectorUnits {
 };
 VectorUnits vector_units();
 
-/// The value of OPENBLAS_CORETYPE that suits the processor, if `chosen` (what OpenBLAS calls its choice) wastes it; "" if not.
+/// The value of OPENBLAS_CORETYPE that suits the processor, if `chosen` (what OpenBLAS calls its choice) wastes it; ""
+/// if not.
 std::string better_openblas_core(std::string_view chosen, const VectorUnits& units);
 
-/// The choice of the OpenBLAS in this process; with `load`, of the one that programs on this machine would get. "": there is none.
+/// The choice of the OpenBLAS in this process; with `load`, of the one that programs on this machine would get. "":
+/// there is none.
 std::string openblas_core(bool load);
 
-/// For programs that this process starts: sets OPENBLAS_CORETYPE where that helps, unless the user has. Before there are threads.
+/// For programs that this process starts: sets OPENBLAS_CORETYPE where that helps, unless the user has. Before there
+/// are threads.
 void help_openblas();
 
 }  // namespace trireme

@@ -13,7 +13,8 @@ inline double seconds_since(Clock::time_point start) { return Seconds(Clock::now
 /// A point in time after which a wait gives up. Constructing one reads the clock once.
 class Deadline {
  public:
-  explicit Deadline(Seconds limit) : limit_(limit), at_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(limit, kLongest))) {}
+  explicit Deadline(Seconds limit)
+      : limit_(limit), at_(Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(limit, kLongest))) {}
   bool passed() const { return Clock::now() >= at_; }
   Seconds limit() const { return limit_; }
   /// Never negative.

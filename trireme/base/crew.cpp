@@ -1,5 +1,3 @@
-#include <trireme/base/crew.h>
-
 #include <pthread.h>
 
 #include <algorithm>
@@ -7,14 +5,16 @@
 #include <system_error>
 #include <utility>
 
+#include <trireme/base/crew.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 
 namespace trireme {
 namespace {
 
-// A helper may have no core of its own, but that of somebody who waits for the pass. It yields, so that who waits sees the answer; it does so long enough for
-// the next pass to come where several are wanted together. A long yield only means that the owner of the core computes again.
+// A helper may have no core of its own, but that of somebody who waits for the pass. It yields, so that who waits sees
+// the answer; it does so long enough for the next pass to come where several are wanted together. A long yield only
+// means that the owner of the core computes again.
 constexpr Patience kHelper{0, 100, 0};
 constexpr Patience kCaller{400, 1000};
 constexpr Seconds kLongSleep{60};
@@ -59,7 +59,8 @@ void Crew::run(size_t total, const Body& body) {
   if (const std::lock_guard lock(mutex_); error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
-/// The kernel likes to wake a helper on the core of whoever wakes it, even beside an idle one; there the two would only take turns. Where this fails, they do.
+/// The kernel likes to wake a helper on the core of whoever wakes it, even beside an idle one; there the two would only
+/// take turns. Where this fails, they do.
 void Crew::keep_apart() {
   const int core = sched_getcpu();
   if (core == caller_core_ || core < 0 || core >= CPU_SETSIZE) return;

@@ -15,7 +15,8 @@
 
 namespace trireme {
 
-/// One thread has a crew and decides what is done; the helpers only lend their cores. A helper that does not come is not waited for. One caller at a time.
+/// One thread has a crew and decides what is done; the helpers only lend their cores. A helper that does not come is
+/// not waited for. One caller at a time.
 class Crew {
  public:
   using Body = std::function<void(size_t begin, size_t end)>;
@@ -27,9 +28,10 @@ class Crew {
   Crew(const Crew&) = delete;
   Crew& operator=(const Crew&) = delete;
 
-  /// Calls `body` for pieces that together are [0, total) bytes, each once, here and in the helpers, in any order; returns when all are done. Pieces begin on a
-  /// multiple of 64. A pass of fewer than `kLong` bytes is one call, here. The caller takes pieces from the front and helpers from the back, so that each core
-  /// finds in its cache what it had in the pass before. Rethrows what `body` has thrown; the other pieces are done all the same.
+  /// Calls `body` for pieces that together are [0, total) bytes, each once, here and in the helpers, in any order;
+  /// returns when all are done. Pieces begin on a multiple of 64. A pass of fewer than `kLong` bytes is one call, here.
+  /// The caller takes pieces from the front and helpers from the back, so that each core finds in its cache what it had
+  /// in the pass before. Rethrows what `body` has thrown; the other pieces are done all the same.
   void run(size_t total, const Body& body);
 
   int helpers() const { return static_cast<int>(threads_.size()); }
@@ -38,7 +40,8 @@ class Crew {
   static constexpr size_t kPiece = 64 << 10;
 
  private:
-  /// What is left of a pass, in one word: whoever takes a piece knows that the pass has not ended, and that what it has read of it is still true.
+  /// What is left of a pass, in one word: whoever takes a piece knows that the pass has not ended, and that what it has
+  /// read of it is still true.
   struct Left {
     uint32_t pass = 0;
     uint16_t front = 0, back = 0;  // pieces [front, back) are free

@@ -1,8 +1,8 @@
-#include <trireme/base/error.h>
-
 #include <atomic>
 #include <cerrno>
 #include <system_error>
+
+#include <trireme/base/error.h>
 
 namespace trireme {
 namespace {

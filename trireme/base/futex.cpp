@@ -1,11 +1,11 @@
-#include <trireme/base/futex.h>
-
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <climits>
 #include <ctime>
+
+#include <trireme/base/futex.h>
 
 namespace trireme {
 
@@ -15,6 +15,8 @@ void futex_wait(std::atomic<uint32_t>& word, uint32_t expected, Seconds limit) {
   syscall(SYS_futex, &word, FUTEX_WAIT, expected, &left, nullptr, 0);
 }
 
-void futex_wake_all(std::atomic<uint32_t>& word) { syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0); }
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
 
 }  // namespace trireme

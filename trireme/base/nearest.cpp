@@ -1,7 +1,7 @@
-#include <trireme/base/nearest.h>
-
 #include <algorithm>
 #include <numeric>
+
+#include <trireme/base/nearest.h>
 
 namespace trireme {
 namespace {

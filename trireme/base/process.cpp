@@ -1,5 +1,3 @@
-#include <trireme/base/process.h>
-
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sched.h>
@@ -11,6 +9,8 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+
+#include <trireme/base/process.h>
 
 namespace trireme {
 

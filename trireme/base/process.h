@@ -9,7 +9,8 @@
 
 namespace trireme {
 
-/// A descriptor that becomes readable when the process ends, also while it is a zombie. Empty when there is no such process.
+/// A descriptor that becomes readable when the process ends, also while it is a zombie. Empty when there is no such
+/// process.
 Descriptor open_process(pid_t pid);
 
 /// "running", "sleeping", "stopped (SIGSTOP?)", "ended": for error messages.
@@ -39,7 +40,8 @@ void name_thread(const char* name);
 /// Cores that this process may use.
 int usable_cores();
 
-/// Moves the calling thread to another core, if it may use another. Where it may run stays as it is: the kernel can bring it back later.
+/// Moves the calling thread to another core, if it may use another. Where it may run stays as it is: the kernel can
+/// bring it back later.
 void leave_core();
 
 }  // namespace trireme

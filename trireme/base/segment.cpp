@@ -1,15 +1,15 @@
-#include <trireme/base/segment.h>
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <fstream>
 #include <limits>
 #include <string>
+
+#include <trireme/base/error.h>
+#include <trireme/base/segment.h>
 
 namespace trireme {
 namespace {
@@ -20,7 +20,8 @@ size_t read_number(const char* path) {
   return file >> value ? value : std::numeric_limits<size_t>::max();
 }
 
-/// Pages of files that the control group would give back before anything else: they count as used, but are free to take.
+/// Pages of files that the control group would give back before anything else: they count as used, but are free to
+/// take.
 size_t reclaimable() {
   std::ifstream file("/sys/fs/cgroup/memory.stat");
   std::string key;
@@ -39,7 +40,8 @@ size_t within_limit(size_t addresses) {
 
 void reserve(int file, size_t offset, size_t bytes, size_t addresses, const char* purpose) {
   const size_t left = offset < addresses ? addresses - offset : 0, room = std::min(available_memory(), left);
-  struct stat now {};  // after the memory was looked at: another rank may be reserving the same bytes at this moment, and they must not count twice
+  struct stat now {};  // after the memory was looked at: another rank may be reserving the same bytes at this moment,
+                       // and they must not count twice
   fstat(file, &now);
   const size_t reserved = static_cast<size_t>(now.st_blocks) * 512;
   if (bytes <= left && offset + bytes <= reserved) return;
@@ -63,7 +65,8 @@ std::shared_ptr<Segment> Segment::create(size_t addresses) {
 Segment::Segment(Descriptor file, size_t addresses)
     : file_(std::move(file)), addresses_(round_up(within_limit(addresses), kPage)) {
   void* base = mmap(nullptr, addresses_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (base == MAP_FAILED) fail<IoError>("cannot reserve {} MiB of addresses: {}. Is 'ulimit -v' set?", addresses_ >> 20, errno_text());
+  if (base == MAP_FAILED)
+    fail<IoError>("cannot reserve {} MiB of addresses: {}. Is 'ulimit -v' set?", addresses_ >> 20, errno_text());
   base_ = static_cast<std::byte*>(base);
 }
 
@@ -73,8 +76,10 @@ std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
   const std::lock_guard lock(mutex_);
   if (mapped_.contains(offset)) return at(offset);
   reserve(file_.get(), offset, bytes, addresses_, purpose);
-  void* data = mmap(at(offset), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, file_.get(), static_cast<off_t>(offset));
-  if (data == MAP_FAILED) fail<IoError>("cannot map {} bytes of shared memory for {}: {}", bytes, purpose, errno_text());
+  void* data = mmap(at(offset), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, file_.get(),
+                    static_cast<off_t>(offset));
+  if (data == MAP_FAILED)
+    fail<IoError>("cannot map {} bytes of shared memory for {}: {}", bytes, purpose, errno_text());
   mapped_.insert(offset);
   return at(offset);
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Memory that processes share. It has no name in any file system: when the last process ends, however it ends, it is gone.
+// Memory that processes share. It has no name in any file system: when the last process ends, however it ends, it is
+// gone.
 #include <cstddef>
 #include <memory>
 #include <mutex>

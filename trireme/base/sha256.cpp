@@ -1,10 +1,10 @@
-#include <trireme/base/sha256.h>
-
 #include <fmt/format.h>
 #include <openssl/evp.h>
 
-#include <trireme/base/error.h>
 #include <array>
+
+#include <trireme/base/error.h>
+#include <trireme/base/sha256.h>
 
 namespace trireme {
 
@@ -14,7 +14,8 @@ struct Sha256::State {
 };
 
 Sha256::Sha256() : state_(std::make_unique<State>()) {
-  if (EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) != 1) fail<Error>("SHA-256 is not available in this OpenSSL");
+  if (EVP_DigestInit_ex(state_->context, EVP_sha256(), nullptr) != 1)
+    fail<Error>("SHA-256 is not available in this OpenSSL");
 }
 
 Sha256::~Sha256() = default;

@@ -1,5 +1,3 @@
-#include <trireme/base/unix_socket.h>
-
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -8,6 +6,7 @@
 #include <cstring>
 
 #include <trireme/base/error.h>
+#include <trireme/base/unix_socket.h>
 
 namespace trireme {
 namespace {

@@ -1,5 +1,3 @@
-#include <trireme/base/watch.h>
-
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -9,10 +7,12 @@
 #include <utility>
 
 #include <trireme/base/process.h>
+#include <trireme/base/watch.h>
 
 namespace trireme {
 
-Watch::Watch(const char* name, int descriptor, std::function<void()> notify) : name_(name), descriptor_(descriptor), notify_(std::move(notify)) {
+Watch::Watch(const char* name, int descriptor, std::function<void()> notify)
+    : name_(name), descriptor_(descriptor), notify_(std::move(notify)) {
   if (descriptor_ < 0) return;
   stop_ = Descriptor(eventfd(0, EFD_CLOEXEC));
   thread_ = std::thread([this] { run(); });

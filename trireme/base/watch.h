@@ -7,8 +7,8 @@
 
 namespace trireme {
 
-/// Calls `notify` at most once, from a thread of its own, when the descriptor becomes readable. With -1 it does nothing. The destructor ends and joins the
-/// thread.
+/// Calls `notify` at most once, from a thread of its own, when the descriptor becomes readable. With -1 it does
+/// nothing. The destructor ends and joins the thread.
 class Watch {
  public:
   /// `name` is the thread's, 15 characters at most.

@@ -1,14 +1,14 @@
-#include <trireme/checkpoint/safetensors.h>
-
 #include <fcntl.h>
+#include <nlohmann/json.hpp>
 #include <unistd.h>
 
-#include <trireme/base/descriptor.h>
-#include <trireme/base/error.h>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
+
+#include <trireme/base/descriptor.h>
+#include <trireme/base/error.h>
+#include <trireme/checkpoint/safetensors.h>
 
 namespace trireme::checkpoint {
 namespace {
@@ -26,7 +26,8 @@ void write_all(int file, const void* data, size_t bytes, const std::string& path
 
 }  // namespace
 
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata) {
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header;
   if (!metadata.empty()) header["__metadata__"] = metadata;
   size_t offset = 0;

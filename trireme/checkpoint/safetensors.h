@@ -1,5 +1,6 @@
 #pragma once
-// The safetensors format: an 8-byte little-endian length, a JSON header, the tensors' bytes. Read by PyTorch, JAX, Rust and others.
+// The safetensors format: an 8-byte little-endian length, a JSON header, the tensors' bytes. Read by PyTorch, JAX, Rust
+// and others.
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -18,7 +19,8 @@ struct NamedTensor {
 
 /// Two names may have the same data: it is written twice, as the format allows no overlap. Writes to a temporary file
 /// beside `path` and renames it: `path` is the old file or the whole new one, never a part. Throws IoError.
-void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors, const std::map<std::string, std::string>& metadata);
+void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata);
 
 /// What a file says besides its tensors; reads the header alone. Throws IoError, and Corruption when it is no such
 /// file.

@@ -1,5 +1,3 @@
-#include <trireme/cluster/agreement.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/sha256.h>
+#include <trireme/cluster/agreement.h>
 
 namespace trireme::cluster {
 namespace {

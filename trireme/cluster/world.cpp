@@ -1,5 +1,3 @@
-#include <trireme/cluster/world.h>
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,12 +12,13 @@
 #include <trireme/base/blas.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
-#include <trireme/cluster/coordinator.h>
-#include <trireme/cluster/last_words.h>
-#include <trireme/cluster/launcher.h>
-#include <trireme/cluster/session.h>
-#include <trireme/cluster/slate.h>
-#include <trireme/cluster/tuning.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/session.h>
+#include <trireme/cluster/environment/tuning.h>
+#include <trireme/cluster/launching/last_words.h>
+#include <trireme/cluster/launching/launcher.h>
+#include <trireme/cluster/launching/slate.h>
+#include <trireme/cluster/world.h>
 #include <trireme/comm/hierarchical/communicator.h>
 #include <trireme/comm/mpi/mpi.h>
 #include <trireme/comm/network/engine.h>
@@ -38,14 +37,21 @@ int port_of(const std::string& address) {
   return port;
 }
 
-/// Ranks on several machines whom nobody told where to meet: rank 0 opens the coordinator, and MPI tells the others where.
-void meet_through_mpi(cluster::Place& place, std::unique_ptr<cluster::Coordinator>& coordinator, const JoinOptions& options) {
-  comm::network::Communicator all(comm::mpi::world(), {.timeout = options.timeout, .timeout_setting = options.timeout_setting});
+/// Ranks on several machines whom nobody told where to meet: rank 0 opens the coordinator, and MPI tells the others
+/// where.
+void meet_through_mpi(cluster::Place& place, std::unique_ptr<cluster::Coordinator>& coordinator,
+                      const JoinOptions& options) {
+  comm::network::Communicator all(comm::mpi::world(),
+                                  {.timeout = options.timeout, .timeout_setting = options.timeout_setting});
   std::array<char, 256> text{};
   if (place.rank == 0) {
     const std::string token = cluster::random_name() + cluster::random_name();
-    coordinator = std::make_unique<cluster::Coordinator>(
-        cluster::CoordinatorOptions{.job = place.job, .token = token, .tls = place.tls, .ranks = place.size, .heartbeat_limit = options.heartbeat_limit});
+    coordinator =
+        std::make_unique<cluster::Coordinator>(cluster::CoordinatorOptions{.job = place.job,
+                                                                           .token = token,
+                                                                           .tls = place.tls,
+                                                                           .ranks = place.size,
+                                                                           .heartbeat_limit = options.heartbeat_limit});
     fmt::format_to_n(text.data(), text.size() - 1, "{}:{} {}", cluster::own_host_name(), coordinator->port(), token);
   }
   all.broadcast(text.data(), text.size(), DType::u8, 0, "where the coordinator is");
@@ -66,12 +72,15 @@ const Engine& pick_engine(const cluster::Place& place, const JoinOptions& option
   if (name.empty()) name = place.mpi ? "mpi" : "gloo";
   comm::mpi::add();
   const Engine& engine = comm::network::engine_named(name);
-  if (name == "mpi" && !comm::mpi::available()) fail<InvalidArgument>("engine 'mpi' needs processes that mpirun has started; this one was not");
+  if (name == "mpi" && !comm::mpi::available())
+    fail<InvalidArgument>("engine 'mpi' needs processes that mpirun has started; this one was not");
   return engine;
 }
 
 /// Two ranks send each other all they have: as many bytes as in a ring, in half the trips.
-size_t default_direct_bytes(size_t ranks) { return ranks == 2 ? std::numeric_limits<size_t>::max() : comm::network::Options{}.direct_bytes; }
+size_t default_direct_bytes(size_t ranks) {
+  return ranks == 2 ? std::numeric_limits<size_t>::max() : comm::network::Options{}.direct_bytes;
+}
 
 /// Between machines. Hosts may have different caches, but all ranks must have one value: rank 0's.
 size_t direct_bytes(cluster::Session& session, const JoinOptions& options, const std::string& engine, int machines) {
@@ -152,32 +161,39 @@ namespace {
 std::vector<std::string> warnings_here() {
   const std::string core = openblas_core(false), better = better_openblas_core(core, vector_units());
   if (better.empty()) return {};
-  return {fmt::format("OpenBLAS takes this processor for {}: start the program with OPENBLAS_CORETYPE={}, and matrix products are several times faster", core,
-                      better)};
+  return {
+      fmt::format("OpenBLAS takes this processor for {}: start the program with OPENBLAS_CORETYPE={}, and matrix "
+                  "products are several times faster",
+                  core, better)};
 }
 
 }  // namespace
 
 World::World(cluster::Place place, const JoinOptions& options)
-    : place_(std::move(place)), job_(place_.job), listeners_(std::make_shared<FailureWatch::Listeners>()), timeout_setting_(options.timeout_setting) {
+    : place_(std::move(place)),
+      job_(place_.job),
+      listeners_(std::make_shared<FailureWatch::Listeners>()),
+      timeout_setting_(options.timeout_setting) {
   if (place_.role == "server")
     fail<InvalidArgument>(
-        "{} has started this process as a parameter server, and a server is no rank: the program must call trireme::ps::serve() where its role is server, or "
+        "{} has started this process as a parameter server, and a server is no rank: the program must call "
+        "trireme::ps::serve() where its role is server, or "
         "run "
         "`trireme serve` there instead of it",
         place_.launcher);
   if (place_.role == "scheduler")
     fail<InvalidArgument>(
-        "DMLC_ROLE=scheduler: this program is a rank, and the scheduler is none. Run `trireme coordinator --ranks {} --servers {} --port {} --job {}` for "
+        "DMLC_ROLE=scheduler: this program is a rank, and the scheduler is none. Run `trireme coordinator --ranks {} "
+        "--servers {} --port {} --job {}` for "
         "it, with the workers' TRIREME_TOKEN",
         place_.size, place_.servers, port_of(place_.coordinator), place_.job);
   warnings_ = warnings_here();
   if (place_.coordinator.empty() && !place_.mpi) {
     auto segment = comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout,
                                    place_.job_is_common ? origin_here() : "");
-    local_ = std::make_unique<comm::shm::Communicator>(std::move(segment), place_.rank, place_.size,
-                                                       comm::shm::Options{.timeout = options.timeout,
-                                                                          .timeout_setting = options.timeout_setting});
+    local_ = std::make_unique<comm::shm::Communicator>(
+        std::move(segment), place_.rank, place_.size,
+        comm::shm::Options{.timeout = options.timeout, .timeout_setting = options.timeout_setting});
     return;
   }
   network_ = std::make_unique<Network>();
@@ -194,32 +210,38 @@ World::World(World&&) noexcept = default;
 World::~World() {
   last_words_.reset();  // it knows of what goes next
   attachments_.clear();
-  if (network_) network_->leave(std::uncaught_exceptions() > 0 ? "it stopped after an error of its own (see its output)" : "");
+  if (network_)
+    network_->leave(std::uncaught_exceptions() > 0 ? "it stopped after an error of its own (see its output)" : "");
 }
 
 /// Registers with the coordinator, finds out who is on this machine, shares memory with them, and connects to the rest.
 void World::meet_machines(const JoinOptions& options) {
   Network& n = *network_;
-  if (!wanted_engine(place_, options).empty()) pick_engine(place_, options);  // one that is not there is refused before anybody waits
+  if (!wanted_engine(place_, options).empty())
+    pick_engine(place_, options);  // one that is not there is refused before anybody waits
   if (place_.mpi) {
     meet_through_mpi(place_, n.coordinator, options);
   } else if (place_.hosts_coordinator) {
-    n.coordinator = std::make_unique<cluster::Coordinator>(cluster::CoordinatorOptions{.port = port_of(place_.coordinator),
-                                                                                       .job = place_.job,
-                                                                                       .token = place_.token,
-                                                                                       .tls = place_.tls,
-                                                                                       .ranks = place_.size,
-                                                                                       .servers = place_.servers,
-                                                                                       .heartbeat_limit = options.heartbeat_limit});
+    n.coordinator =
+        std::make_unique<cluster::Coordinator>(cluster::CoordinatorOptions{.port = port_of(place_.coordinator),
+                                                                           .job = place_.job,
+                                                                           .token = place_.token,
+                                                                           .tls = place_.tls,
+                                                                           .ranks = place_.size,
+                                                                           .servers = place_.servers,
+                                                                           .heartbeat_limit = options.heartbeat_limit});
   }
-  n.session = std::make_unique<cluster::Session>(
-      cluster::SessionOptions{.coordinator = place_.coordinator,
-                              .job = place_.job,
-                              .token = place_.token,
-                              .tls = place_.tls,
-                              .timeout = options.timeout,
-                              .heartbeat_limit = options.heartbeat_limit},
-      cluster::Member{.rank = place_.rank, .size = place_.size, .host = cluster::own_host_name(), .pid = getpid(), .servers = place_.servers});
+  n.session = std::make_unique<cluster::Session>(cluster::SessionOptions{.coordinator = place_.coordinator,
+                                                                         .job = place_.job,
+                                                                         .token = place_.token,
+                                                                         .tls = place_.tls,
+                                                                         .timeout = options.timeout,
+                                                                         .heartbeat_limit = options.heartbeat_limit},
+                                                 cluster::Member{.rank = place_.rank,
+                                                                 .size = place_.size,
+                                                                 .host = cluster::own_host_name(),
+                                                                 .pid = getpid(),
+                                                                 .servers = place_.servers});
   place_.rank = n.session->rank();
   place_.size = n.session->size();
   place_.servers = n.session->servers();
@@ -234,8 +256,10 @@ void World::meet_machines(const JoinOptions& options) {
     try {
       return n.session->get(fmt::format("{}/{}", key, rank), deadline);
     } catch (const Timeout&) {
-      fail<Timeout>("host {}: rank {} has not come to the coordinator at {} within {:g} s. Was it started, and with the same address?",
-                    cluster::own_host_name(), rank, place_.coordinator, options.timeout.count());
+      fail<Timeout>(
+          "host {}: rank {} has not come to the coordinator at {} within {:g} s. Was it started, and with the same "
+          "address?",
+          cluster::own_host_name(), rank, place_.coordinator, options.timeout.count());
     }
   };
   int leader = 0;
@@ -254,10 +278,12 @@ void World::meet_machines(const JoinOptions& options) {
   const comm::hierarchical::Topology topology(machine_of);
   const comm::hierarchical::Place here = topology.place(place_.rank);
   const int neighbours = static_cast<int>(topology.ranks_on(here.machine).size());
-  local_ = std::make_unique<comm::shm::Communicator>(comm::shm::meet(fmt::format("{}/{}", job_, leader), here.local, neighbours, options.timeout), here.local,
-                                                     neighbours, comm::shm::Options{.timeout = options.timeout,
-                                                                                    .timeout_setting = options.timeout_setting,
-                                                                                    .names = topology.ranks_on(here.machine)});
+  local_ = std::make_unique<comm::shm::Communicator>(
+      comm::shm::meet(fmt::format("{}/{}", job_, leader), here.local, neighbours, options.timeout), here.local,
+      neighbours,
+      comm::shm::Options{.timeout = options.timeout,
+                         .timeout_setting = options.timeout_setting,
+                         .names = topology.ranks_on(here.machine)});
   if (topology.machines() > 1) connect_machines(options, machine_of);
   n.session->on_failure([local = local_.get(), &n, listeners = listeners_](const cluster::Failure& failure) {
     const auto cause = std::make_exception_ptr(PeerLost(failure.reason));
@@ -282,10 +308,10 @@ void World::connect_machines(const JoinOptions& options, const std::vector<int>&
                                      .timeout = options.timeout});
     return std::make_unique<comm::network::Communicator>(
         std::move(transport), comm::network::Options{.timeout = options.timeout,
-                                                      .timeout_setting = options.timeout_setting,
-                                                      .direct_bytes = direct_bytes,
-                                                      .patience = Seconds(1),
-                                                      .names = members});
+                                                     .timeout_setting = options.timeout_setting,
+                                                     .direct_bytes = direct_bytes,
+                                                     .patience = Seconds(1),
+                                                     .names = members});
   };
   const size_t tuned = direct_bytes(*n.session, options, engine.name, topology.machines());
   if (local < topology.lanes()) {
@@ -307,7 +333,9 @@ comm::Communicator& World::comm() {
 
 comm::network::KeyValue* World::store() { return network_ ? network_->session.get() : nullptr; }
 
-FailureWatch World::on_failure(std::function<void(const std::string& reason)> notify) { return {listeners_, listeners_->add(std::move(notify))}; }
+FailureWatch World::on_failure(std::function<void(const std::string& reason)> notify) {
+  return {listeners_, listeners_->add(std::move(notify))};
+}
 
 comm::network::Communicator* World::lane() { return network_ ? network_->lane.get() : nullptr; }
 int World::lanes() const { return network_ && network_->all ? network_->all->topology().lanes() : local_->size(); }
@@ -316,7 +344,8 @@ int World::machines() const { return network_ && network_->all ? network_->all->
 int World::machine_of(int rank) const { return machines() == 1 ? 0 : network_->all->topology().place(rank).machine; }
 
 std::string World::engine() const {
-  return machines() == 1 ? "shared memory" : fmt::format("shared memory, and {} between {} machines", network_->engine, machines());
+  return machines() == 1 ? "shared memory"
+                         : fmt::format("shared memory, and {} between {} machines", network_->engine, machines());
 }
 
 /// An exception that nobody catches ends the process without a destructor: the others hear of it all the same, and of

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include <trireme/base/clock.h>
-#include <trireme/cluster/environment.h>
+#include <trireme/cluster/environment/environment.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/network/engine.h>
 #include <trireme/comm/shm/communicator.h>
@@ -21,15 +21,17 @@ class LastWords;
 }
 
 struct JoinOptions {
-  Seconds timeout{60};                 // deadline of every wait for another rank, the start included
-  std::string timeout_setting = "JoinOptions::timeout";  // what error messages call it: a program with a flag for it says that one
+  Seconds timeout{60};  // deadline of every wait for another rank, the start included
+  std::string timeout_setting =
+      "JoinOptions::timeout";          // what error messages call it: a program with a flag for it says that one
   Seconds heartbeat_limit{3};          // several machines: silence that counts as death
   std::string engine;                  // between machines: gloo, mpi or nccl; "" and auto: what TRIREME_ENGINE says
-  std::optional<size_t> direct_bytes;  // between machines: network::Options::direct_bytes; none: what `trireme tune` kept, or a default. Rank 0's counts
+  std::optional<size_t> direct_bytes;  // between machines: network::Options::direct_bytes; none: what `trireme tune`
+                                       // kept, or a default. Rank 0's counts
 };
 
-/// Keeps a callback of World::on_failure registered. Destroying it unregisters, and waits for the callback if it runs: not in the callback itself, and not with
-/// a lock that the callback takes. May outlive the world.
+/// Keeps a callback of World::on_failure registered. Destroying it unregisters, and waits for the callback if it runs:
+/// not in the callback itself, and not with a lock that the callback takes. May outlive the world.
 class FailureWatch {
  public:
   struct Listeners;
@@ -62,18 +64,20 @@ class World {
   int servers() const { return place_.servers; }
   /// What was found in the environment, and what the coordinator has said since.
   const cluster::Place& place() const { return place_; }
-  /// The name under which processes of this job on one machine meet. With a coordinator it is secret, and the same on all machines.
+  /// The name under which processes of this job on one machine meet. With a coordinator it is secret, and the same on
+  /// all machines.
   const std::string& job() const { return job_; }
   /// Small values that all members of the job can see, servers too. Thread-safe. Null without a coordinator.
   comm::network::KeyValue* store();
-  /// Calls `notify` once when the job fails: from the session's thread, or at once if it has failed already. It must not block, nor call on_failure(). Never
-  /// without a coordinator, and not while the world is being left. Thread-safe.
+  /// Calls `notify` once when the job fails: from the session's thread, or at once if it has failed already. It must
+  /// not block, nor call on_failure(). Never without a coordinator, and not while the world is being left. Thread-safe.
   [[nodiscard]] FailureWatch on_failure(std::function<void(const std::string& reason)> notify);
 
   comm::Communicator& comm();
   /// The ranks on this machine.
   comm::shm::Communicator& local() { return *local_; }
-  /// This rank's partners, one on each machine: see exchange::Group. Null with one machine, and for a rank beyond the number of lanes.
+  /// This rank's partners, one on each machine: see exchange::Group. Null with one machine, and for a rank beyond the
+  /// number of lanes.
   comm::network::Communicator* lane();
   int lanes() const;
   int machines() const;
@@ -115,7 +119,8 @@ class World {
   std::unique_ptr<cluster::LastWords> last_words_;  // null unless join() made this world
 };
 
-/// Joins the ranks that a launcher started, or makes a world of one when there is no launcher. Blocks until all are there.
+/// Joins the ranks that a launcher started, or makes a world of one when there is no launcher. Blocks until all are
+/// there.
 World join(const JoinOptions& options = {});
 
 }  // namespace trireme

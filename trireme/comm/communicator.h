@@ -18,10 +18,10 @@ class Work {
   virtual void wait() = 0;
 };
 
-/// A group of ranks. Every collective is called by all ranks in the same order with the same kind, type, count and name; a
-/// difference is a Mismatch that names both ranks, never a hang. Calls block, each with the group's deadline (Timeout), and
-/// a dead peer ends them at once (PeerLost). After such an error the group is of no more use. Not thread-safe: one thread at a time.
-/// Counts are in elements. `name` is for messages and for telling collectives apart.
+/// A group of ranks. Every collective is called by all ranks in the same order with the same kind, type, count and
+/// name; a difference is a Mismatch that names both ranks, never a hang. Calls block, each with the group's deadline
+/// (Timeout), and a dead peer ends them at once (PeerLost). After such an error the group is of no more use. Not
+/// thread-safe: one thread at a time. Counts are in elements. `name` is for messages and for telling collectives apart.
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -30,10 +30,12 @@ class Communicator {
 
   /// data[i] = op over all ranks; the same bits on every rank. Integers: mean rounds towards zero.
   virtual void allreduce(void* data, size_t count, DType type, Op op, std::string_view name) = 0;
-  /// The same, in two halves; collectives started together complete in the order of their start. `data` is off limits until then.
+  /// The same, in two halves; collectives started together complete in the order of their start. `data` is off limits
+  /// until then.
   virtual std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) = 0;
   /// `input` holds size() blocks of `count`; block r, reduced over all ranks, arrives in `output` of rank r.
-  virtual void reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) = 0;
+  virtual void reduce_scatter(const void* input, void* output, size_t count, DType type, Op op,
+                              std::string_view name) = 0;
   /// Block r of `output` is the `input` (of `count`) of rank r.
   virtual void all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) = 0;
   virtual void broadcast(void* data, size_t count, DType type, int root, std::string_view name) = 0;

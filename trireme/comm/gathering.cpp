@@ -1,7 +1,7 @@
-#include <trireme/comm/gathering.h>
-
 #include <algorithm>
 #include <numeric>
+
+#include <trireme/comm/gathering.h>
 
 namespace trireme::comm {
 

@@ -1,20 +1,22 @@
-#include <trireme/data/auc.h>
-
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <vector>
 
+#include <trireme/base/error.h>
+#include <trireme/data/auc.h>
+
 namespace trireme::data {
 
 double auc(std::span<const float> scores, std::span<const float> labels) {
-  if (scores.size() != labels.size()) fail<InvalidArgument>("AUC of {} scores and {} labels: there must be one for each", scores.size(), labels.size());
+  if (scores.size() != labels.size())
+    fail<InvalidArgument>("AUC of {} scores and {} labels: there must be one for each", scores.size(), labels.size());
   std::vector<std::pair<float, bool>> samples;
   samples.reserve(scores.size());
   for (size_t i = 0; i < scores.size(); i++) {
     if (std::isnan(scores[i]) || std::isnan(labels[i]))
-      fail<InvalidArgument>("AUC: sample {} has score {} and label {}; has the training diverged?", i, scores[i], labels[i]);
+      fail<InvalidArgument>("AUC: sample {} has score {} and label {}; has the training diverged?", i, scores[i],
+                            labels[i]);
     samples.emplace_back(scores[i], labels[i] > 0.5f);
   }
   std::sort(samples.begin(), samples.end());
@@ -29,7 +31,8 @@ double auc(std::span<const float> scores, std::span<const float> labels) {
     positives += here[1];
   }
   if (negatives == 0 || positives == 0)
-    fail<InvalidArgument>("AUC needs samples of both kinds; there are {} positive and {} negative ones", positives, negatives);
+    fail<InvalidArgument>("AUC needs samples of both kinds; there are {} positive and {} negative ones", positives,
+                          negatives);
   return static_cast<double>(half_wins) / 2 / static_cast<double>(positives) / static_cast<double>(negatives);
 }
 

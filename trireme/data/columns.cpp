@@ -1,11 +1,11 @@
-#include <trireme/data/columns.h>
-
 #include <fmt/format.h>
 
-#include <trireme/data/sampler.h>
 #include <algorithm>
 #include <array>
 #include <cctype>
+
+#include <trireme/data/columns.h>
+#include <trireme/data/sampler.h>
 
 namespace trireme::data {
 namespace {

@@ -1,11 +1,11 @@
-#include <trireme/data/criteo.h>
-
-#include <trireme/base/error.h>
-#include <trireme/data/random.h>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
+
+#include <trireme/base/error.h>
+#include <trireme/data/criteo.h>
+#include <trireme/data/random.h>
 
 namespace trireme::data {
 namespace {
@@ -14,13 +14,16 @@ constexpr size_t kColumns = 1 + Clicks::kNumbers + Clicks::kCategories;
 constexpr size_t kMostDigits = 16;  // of a category; Criteo's have 8
 
 /// A cell as a message shows it.
-std::string shown(std::string_view cell) { return cell.size() <= 40 ? std::string(cell) : fmt::format("{}…", cell.substr(0, 40)); }
+std::string shown(std::string_view cell) {
+  return cell.size() <= 40 ? std::string(cell) : fmt::format("{}…", cell.substr(0, 40));
+}
 
 std::array<std::string_view, kColumns> columns_of(std::string_view line, const LineReader& lines) {
   const size_t found = static_cast<size_t>(std::count(line.begin(), line.end(), '\t')) + 1;
   if (found != kColumns)
-    fail<Corruption>("{}: {} columns; a line has {}, separated by tabs: the label, {} numbers, {} categories{}", lines.where(), found, kColumns,
-                     Clicks::kNumbers, Clicks::kCategories, found == kColumns - 1 ? ". Is this a file without labels?" : "");
+    fail<Corruption>("{}: {} columns; a line has {}, separated by tabs: the label, {} numbers, {} categories{}",
+                     lines.where(), found, kColumns, Clicks::kNumbers, Clicks::kCategories,
+                     found == kColumns - 1 ? ". Is this a file without labels?" : "");
   std::array<std::string_view, kColumns> columns;
   for (std::string_view& column : columns) {
     const size_t tab = std::min(line.find('\t'), line.size());
@@ -41,7 +44,8 @@ uint64_t category_key(size_t field, std::string_view text) {
   uint64_t key = mix(field, text.size());
   for (size_t at = 0; at < text.size(); at += 8) {
     uint64_t piece = 0;
-    for (size_t i = 0; i < 8 && at + i < text.size(); i++) piece |= uint64_t{static_cast<unsigned char>(text[at + i])} << (8 * i);
+    for (size_t i = 0; i < 8 && at + i < text.size(); i++)
+      piece |= uint64_t{static_cast<unsigned char>(text[at + i])} << (8 * i);
     key = mix(key, piece);
   }
   return key;
@@ -55,7 +59,8 @@ void Clicks::clear() {
 
 void CriteoReader::parse(std::string_view line, Clicks& clicks) const {
   const auto columns = columns_of(line, lines_);
-  if (columns[0] != "0" && columns[0] != "1") fail<Corruption>("{}, column 1: the label is 0 or 1, not '{}'", lines_.where(), shown(columns[0]));
+  if (columns[0] != "0" && columns[0] != "1")
+    fail<Corruption>("{}, column 1: the label is 0 or 1, not '{}'", lines_.where(), shown(columns[0]));
   clicks.labels.push_back(columns[0] == "1" ? 1.0f : 0.0f);
   for (size_t i = 0; i < Clicks::kNumbers; i++) {
     const std::string_view text = columns[1 + i];
@@ -68,8 +73,8 @@ void CriteoReader::parse(std::string_view line, Clicks& clicks) const {
   for (size_t i = 0; i < Clicks::kCategories; i++) {
     const std::string_view text = columns[1 + Clicks::kNumbers + i];
     if (!is_category(text))
-      fail<Corruption>("{}, column {}: '{}' is not a category of up to {} hexadecimal digits", lines_.where(), i + 2 + Clicks::kNumbers, shown(text),
-                       kMostDigits);
+      fail<Corruption>("{}, column {}: '{}' is not a category of up to {} hexadecimal digits", lines_.where(),
+                       i + 2 + Clicks::kNumbers, shown(text), kMostDigits);
     clicks.keys.push_back(category_key(i, text));
   }
 }

@@ -1,11 +1,12 @@
 #include <fmt/format.h>
 
+#include <cmath>
+#include <fstream>
+
 #include <trireme/base/error.h>
 #include <trireme/data/auc.h>
 #include <trireme/data/criteo.h>
 #include <trireme/data/random.h>
-#include <cmath>
-#include <fstream>
 
 namespace trireme::data {
 namespace {
@@ -34,7 +35,8 @@ double add_features(Random& random, fmt::memory_buffer& text) {
   for (uint64_t field = 0; field < Clicks::kCategories; field++) {
     text.push_back('\t');
     const double skew = random.uniform();
-    const uint64_t value = static_cast<uint64_t>(static_cast<double>(kSizes[field % kSizes.size()]) * skew * skew * skew);
+    const uint64_t value =
+        static_cast<uint64_t>(static_cast<double>(kSizes[field % kSizes.size()]) * skew * skew * skew);
     const bool missing = random.uniform() < 0.03;
     if (!missing) fmt::format_to(std::back_inserter(text), "{:08x}", mix(field, value) & 0xffffffff);
     logit += missing ? 0 : weight_of(field, value);

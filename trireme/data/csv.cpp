@@ -2,18 +2,19 @@
 // columns are is decided from counts over all shares, so it does not depend on the number of ranks. Numbers are parsed
 // once; the text is gone through a second time only where columns of text need their categories.
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+#include <unordered_map>
+#include <unordered_set>
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/data/csv_samples.h>
 #include <trireme/data/gather.h>
 #include <trireme/data/records.h>
-#include <algorithm>
-#include <cmath>
-#include <nlohmann/json.hpp>
-#include <set>
-#include <unordered_map>
-#include <unordered_set>
 
 namespace trireme::data {
 namespace {

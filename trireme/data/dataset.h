@@ -11,8 +11,9 @@
 
 namespace trireme::data {
 
-/// A view of samples that the ranks of a machine read together: each decoded its own share of the file into memory that all map, so a machine holds
-/// the set once, however many workers it has. The memory belongs to the communicator and lives as long as it does.
+/// A view of samples that the ranks of a machine read together: each decoded its own share of the file into memory that
+/// all map, so a machine holds the set once, however many workers it has. The memory belongs to the communicator and
+/// lives as long as it does.
 struct Dataset {
   std::string name;
   size_t count = 0;

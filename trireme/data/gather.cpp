@@ -1,6 +1,6 @@
-#include <trireme/data/gather.h>
-
 #include <algorithm>
+
+#include <trireme/data/gather.h>
 
 namespace trireme::data {
 

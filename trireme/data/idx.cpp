@@ -1,13 +1,14 @@
-// IDX, the format of MNIST: two zero bytes, a type byte (8: unsigned bytes), the number of dimensions, their extents as big-endian 32-bit numbers,
-// then the data. Read through zlib, which takes plain files too.
+// IDX, the format of MNIST: two zero bytes, a type byte (8: unsigned bytes), the number of dimensions, their extents as
+// big-endian 32-bit numbers, then the data. Read through zlib, which takes plain files too.
 #include <zlib.h>
 
-#include <trireme/base/error.h>
-#include <trireme/data/dataset.h>
 #include <array>
 #include <cstring>
 #include <filesystem>
 #include <memory>
+
+#include <trireme/base/error.h>
+#include <trireme/data/dataset.h>
 
 namespace trireme::data {
 namespace {
@@ -19,8 +20,10 @@ class IdxFile {
     gzbuffer(file_.get(), 1 << 18);
     std::array<unsigned char, 4> magic{};
     read(magic.data(), magic.size());
-    if (magic[0] != 0 || magic[1] != 0) fail<Corruption>("{} is not an IDX file: it starts with bytes {} {}, not 0 0", path, magic[0], magic[1]);
-    if (magic[2] != 8) fail<Corruption>("{}: element type {:#x} is not supported, only unsigned bytes (0x8)", path, magic[2]);
+    if (magic[0] != 0 || magic[1] != 0)
+      fail<Corruption>("{} is not an IDX file: it starts with bytes {} {}, not 0 0", path, magic[0], magic[1]);
+    if (magic[2] != 8)
+      fail<Corruption>("{}: element type {:#x} is not supported, only unsigned bytes (0x8)", path, magic[2]);
     if (magic[3] < 1 || magic[3] > 4) fail<Corruption>("{}: {} dimensions; expected 1 to 4", path, magic[3]);
     for (int i = 0; i < magic[3]; i++) {
       std::array<unsigned char, 4> extent{};
@@ -33,7 +36,8 @@ class IdxFile {
   const std::vector<int64_t>& extents() const { return extents_; }
   size_t count() const { return static_cast<size_t>(extents_[0]); }
 
-  /// Reads records [share.begin, share.end) of `record` bytes. Whoever reads the last record also finds out whether the file is whole.
+  /// Reads records [share.begin, share.end) of `record` bytes. Whoever reads the last record also finds out whether the
+  /// file is whole.
   void read_share(Share share, size_t record, std::byte* into) {
     skip(share.begin * record);
     read(into, (share.end - share.begin) * record);
@@ -57,10 +61,13 @@ class IdxFile {
     }
     std::error_code unknown;
     const auto size = std::filesystem::file_size(path_, unknown);
-    const double most = unknown ? 1e12 : static_cast<double>(size) * (gzdirect(file_.get()) != 0 ? 1 : kBestCompression);
+    const double most =
+        unknown ? 1e12 : static_cast<double>(size) * (gzdirect(file_.get()) != 0 ? 1 : kBestCompression);
     if (bytes > most)
-      fail<Corruption>("{} is truncated or damaged: the header promises {:.0f} bytes of data, more than a file of {} bytes holds. Get the file again", path_,
-                       bytes, size);
+      fail<Corruption>(
+          "{} is truncated or damaged: the header promises {:.0f} bytes of data, more than a file of {} bytes holds. "
+          "Get the file again",
+          path_, bytes, size);
   }
 
   void skip(size_t bytes) {
@@ -97,16 +104,19 @@ class IdxFile {
 
 Dataset read_idx(comm::shm::Communicator& group, const std::string& images, const std::string& labels) {
   IdxFile image_file(images), label_file(labels);
-  if (label_file.extents().size() != 1) fail<Corruption>("{}: labels must have one dimension, not {}", labels, label_file.extents().size());
+  if (label_file.extents().size() != 1)
+    fail<Corruption>("{}: labels must have one dimension, not {}", labels, label_file.extents().size());
   if (image_file.count() != label_file.count())
-    fail<Corruption>("{} holds {} images, but {} holds {} labels", images, image_file.count(), labels, label_file.count());
+    fail<Corruption>("{} holds {} images, but {} holds {} labels", images, image_file.count(), labels,
+                     label_file.count());
   if (image_file.count() == 0) fail<Corruption>("{} holds no images", images);
 
   Dataset set{.name = images, .count = image_file.count(), .dtype = DType::u8, .scale = 1.0 / 255};
   set.shape.assign(image_file.extents().begin() + 1, image_file.extents().end());
   if (set.shape.size() == 2) set.shape.insert(set.shape.begin(), 1);  // one channel
   std::byte* inputs = allocate_shared(group, set.count * set.sample_bytes(), "the data set's inputs");
-  auto* numbers = reinterpret_cast<int64_t*>(allocate_shared(group, set.count * sizeof(int64_t), "the data set's labels"));
+  auto* numbers =
+      reinterpret_cast<int64_t*>(allocate_shared(group, set.count * sizeof(int64_t), "the data set's labels"));
 
   const Share share = share_of(set.count, group.rank(), group.size());
   image_file.read_share(share, set.sample_bytes(), inputs + share.begin * set.sample_bytes());

@@ -1,8 +1,9 @@
 // LIBSVM's text format: `label index:value index:value …`, one row a line.
-#include <trireme/base/error.h>
-#include <trireme/data/criteo.h>
 #include <charconv>
 #include <cmath>
+
+#include <trireme/base/error.h>
+#include <trireme/data/criteo.h>
 
 namespace trireme::data {
 namespace {
@@ -42,12 +43,14 @@ SparseRows read_libsvm(const std::string& path, int rank, int ranks) {
     std::string_view word = next_word(line);
     if (word.empty()) continue;
     float label = 0;
-    if (!parse_value(word, label)) fail<Corruption>("{}, column 1: the label '{}' is not a number", lines.where(), word.substr(0, 40));
+    if (!parse_value(word, label))
+      fail<Corruption>("{}, column 1: the label '{}' is not a number", lines.where(), word.substr(0, 40));
     for (size_t column = 2; !(word = next_word(line)).empty(); column++) {
       uint64_t key = 0;
       float value = 0;
       if (!parse_entry(word, key, value))
-        fail<Corruption>("{}, column {}: '{}' is not INDEX:VALUE with a whole number of at least 0 and a number", lines.where(), column, word.substr(0, 40));
+        fail<Corruption>("{}, column {}: '{}' is not INDEX:VALUE with a whole number of at least 0 and a number",
+                         lines.where(), column, word.substr(0, 40));
       rows.keys.push_back(key);
       rows.values.push_back(value);
     }

@@ -1,8 +1,8 @@
-#include <trireme/data/lines.h>
-
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <filesystem>
+
+#include <trireme/base/error.h>
+#include <trireme/data/lines.h>
 
 namespace trireme::data {
 namespace {
@@ -12,13 +12,18 @@ constexpr size_t kBlock = 1 << 20;
 }  // namespace
 
 LineReader::LineReader(const std::string& path, int rank, int ranks) : path_(path), file_(path, std::ios::binary) {
-  if (ranks < 1 || rank < 0 || rank >= ranks) fail<InvalidArgument>("{}: there is no share {} of {}", path, rank, ranks);
-  if (std::filesystem::is_directory(path)) fail<IoError>("{} is a folder; expected a file", path);  // opens, but cannot be read
+  if (ranks < 1 || rank < 0 || rank >= ranks)
+    fail<InvalidArgument>("{}: there is no share {} of {}", path, rank, ranks);
+  if (std::filesystem::is_directory(path))
+    fail<IoError>("{} is a folder; expected a file", path);  // opens, but cannot be read
   if (!file_) fail<IoError>("cannot open {}: {}", path, errno_text());
   file_.seekg(0, std::ios::end);
   const std::streamoff size = file_.tellg();
   if (size < 0) fail<IoError>("cannot read {}: {}", path, errno_text());
-  const auto cut = [&](int i) { return static_cast<size_t>(static_cast<unsigned __int128>(size) * static_cast<unsigned>(i) / static_cast<unsigned>(ranks)); };
+  const auto cut = [&](int i) {
+    return static_cast<size_t>(static_cast<unsigned __int128>(size) * static_cast<unsigned>(i) /
+                               static_cast<unsigned>(ranks));
+  };
   begin_ = cut(rank);
   end_ = cut(rank + 1);
   rewind();
@@ -28,7 +33,8 @@ void LineReader::rewind() {
   file_.clear();
   block_.clear();
   cursor_ = 0;
-  // The byte before the share tells whether a line begins with the share; if not, the rest of that line is the rank's before.
+  // The byte before the share tells whether a line begins with the share; if not, the rest of that line is the rank's
+  // before.
   block_at_ = begin_ == 0 ? 0 : begin_ - 1;
   file_.seekg(static_cast<std::streamoff>(block_at_));
   if (begin_ == 0) return;
@@ -64,7 +70,8 @@ bool LineReader::next(std::string_view& line) {
     }
     if (stop == std::string::npos) stop = block_.size();  // a last line without an end
     line_at_ = block_at_ + cursor_;
-    if (stop - cursor_ > kLongest) fail<Corruption>("{}: longer than {} bytes; is this a text file?", where(), kLongest);
+    if (stop - cursor_ > kLongest)
+      fail<Corruption>("{}: longer than {} bytes; is this a text file?", where(), kLongest);
     line = std::string_view(block_).substr(cursor_, stop - cursor_);
     cursor_ = std::min(stop + 1, block_.size());
     if (!line.empty() && line.back() == '\r') line.remove_suffix(1);

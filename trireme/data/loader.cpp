@@ -1,8 +1,7 @@
-#include <trireme/data/loader.h>
-
 #include <torch/types.h>
 
 #include <trireme/base/process.h>
+#include <trireme/data/loader.h>
 #include <trireme/exchange/terms.h>
 
 namespace trireme::data {
@@ -53,7 +52,8 @@ Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t 
   return batch;
 }
 
-Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>& order, size_t step, int rank, int micro, torch::Dtype dtype) {
+Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>& order, size_t step, int rank,
+                int micro, torch::Dtype dtype) {
   const Piece piece = piece_of(cut, step, rank, micro);
   Batch batch = make_batch(set, order, piece.begin, piece.end, dtype);
   batch.weight = piece.weight;

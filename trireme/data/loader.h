@@ -24,12 +24,13 @@ struct LoaderOptions {
   torch::Dtype dtype = torch::kFloat32;  // of the inputs
 };
 
-/// One micro-batch of this worker. `weight` is its part of the step's samples; a step's weights add up to 1 over all workers and micro-batches.
+/// One micro-batch of this worker. `weight` is its part of the step's samples; a step's weights add up to 1 over all
+/// workers and micro-batches.
 struct Batch {
   torch::Tensor x, y;
   double weight = 0;
-  size_t step = 0;  // within the epoch
-  int micro = 0;    // within the step
+  size_t step = 0;                             // within the epoch
+  int micro = 0;                               // within the step
   std::shared_ptr<const std::string> terms{};  // what the loaders of all ranks must agree on; null: not from a loader
   size_t samples() const { return x.defined() ? static_cast<size_t>(x.size(0)) : 0; }
 };
@@ -38,9 +39,11 @@ struct Batch {
 Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t begin, size_t end, torch::Dtype dtype);
 
 /// The micro-batch that `rank` has in a step, with its weight.
-Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>& order, size_t step, int rank, int micro, torch::Dtype dtype);
+Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>& order, size_t step, int rank,
+                int micro, torch::Dtype dtype);
 
-/// One pass over a data set. A thread of its own gathers the next batches; breaking off in the middle is fine. Use from one thread.
+/// One pass over a data set. A thread of its own gathers the next batches; breaking off in the middle is fine. Use from
+/// one thread.
 class Epoch {
  public:
   Epoch(const Dataset& set, const Cut& cut, int rank, int64_t number, const LoaderOptions& options,
@@ -52,7 +55,8 @@ class Epoch {
   int64_t number() const { return number_; }
   size_t steps() const { return cut_.steps(); }
 
-  /// The next batch in order; false at the end. Every worker gets the same number of batches, some of them empty when samples run short.
+  /// The next batch in order; false at the end. Every worker gets the same number of batches, some of them empty when
+  /// samples run short.
   bool next(Batch& batch);
 
   struct End {};
@@ -102,8 +106,11 @@ class Loader {
   size_t steps_per_epoch() const { return cut_.steps(); }
   Epoch epoch(int64_t number) const { return Epoch(set_, cut_, rank_, number, options_, terms_); }
 
-  /// For workers that ask for their work: the order of an epoch, and one micro-batch of the piece that share `share` has of a step, made now.
-  std::vector<uint32_t> order(int64_t epoch) const { return epoch_order(set_.count, options_.seed, epoch, options_.shuffle); }
+  /// For workers that ask for their work: the order of an epoch, and one micro-batch of the piece that share `share`
+  /// has of a step, made now.
+  std::vector<uint32_t> order(int64_t epoch) const {
+    return epoch_order(set_.count, options_.seed, epoch, options_.shuffle);
+  }
   Batch batch(const std::vector<uint32_t>& order, size_t step, int share, int micro) const {
     Batch batch = cut_batch(set_, cut_, order, step, share, micro, options_.dtype);
     batch.terms = terms_;

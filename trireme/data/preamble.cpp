@@ -1,12 +1,12 @@
-#include <trireme/data/preamble.h>
-
 #include <fmt/ranges.h>
 
-#include <trireme/base/error.h>
-#include <trireme/data/records.h>
 #include <algorithm>
 #include <array>
 #include <charconv>
+
+#include <trireme/base/error.h>
+#include <trireme/data/preamble.h>
+#include <trireme/data/records.h>
 
 namespace trireme::data {
 namespace {

@@ -1,11 +1,11 @@
-#include <trireme/data/records.h>
-
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
+
+#include <trireme/base/error.h>
+#include <trireme/data/records.h>
 
 namespace trireme::data {
 namespace {

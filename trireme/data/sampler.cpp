@@ -1,15 +1,16 @@
-#include <trireme/data/sampler.h>
-
-#include <trireme/base/error.h>
-#include <trireme/data/random.h>
 #include <algorithm>
 #include <limits>
 #include <numeric>
 
+#include <trireme/base/error.h>
+#include <trireme/data/random.h>
+#include <trireme/data/sampler.h>
+
 namespace trireme::data {
 
 std::vector<uint32_t> epoch_order(size_t count, uint64_t seed, int64_t epoch, bool shuffle) {
-  if (count > std::numeric_limits<uint32_t>::max()) fail<InvalidArgument>("{} samples are more than one set may have here", count);
+  if (count > std::numeric_limits<uint32_t>::max())
+    fail<InvalidArgument>("{} samples are more than one set may have here", count);
   std::vector<uint32_t> order(count);
   std::iota(order.begin(), order.end(), 0u);
   if (!shuffle) return order;
@@ -33,14 +34,17 @@ void check(const Cut& cut, const std::string& data_name) {
   const size_t ranks = static_cast<size_t>(cut.ranks);
   if (cut.batch == 0) fail<InvalidArgument>("the batch must be at least 1");
   if (cut.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", cut.accumulate);
-  if (cut.count < ranks) fail<InvalidArgument>("{} workers, but {} has only {} samples; use at most {} workers", ranks, data_name, cut.count, cut.count);
+  if (cut.count < ranks)
+    fail<InvalidArgument>("{} workers, but {} has only {} samples; use at most {} workers", ranks, data_name, cut.count,
+                          cut.count);
   if (cut.batch < ranks)
     fail<InvalidArgument>(
-        "the global batch of {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} or fewer workers", cut.batch,
-        ranks, ranks);
+        "the global batch of {} is smaller than the number of workers ({}); some would never have work. Use a batch of "
+        "at least {} or fewer workers",
+        cut.batch, ranks, ranks);
   if (cut.batch / ranks < static_cast<size_t>(cut.accumulate))
-    fail<InvalidArgument>("a batch of {} gives each of {} workers {} samples: too few for {} micro-batches", cut.batch, ranks, cut.batch / ranks,
-                          cut.accumulate);
+    fail<InvalidArgument>("a batch of {} gives each of {} workers {} samples: too few for {} micro-batches", cut.batch,
+                          ranks, cut.batch / ranks, cut.accumulate);
 }
 
 }  // namespace trireme::data

@@ -6,11 +6,13 @@
 
 namespace trireme::data {
 
-/// The order of an epoch's samples: a permutation of 0 … count-1 that depends on (seed, epoch) alone; the identity without shuffling.
+/// The order of an epoch's samples: a permutation of 0 … count-1 that depends on (seed, epoch) alone; the identity
+/// without shuffling.
 std::vector<uint32_t> epoch_order(size_t count, uint64_t seed, int64_t epoch, bool shuffle);
 
-/// How an epoch is cut: step t trains on samples [t · batch, (t + 1) · batch) of the order; the last step may be smaller. Each step's samples are cut into
-/// one piece per worker, and each piece into `accumulate` micro-batches; pieces differ by at most one sample and may be empty.
+/// How an epoch is cut: step t trains on samples [t · batch, (t + 1) · batch) of the order; the last step may be
+/// smaller. Each step's samples are cut into one piece per worker, and each piece into `accumulate` micro-batches;
+/// pieces differ by at most one sample and may be empty.
 struct Cut {
   size_t count = 0;  // samples of the set
   size_t batch = 0;  // per step, over all workers
@@ -29,7 +31,8 @@ struct Piece {
 
 Piece piece_of(const Cut& cut, size_t step, int rank, int micro);
 
-/// Throws InvalidArgument with what to change when the cut makes no sense: more workers than samples, a batch smaller than the number of workers, …
+/// Throws InvalidArgument with what to change when the cut makes no sense: more workers than samples, a batch smaller
+/// than the number of workers, …
 void check(const Cut& cut, const std::string& data_name);
 
 }  // namespace trireme::data

@@ -1,12 +1,12 @@
-#include <trireme/data/schema.h>
-
 #include <fmt/ranges.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <array>
 
 #include <trireme/base/error.h>
 #include <trireme/data/records.h>
-#include <algorithm>
-#include <array>
-#include <nlohmann/json.hpp>
+#include <trireme/data/schema.h>
 
 namespace trireme::data {
 namespace {

@@ -5,8 +5,14 @@ namespace trireme::data {
 
 Dataset make_synthetic(comm::shm::Communicator& group, size_t count, uint64_t seed) {
   constexpr size_t kSide = 28, kPixels = kSide * kSide;
-  constexpr uint64_t kPatterns = 0x7472697265;  // the ten patterns are the same for every seed, so that a test set fits its training set
-  Dataset set{.name = "synthetic", .count = count, .shape = {1, kSide, kSide}, .dtype = DType::u8, .scale = 1.0 / 255, .classes = 10};
+  constexpr uint64_t kPatterns =
+      0x7472697265;  // the ten patterns are the same for every seed, so that a test set fits its training set
+  Dataset set{.name = "synthetic",
+              .count = count,
+              .shape = {1, kSide, kSide},
+              .dtype = DType::u8,
+              .scale = 1.0 / 255,
+              .classes = 10};
   auto* inputs = reinterpret_cast<uint8_t*>(allocate_shared(group, count * kPixels, "the data set's inputs"));
   auto* labels = reinterpret_cast<int64_t*>(allocate_shared(group, count * sizeof(int64_t), "the data set's labels"));
   const Share share = share_of(count, group.rank(), group.size());

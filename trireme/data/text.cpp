@@ -1,10 +1,10 @@
-#include <trireme/data/text.h>
-
 #include <zlib.h>
 
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <filesystem>
+
+#include <trireme/base/error.h>
+#include <trireme/data/text.h>
 
 namespace trireme::data {
 

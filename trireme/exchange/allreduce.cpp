@@ -1,12 +1,16 @@
-#include <trireme/exchange/allreduce.h>
-
 #include <algorithm>
 #include <cstring>
 
+#include <trireme/exchange/allreduce.h>
+
 namespace trireme::exchange {
 
-Allreduce::Allreduce(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer, const Options& options)
-    : Exchange(layout, options), group_(group.all), local_rank_(group.local.rank()), parameters_(space::Arena::of_process(layout_.bytes())) {
+Allreduce::Allreduce(const Group& group, const space::Layout& layout,
+                     const std::optional<space::UpdaterOptions>& optimizer, const Options& options)
+    : Exchange(layout, options),
+      group_(group.all),
+      local_rank_(group.local.rank()),
+      parameters_(space::Arena::of_process(layout_.bytes())) {
   gradients_ = group.local.allocate(layout_.bytes(), "the ranks' gradients");
   flags_ = group.local.allocate(layout_.size(), "the gradients' flags");
   std::vector<space::Range> all;
@@ -14,7 +18,9 @@ Allreduce::Allreduce(const Group& group, const space::Layout& layout, const std:
   if (optimizer) updater_.emplace(*optimizer, all);
 }
 
-void Allreduce::publish_parameters() { group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "initial parameters"); }
+void Allreduce::publish_parameters() {
+  group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "initial parameters");
+}
 
 void Allreduce::ready(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];

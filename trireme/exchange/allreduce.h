@@ -9,7 +9,8 @@ namespace trireme::exchange {
 /// Each bucket's allreduce starts when it is ready and moves on whenever this rank comes by. Works on any communicator.
 class Allreduce final : public Exchange {
  public:
-  Allreduce(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer, const Options& options);
+  Allreduce(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
+            const Options& options);
 
   std::byte* parameters() const override { return parameters_.data(); }
   std::byte* gradients() const override { return gradients_.parts[static_cast<size_t>(local_rank_)]; }

@@ -1,10 +1,10 @@
-#include <trireme/exchange/central.h>
-
 #include <trireme/exchange/allreduce.h>
+#include <trireme/exchange/central.h>
 
 namespace trireme::exchange {
 
-Central::Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
+Central::Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+                 const Options& options)
     : Exchange(layout, options),
       group_(group),
       parameters_(space::Arena::of_process(layout_.bytes())),
@@ -28,7 +28,8 @@ void Central::close() {
     for (int from = 1; from < group_.size(); from++) {
       group_.receive(incoming_.data(), layout_.bytes(), DType::u8, from, "gradients");
       for (const space::Bucket& b : buckets_)
-        space::kernels().accumulate(b.dtype, gradients() + b.range.begin, incoming_.data() + b.range.begin, b.range.size() / size_of(b.dtype));
+        space::kernels().accumulate(b.dtype, gradients() + b.range.begin, incoming_.data() + b.range.begin,
+                                    b.range.size() / size_of(b.dtype));
     }
     if (options_.clip == 0 || clip_here()) update_all();
   }

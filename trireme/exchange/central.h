@@ -4,11 +4,12 @@
 
 namespace trireme::exchange {
 
-/// Ranks send their gradients to rank 0, which sums them, updates, and broadcasts the parameters. Rank 0's time grows with the number of ranks: compare it
-/// with Shared and Allreduce to see why nobody trains like this.
+/// Ranks send their gradients to rank 0, which sums them, updates, and broadcasts the parameters. Rank 0's time grows
+/// with the number of ranks: compare it with Shared and Allreduce to see why nobody trains like this.
 class Central final : public Exchange {
  public:
-  Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+  Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+          const Options& options);
 
   std::byte* parameters() const override { return parameters_.data(); }
   std::byte* gradients() const override { return gradients_.data(); }

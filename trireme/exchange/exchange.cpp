@@ -1,25 +1,28 @@
-#include <trireme/exchange/exchange.h>
+#include <algorithm>
+#include <cmath>
 
 #include <trireme/base/error.h>
 #include <trireme/exchange/allreduce.h>
 #include <trireme/exchange/central.h>
+#include <trireme/exchange/exchange.h>
 #include <trireme/exchange/hogwild.h>
 #include <trireme/exchange/local.h>
 #include <trireme/exchange/servers.h>
 #include <trireme/exchange/shared.h>
 #include <trireme/exchange/spread.h>
-#include <algorithm>
-#include <cmath>
 
 namespace trireme::exchange {
 namespace {
 
 constexpr size_t kSmall = 1 << 16;  // bytes of a tensor that look() reads: biases, norms, small kernels
 
-/// Where updates count as shares, the other workers' momentum moves the parameters until a gradient is applied. How far is known in advance: in Nesterov's form
-/// the parameters are ahead by just that, and gradients are computed where they will be applied (Hakimi et al., 2019, with a momentum per worker).
-std::optional<space::UpdaterOptions> looking_ahead(std::optional<space::UpdaterOptions> optimizer, const Options& options, int workers) {
-  if (optimizer && optimizer->kind == space::Optimizer::momentum && in_shares(options.sync, options.rate, workers)) optimizer->nesterov = true;
+/// Where updates count as shares, the other workers' momentum moves the parameters until a gradient is applied. How far
+/// is known in advance: in Nesterov's form the parameters are ahead by just that, and gradients are computed where they
+/// will be applied (Hakimi et al., 2019, with a momentum per worker).
+std::optional<space::UpdaterOptions> looking_ahead(std::optional<space::UpdaterOptions> optimizer,
+                                                   const Options& options, int workers) {
+  if (optimizer && optimizer->kind == space::Optimizer::momentum && in_shares(options.sync, options.rate, workers))
+    optimizer->nesterov = true;
   return optimizer;
 }
 
@@ -27,8 +30,9 @@ std::optional<space::UpdaterOptions> looking_ahead(std::optional<space::UpdaterO
 
 Exchange::Exchange(space::Layout layout, const Options& options)
     : layout_(std::move(layout)), options_(options), buckets_(space::plan_buckets(layout_, options.bucket_bytes)) {
-  // Rounds in which nothing is sent wait for arrivals alone, and whoever waits in its backward pass has arrived wherever others
-  // can be. With the other exchanges a rank may wait for what a peer does when it comes by next, which would be never.
+  // Rounds in which nothing is sent wait for arrivals alone, and whoever waits in its backward pass has arrived
+  // wherever others can be. With the other exchanges a rank may wait for what a peer does when it comes by next, which
+  // would be never.
   if (options_.backward_waits && options_.sync != Sync::shared) options_.overlap = false;
 }
 
@@ -111,17 +115,21 @@ std::optional<Exchange::Flaw> Exchange::flaw() const {
   return in_sum;
 }
 
-std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& asked,
-                                        const Options& options) {
+std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout,
+                                        const std::optional<space::UpdaterOptions>& asked, const Options& options) {
   agree(group.all, "settings", terms_of(layout).add(terms_of(asked)).add(terms_of(options)).text());
   const auto optimizer = looking_ahead(asked, options, group.all.size());
   if (layout.size() == 0) fail<InvalidArgument>("the model has no parameters");
   check_rate(options.sync, options.rate);
   if (!optimizer && options.sync != Sync::allreduce)
-    fail<InvalidArgument>("sync '{}' updates the parameters itself; with an optimizer of your own use 'allreduce'", name_of(options.sync));
+    fail<InvalidArgument>("sync '{}' updates the parameters itself; with an optimizer of your own use 'allreduce'",
+                          name_of(options.sync));
   if (options.sync.needs_servers() && (group.world == nullptr || group.world->servers() == 0))
-    fail<InvalidArgument>("sync '{}' needs parameter servers: start the job with `trireme launch --servers 1 …` (or `trireme train --servers 1 …`), or set TRIREME_SERVERS where "
-        "you start servers yourself", name_of(options.sync));
+    fail<InvalidArgument>(
+        "sync '{}' needs parameter servers: start the job with `trireme launch --servers 1 …` (or `trireme train "
+        "--servers 1 …`), or set TRIREME_SERVERS where "
+        "you start servers yourself",
+        name_of(options.sync));
   switch (options.sync.kind) {
     case Sync::shared:
       if (group.one_machine()) return std::make_unique<Shared>(group.local, layout, *optimizer, options);

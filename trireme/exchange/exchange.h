@@ -25,11 +25,12 @@ struct Options {
   bool overlap = true;            // work on complete buckets while the backward pass goes on
   double clip = 0;  // norm above which a gradient is scaled down; 0: none. In lockstep the norm of the step's
                     // gradient, so that no update begins before all of it is there; otherwise of each rank's own
-  OnNan on_nan = OnNan::stop;  // stop: look for NaN and infinity in gradients, see sound()
-  bool backward_waits = false;    // ranks wait for one another in the middle of a backward pass: nobody in ready() may need
-                                  // them. Where that cannot be had, the buckets stay until close()
-  Rate rate = Rate::share;        // what one gradient counts where they are applied one by one: how staleness is weighed; begin() has the rate itself
-  Terms terms{};                  // of the caller's: what ranks must agree on besides
+  OnNan on_nan = OnNan::stop;   // stop: look for NaN and infinity in gradients, see sound()
+  bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
+                                // need them. Where that cannot be had, the buckets stay until close()
+  Rate rate = Rate::share;  // what one gradient counts where they are applied one by one: how staleness is weighed;
+                            // begin() has the rate itself
+  Terms terms{};            // of the caller's: what ranks must agree on besides
 
   // With parameter servers.
   size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps
@@ -46,27 +47,31 @@ struct Statistics {
   double updates = 0, held = 0, dropped = 0;
 };
 
-/// Who trains together. A *lane* joins one rank of every machine; there are as many lanes as the machine with the fewest ranks has ranks.
+/// Who trains together. A *lane* joins one rank of every machine; there are as many lanes as the machine with the
+/// fewest ranks has ranks.
 struct Group {
   comm::Communicator& all;
-  comm::shm::Communicator& local;               // the ranks of this machine
-  comm::network::Communicator* lane = nullptr;  // this rank's, machine by machine; null with one machine, and for a rank beyond the number of lanes
+  comm::shm::Communicator& local;  // the ranks of this machine
+  comm::network::Communicator* lane =
+      nullptr;  // this rank's, machine by machine; null with one machine, and for a rank beyond the number of lanes
   int lanes = 1;
   World* world = nullptr;  // where the parameter servers are found; null: there are none
 
   Group(comm::Communicator& all, comm::shm::Communicator& local, comm::network::Communicator* lane, int lanes)
       : all(all), local(local), lane(lane), lanes(lanes) {}
   /// One machine.
-  Group(comm::shm::Communicator& local) : all(local), local(local), lanes(local.size()) {}  // NOLINT: a machine's ranks are a group
+  Group(comm::shm::Communicator& local)
+      : all(local), local(local), lanes(local.size()) {}  // NOLINT: a machine's ranks are a group
   bool one_machine() const { return all.size() == local.size(); }
 };
 
 /// Numbers that travel with a step: its loss, whether a rank wants to stop, and two signs (terms.h).
 using Told = std::array<double, 8>;
 
-/// One step: begin(), forward pass, open(), then for every slot with a gradient write it to gradients() and call present(), ready() for each bucket in order,
-/// finish(). Or close() in the place of finish(): then parameters may still be on their way during the next forward pass, which has to await() them. Gradients
-/// are summed over ranks: whoever wants a mean weights them before. Not thread-safe.
+/// One step: begin(), forward pass, open(), then for every slot with a gradient write it to gradients() and call
+/// present(), ready() for each bucket in order, finish(). Or close() in the place of finish(): then parameters may
+/// still be on their way during the next forward pass, which has to await() them. Gradients are summed over ranks:
+/// whoever wants a mean weights them before. Not thread-safe.
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -76,25 +81,28 @@ class Exchange {
   virtual std::byte* gradients() const = 0;
   /// Collective: rank 0's parameters become everybody's.
   virtual void publish_parameters() = 0;
-  /// True when all ranks of a machine look at the same memory: one rank writes, and publish_parameters() carries it to the other machines.
+  /// True when all ranks of a machine look at the same memory: one rank writes, and publish_parameters() carries it to
+  /// the other machines.
   virtual bool parameters_are_shared() const = 0;
 
-  /// False, and nothing has begun, when the ranks have agreed to stop. May block where the consistency rules make this rank wait.
+  /// False, and nothing has begun, when the ranks have agreed to stop. May block where the consistency rules make this
+  /// rank wait.
   bool begin(double lr);
   /// Gradients will come now. Blocks until the step before has landed.
   virtual void open();
   /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, as
   /// libtorch does.
   void present(size_t slot) { flags()[slot] = 1; }
-  /// All gradients of a bucket are in place, or will not come. Buckets become ready in the order of buckets(); may do work, does not wait. From now on the
-  /// bucket's parameters may change.
+  /// All gradients of a bucket are in place, or will not come. Buckets become ready in the order of buckets(); may do
+  /// work, does not wait. From now on the bucket's parameters may change.
   virtual void ready(size_t bucket) = 0;
-  /// Whether they change only when all ranks of the machine have come to the next bucket's ready(), so that a backward pass may use them a little longer. The
-  /// last bucket's is to come after the backward pass then.
+  /// Whether they change only when all ranks of the machine have come to the next bucket's ready(), so that a backward
+  /// pass may use them a little longer. The last bucket's is to come after the backward pass then.
   virtual bool patient() const { return false; }
   /// All buckets are ready. Blocks until told() is valid.
   virtual void close() = 0;
-  /// After close(): blocks until this step's parameters in a part of the flat vector are in place on this rank and may be used.
+  /// After close(): blocks until this step's parameters in a part of the flat vector are in place on this rank and may
+  /// be used.
   virtual void await(space::Range /*part*/) {}
   /// After close(): blocks until all of them are. Does nothing when they have landed().
   virtual void land() {}
@@ -116,8 +124,8 @@ class Exchange {
   /// Until the next open(): the first that this rank has, in the order of the backward pass. Slow.
   std::optional<Flaw> flaw() const;
 
-  /// Whether a step is one update of all ranks together. Otherwise each rank trains on its own, with gradients that are means over its own samples, and only
-  /// the functions below are collective.
+  /// Whether a step is one update of all ranks together. Otherwise each rank trains on its own, with gradients that are
+  /// means over its own samples, and only the functions below are collective.
   virtual bool lockstep() const { return true; }
   /// Whether ranks ask for their work with take(), so that fast ones do more; otherwise every rank does its share.
   virtual bool gives_work() const { return false; }
@@ -138,7 +146,8 @@ class Exchange {
 
   /// A few numbers of this rank's, before the last bucket's ready().
   void tell(const Told& numbers) { mine_ = numbers; }
-  /// After close(): their sums over all ranks, the same bits everywhere, if this exchange carries them along with the gradients; null if it does not.
+  /// After close(): their sums over all ranks, the same bits everywhere, if this exchange carries them along with the
+  /// gradients; null if it does not.
   virtual const Told* told() const { return nullptr; }
 
   /// After finish() of an exchange without optimizer: whether any rank had a gradient for the slot.
@@ -186,7 +195,7 @@ class Exchange {
 
 /// Collective. Throws Mismatch that names the first parameter or setting in which ranks differ. Without an optimizer,
 /// `sync` must be allreduce.
-std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
-                                        const Options& options);
+std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout,
+                                        const std::optional<space::UpdaterOptions>& optimizer, const Options& options);
 
 }  // namespace trireme::exchange

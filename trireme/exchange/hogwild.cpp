@@ -1,8 +1,7 @@
-#include <trireme/exchange/hogwild.h>
-
 #include <atomic>
 
 #include <trireme/base/error.h>
+#include <trireme/exchange/hogwild.h>
 
 namespace trireme::exchange {
 
@@ -13,12 +12,15 @@ struct Hogwild::Desk {
   std::atomic<uint32_t> stopped;
 };
 
-Hogwild::Hogwild(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
+Hogwild::Hogwild(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+                 const Options& options)
     : Exchange(layout, options),
       local_(group.local),
       gradients_(space::Arena::of_process(layout_.bytes())),
       flags_(std::make_unique<uint8_t[]>(layout_.size())) {
-  if (!group.one_machine()) fail<InvalidArgument>("sync 'hogwild' is for the workers of one machine, which share its memory; across machines use 'async'");
+  if (!group.one_machine())
+    fail<InvalidArgument>(
+        "sync 'hogwild' is for the workers of one machine, which share its memory; across machines use 'async'");
   const auto ranks = static_cast<size_t>(local_.size());
   parameters_ = local_.allocate((layout_.bytes() + ranks - 1) / ranks, "the model's parameters");
   desk_ = local_.allocate(sizeof(Desk), "the workers' desk");
@@ -46,7 +48,8 @@ ps::Work Hogwild::take(int64_t epoch, int64_t first_step, int64_t pieces) {
   for (int64_t seen = desk().next.load();;) {
     const int64_t now = std::max(seen, epoch * Desk::kPieces), piece = now - epoch * Desk::kPieces;
     if (piece >= pieces) return {ps::Work::end};
-    if (desk().next.compare_exchange_weak(seen, now + 1)) return {ps::Work::piece, first_step + piece / local_.size(), piece};
+    if (desk().next.compare_exchange_weak(seen, now + 1))
+      return {ps::Work::piece, first_step + piece / local_.size(), piece};
   }
 }
 

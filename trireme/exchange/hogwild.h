@@ -4,11 +4,13 @@
 
 namespace trireme::exchange {
 
-/// For one machine. Ranks read parameters while others write them, and updates of the same element may be lost: with small or sparse steps that is rare and
-/// training gets over it (Niu et al., 2011). Momentum and other state are each rank's own, whatever the rate. Not reproducible.
+/// For one machine. Ranks read parameters while others write them, and updates of the same element may be lost: with
+/// small or sparse steps that is rare and training gets over it (Niu et al., 2011). Momentum and other state are each
+/// rank's own, whatever the rate. Not reproducible.
 class Hogwild final : public Exchange {
  public:
-  Hogwild(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+  Hogwild(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+          const Options& options);
 
   std::byte* parameters() const override { return parameters_.parts[0]; }
   std::byte* gradients() const override { return gradients_.data(); }

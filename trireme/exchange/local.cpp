@@ -1,8 +1,7 @@
-#include <trireme/exchange/local.h>
-
 #include <cstring>
 
 #include <trireme/base/error.h>
+#include <trireme/exchange/local.h>
 
 namespace trireme::exchange {
 namespace {
@@ -11,7 +10,8 @@ namespace {
 template <class Op>
 void each_element(const space::Layout& layout, std::byte* a, std::byte* b, std::byte* c, const Op& op) {
   const auto as = [&]<class T>(T, const space::Slot& slot) {
-    T *x = reinterpret_cast<T*>(a + slot.range.begin), *y = reinterpret_cast<T*>(b + slot.range.begin), *z = reinterpret_cast<T*>(c + slot.range.begin);
+    T *x = reinterpret_cast<T*>(a + slot.range.begin), *y = reinterpret_cast<T*>(b + slot.range.begin),
+      *z = reinterpret_cast<T*>(c + slot.range.begin);
     for (size_t i = 0; i < slot.elements(); i++) op(x[i], y[i], z[i]);
   };
   for (const space::Slot& slot : layout.slots()) {
@@ -20,7 +20,8 @@ void each_element(const space::Layout& layout, std::byte* a, std::byte* b, std::
   }
 }
 
-/// Servers that only add: what is pushed is a difference. The mean needs the differences of all, the elastic centre takes them as they come.
+/// Servers that only add: what is pushed is a difference. The mean needs the differences of all, the elastic centre
+/// takes them as they come.
 ps::Job adding_job(const Group& group, const space::Layout& layout, const Options& options) {
   return {.layout = layout,
           .workers = group.all.size(),
@@ -28,12 +29,14 @@ ps::Job adding_job(const Group& group, const space::Layout& layout, const Option
           .bucket_bytes = options.bucket_bytes,
           .chunk_bytes = options.chunk_bytes,
           .optimizer = space::sgd({.lr = 1}),
-          .rules = {.workers = group.all.size(), .order = options.sync.kind == Sync::local ? ps::Order::together : ps::Order::on_arrival}};
+          .rules = {.workers = group.all.size(),
+                    .order = options.sync.kind == Sync::local ? ps::Order::together : ps::Order::on_arrival}};
 }
 
 }  // namespace
 
-Local::Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
+Local::Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+             const Options& options)
     : Exchange(layout, options),
       group_(group.all),
       parameters_(space::Arena::of_process(layout_.bytes())),
@@ -42,7 +45,8 @@ Local::Local(const Group& group, const space::Layout& layout, const space::Updat
   std::vector<space::Range> all;
   for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
   updater_.emplace(optimizer, all);
-  if (group.world != nullptr && group.world->servers() > 0) servers_.emplace(group, adding_job(group, layout_, options), false);
+  if (group.world != nullptr && group.world->servers() > 0)
+    servers_.emplace(group, adding_job(group, layout_, options), false);
   if (options.sync.kind == Sync::elastic) own_ = space::Arena::of_process(layout_.bytes());
 }
 
@@ -83,7 +87,9 @@ void Local::average() {
   const double ranks = group_.size();
   // The servers subtract Σ (last mean − own) / N from the last mean: that is the new one.
   each_element(layout_, client.gradients(), client.parameters(), parameters(),
-               [&](auto& difference, auto mean, auto own) { difference = (mean - own) / static_cast<std::decay_t<decltype(difference)>>(ranks); });
+               [&](auto& difference, auto mean, auto own) {
+                 difference = (mean - own) / static_cast<std::decay_t<decltype(difference)>>(ranks);
+               });
   client.push(whole(), {.step = steps_, .lr = 1, .pull = true}).wait();
   std::memcpy(parameters(), client.parameters(), layout_.bytes());
 }
@@ -92,11 +98,12 @@ void Local::draw_nearer() {
   ps::Client& client = **servers_;
   client.pull(whole()).wait();
   const double rho = options_.sync.rho;
-  each_element(layout_, client.gradients(), client.parameters(), parameters(), [&](auto& pushed, auto centre, auto& own) {
-    const auto pull = static_cast<std::decay_t<decltype(own)>>(rho) * (own - centre);
-    own -= pull;
-    pushed = -pull;  // servers subtract
-  });
+  each_element(layout_, client.gradients(), client.parameters(), parameters(),
+               [&](auto& pushed, auto centre, auto& own) {
+                 const auto pull = static_cast<std::decay_t<decltype(own)>>(rho) * (own - centre);
+                 own -= pull;
+                 pushed = -pull;  // servers subtract
+               });
   client.push(whole(), {.step = steps_, .lr = 1}).wait();
 }
 

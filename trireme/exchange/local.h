@@ -5,12 +5,14 @@
 
 namespace trireme::exchange {
 
-/// `local:K`: after K steps of its own each rank takes the mean of all ranks' parameters; through the servers if there are some, with an allreduce otherwise.
-/// `elastic:K,RHO`: after K steps a rank and the centre on the servers move towards each other by RHO of their distance; nobody waits for anybody. The trained
-/// model is the centre. Optimizer state stays with the ranks.
+/// `local:K`: after K steps of its own each rank takes the mean of all ranks' parameters; through the servers if there
+/// are some, with an allreduce otherwise. `elastic:K,RHO`: after K steps a rank and the centre on the servers move
+/// towards each other by RHO of their distance; nobody waits for anybody. The trained model is the centre. Optimizer
+/// state stays with the ranks.
 class Local final : public Exchange {
  public:
-  Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+  Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+        const Options& options);
 
   std::byte* parameters() const override { return parameters_.data(); }
   std::byte* gradients() const override { return gradients_.data(); }
@@ -22,7 +24,9 @@ class Local final : public Exchange {
   bool lockstep() const override { return false; }
   void settle() override;
   void resume() override;
-  std::optional<Statistics> statistics() override { return servers_ ? std::optional(servers_->statistics()) : std::nullopt; }
+  std::optional<Statistics> statistics() override {
+    return servers_ ? std::optional(servers_->statistics()) : std::nullopt;
+  }
 
  private:
   bool begin_step() override;

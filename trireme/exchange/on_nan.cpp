@@ -1,7 +1,6 @@
-#include <trireme/exchange/on_nan.h>
-
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/exchange/on_nan.h>
 
 namespace trireme::exchange {
 

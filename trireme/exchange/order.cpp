@@ -1,14 +1,15 @@
-#include <trireme/exchange/order.h>
-
 #include <algorithm>
 #include <cmath>
+
+#include <trireme/exchange/order.h>
 
 namespace trireme::exchange {
 
 std::vector<uint32_t> plan_order(std::span<const Freight> buckets, double piece_bytes, double bytes_per_second) {
   std::vector<size_t> left;  // pieces, by bucket
   size_t total = 0;
-  for (const Freight& bucket : buckets) total += left.emplace_back(static_cast<size_t>(std::max(1.0, std::ceil(bucket.bytes / piece_bytes))));
+  for (const Freight& bucket : buckets)
+    total += left.emplace_back(static_cast<size_t>(std::max(1.0, std::ceil(bucket.bytes / piece_bytes))));
   std::vector<uint32_t> order;
   order.reserve(total);
   size_t first = 0;  // buckets before this one have been sent

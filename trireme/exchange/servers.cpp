@@ -1,23 +1,25 @@
-#include <trireme/exchange/servers.h>
-
-#include <cmath>
 #include <nlohmann/json.hpp>
 
+#include <cmath>
+
 #include <trireme/base/error.h>
+#include <trireme/exchange/servers.h>
 
 namespace trireme::exchange {
 namespace {
 
 ps::Rules rules_of(const Options& options, int workers) {
   ps::Rules rules{.workers = workers, .order = ps::Order::on_arrival, .stale = options.stale, .lambda = options.lambda};
-  if (options.sync == Sync::server || (options.sync.kind == Sync::stale && options.sync.bound == 0)) rules.order = ps::Order::together;
+  if (options.sync == Sync::server || (options.sync.kind == Sync::stale && options.sync.bound == 0))
+    rules.order = ps::Order::together;
   if (options.sync == Sync::round_robin) rules.order = ps::Order::rotating;
   if (options.sync.kind == Sync::stale && options.sync.bound > 0) rules.bound = options.sync.bound;
   if (in_shares(options.sync, options.rate, workers)) rules.step_updates = workers;
   return rules;
 }
 
-ps::Job job_of(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options) {
+ps::Job job_of(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+               const Options& options) {
   return {.layout = layout,
           .workers = group.all.size(),
           .servers = group.world->servers(),
@@ -43,8 +45,8 @@ std::unique_ptr<ps::Client> client_of(World& world, ps::Job job, ps::ClientOptio
   options.timeout = world.local().rounds().timeout();
   options.timeout_setting = world.timeout_setting();
   return std::make_unique<ps::Client>(
-      ps::Meeting{.job = world.job(), .store = world.store(), .token = world.place().token, .tls = world.place().tls}, world.rank(),
-      std::move(job), options);
+      ps::Meeting{.job = world.job(), .store = world.store(), .token = world.place().token, .tls = world.place().tls},
+      world.rank(), std::move(job), options);
 }
 
 FailureWatch watch(World& world, ps::Client& client) {
@@ -54,7 +56,8 @@ FailureWatch watch(World& world, ps::Client& client) {
 /// This rank's place on the servers' roll, from its first model until it leaves the job.
 struct OnRoll final : World::Attachment {
   explicit OnRoll(World& world, int workers, int servers)
-      : client(client_of(world, {.workers = workers, .servers = servers}, {.model = ps::kRoll})), watch(exchange::watch(world, *client)) {}
+      : client(client_of(world, {.workers = workers, .servers = servers}, {.model = ps::kRoll})),
+        watch(exchange::watch(world, *client)) {}
 
   std::unique_ptr<ps::Client> client;
   FailureWatch watch;  // after the client, which it uses
@@ -93,8 +96,10 @@ Statistics Connected::statistics() {
   return all;
 }
 
-Servers::Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
-    : Exchange(layout, options), client_(group, job_of(group, layout, optimizer, options), rules_of(options, 1).order == ps::Order::together) {}
+Servers::Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+                 const Options& options)
+    : Exchange(layout, options),
+      client_(group, job_of(group, layout, optimizer, options), rules_of(options, 1).order == ps::Order::together) {}
 
 void Servers::publish_parameters() {
   if (client_->worker() == 0) client_->set(whole()).wait();
@@ -136,8 +141,11 @@ bool Servers::wins_lock() {
   return client_->lock(draw < options_.sync.probability);
 }
 
-/// Whether others may go on while this rank's gradients are on their way: not where their age is bounded, or where a lock is held.
-bool Servers::lands_later() const { return options_.sync == Sync::server || options_.sync == Sync::async || options_.sync == Sync::round_robin; }
+/// Whether others may go on while this rank's gradients are on their way: not where their age is bounded, or where a
+/// lock is held.
+bool Servers::lands_later() const {
+  return options_.sync == Sync::server || options_.sync == Sync::async || options_.sync == Sync::round_robin;
+}
 
 /// The servers have the gradients of all workers: how much they count, and the parameters that come of it.
 void Servers::push_clipped() {

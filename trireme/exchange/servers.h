@@ -5,8 +5,9 @@
 
 namespace trireme::exchange {
 
-/// A model of this rank's on the servers of `world`, interrupted when the job fails. Collective: models are numbered in the order of their making. While the
-/// world lives, this rank is on the servers' roll, so that they stay when it is in no model.
+/// A model of this rank's on the servers of `world`, interrupted when the job fails. Collective: models are numbered in
+/// the order of their making. While the world lives, this rank is on the servers' roll, so that they stay when it is in
+/// no model.
 class Connected {
  public:
   Connected(const Group& group, ps::Job job, bool in_place);
@@ -34,7 +35,8 @@ class Connected {
 /// them the factor.
 class Servers final : public Exchange {
  public:
-  Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+  Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+          const Options& options);
 
   std::byte* parameters() const override { return client_->parameters(); }
   std::byte* gradients() const override { return client_->gradients(); }

@@ -1,6 +1,6 @@
-#include <trireme/exchange/shared.h>
-
 #include <numeric>
+
+#include <trireme/exchange/shared.h>
 
 namespace trireme::exchange {
 
@@ -8,11 +8,13 @@ using comm::shm::Fingerprint;
 using comm::shm::Kind;
 using comm::shm::kPrivate;
 
-Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
-    : Shared(local, layout, optimizer, options, [&](space::Range bucket) { return space::part_of(bucket, local.rank(), local.size()); }) {}
+Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+               const Options& options)
+    : Shared(local, layout, optimizer, options,
+             [&](space::Range bucket) { return space::part_of(bucket, local.rank(), local.size()); }) {}
 
-Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options,
-               const std::function<space::Range(space::Range)>& slice_of)
+Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+               const Options& options, const std::function<space::Range(space::Range)>& slice_of)
     : Exchange(layout, options), local_(local) {
   // One copy of the parameters for all ranks of the machine: each brings an equal part of the room.
   const size_t ranks = static_cast<size_t>(local_.size());
@@ -39,7 +41,11 @@ void Shared::open() {
 void Shared::ready(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
   while (open_.size() >= comm::shm::kAhead / 2) work_next();
-  const Fingerprint what{.kind = Kind::step, .dtype = b.dtype, .part = static_cast<uint32_t>(bucket), .count = b.range.size(), .name = name_hashes_[bucket]};
+  const Fingerprint what{.kind = Kind::step,
+                         .dtype = b.dtype,
+                         .part = static_cast<uint32_t>(bucket),
+                         .count = b.range.size(),
+                         .name = name_hashes_[bucket]};
   if (last(bucket)) note_of(local_.rank()).told = mine_;
   last_round_ = local_.rounds().arrive(what, kPrivate, b.name);
   open_.push_back({bucket, last_round_});

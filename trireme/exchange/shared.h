@@ -6,14 +6,17 @@
 
 namespace trireme::exchange {
 
-/// Each bucket is a round. When all ranks have arrived at it, rank r reads everybody's gradients in slice r of the bucket and updates that slice of the
-/// shared parameters, all in one pass. Optimizer state exists once per machine, with the owner of the slice. Nothing is sent, nothing is copied.
+/// Each bucket is a round. When all ranks have arrived at it, rank r reads everybody's gradients in slice r of the
+/// bucket and updates that slice of the shared parameters, all in one pass. Optimizer state exists once per machine,
+/// with the owner of the slice. Nothing is sent, nothing is copied.
 ///
-/// A slice may be updated while a peer still runs its backward pass, but only after that peer has marked the bucket ready: its backward has by then
-/// used these parameters for the last time. Parameters never change while a rank is outside a step.
+/// A slice may be updated while a peer still runs its backward pass, but only after that peer has marked the bucket
+/// ready: its backward has by then used these parameters for the last time. Parameters never change while a rank is
+/// outside a step.
 class Shared : public Exchange {
  public:
-  Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+  Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+         const Options& options);
 
   std::byte* parameters() const override { return parameters_.parts[0]; }
   std::byte* gradients() const override { return gradients_of(local_.rank()); }
@@ -26,8 +29,8 @@ class Shared : public Exchange {
 
  protected:
   /// Of this rank: `slices` by bucket, empty where it has nothing to do.
-  Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options,
-         const std::function<space::Range(space::Range)>& slice_of);
+  Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+         const Options& options, const std::function<space::Range(space::Range)>& slice_of);
 
   bool last(size_t bucket) const { return bucket + 1 == buckets_.size(); }
   std::byte* gradients_of(int rank) const { return gradients_.parts[static_cast<size_t>(rank)]; }

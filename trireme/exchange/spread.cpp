@@ -1,4 +1,4 @@
-#include <trireme/exchange/spread.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <bit>
@@ -6,7 +6,7 @@
 #include <limits>
 #include <utility>
 
-#include <fmt/format.h>
+#include <trireme/exchange/spread.h>
 #include <trireme/space/kernels.h>
 
 namespace trireme::exchange {
@@ -22,9 +22,12 @@ constexpr uint64_t landing(uint32_t step, uint32_t pieces) { return uint64_t{ste
 
 }  // namespace
 
-Spread::Spread(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options)
+Spread::Spread(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+               const Options& options)
     : Shared(group.local, layout, optimizer, options,
-             [&](space::Range bucket) { return group.lane != nullptr ? space::part_of(bucket, group.local.rank(), group.lanes) : space::Range{}; }),
+             [&](space::Range bucket) {
+               return group.lane != nullptr ? space::part_of(bucket, group.local.rank(), group.lanes) : space::Range{};
+             }),
       all_(group.all),
       lane_(group.lane),
       lanes_(group.lanes),
@@ -38,7 +41,8 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
     if (options_.backward_waits && b.last - b.first > comm::network::Communicator::kMostFlags) options_.overlap = false;
   while (space::part_of(buckets_.back().range, speaker_, lanes_).empty()) speaker_++;
   std::vector<Freight> freight(buckets_.size());  // ready at once, on a wire without a limit: in their order
-  for (size_t b = 0; b < freight.size(); b++) freight[b] = {static_cast<double>(b), static_cast<double>(buckets_[b].range.size())};
+  for (size_t b = 0; b < freight.size(); b++)
+    freight[b] = {static_cast<double>(b), static_cast<double>(buckets_[b].range.size())};
   order_ = plan_order(freight, kPieceBytes, std::numeric_limits<double>::infinity());
 }
 
@@ -94,7 +98,8 @@ void Spread::plan() {
   all_.allreduce(ready_seconds_.data(), ready_seconds_.size(), DType::f64, Op::max, "when buckets are ready");
   all_.allreduce(&speed, 1, DType::f64, Op::min, "speed of the wire");
   std::vector<Freight> freight;
-  for (size_t b = 0; b < buckets_.size(); b++) freight.push_back({ready_seconds_[b], static_cast<double>(buckets_[b].range.size()) / lanes_});
+  for (size_t b = 0; b < buckets_.size(); b++)
+    freight.push_back({ready_seconds_[b], static_cast<double>(buckets_[b].range.size()) / lanes_});
   order_ = plan_order(freight, kPieceBytes, speed);
 }
 
@@ -142,7 +147,8 @@ void Spread::await(size_t bucket, space::Range part) {
     // A peer may need what travels here before it can go on to this bucket: land that first, and only then sleep.
     while (!landed_on(peer, bucket, part) && !travelling_.empty()) land_first();
     local_.rounds().await(
-        peer, [&] { return landed_on(peer, bucket, part); }, [&] { return fmt::format("the parameters of '{}'", buckets_[bucket].name); });
+        peer, [&] { return landed_on(peer, bucket, part); },
+        [&] { return fmt::format("the parameters of '{}'", buckets_[bucket].name); });
   }
 }
 
@@ -179,15 +185,16 @@ void Spread::depart_piece(size_t bucket) {
   std::span<double> sums;
   if (trip.rest.begin == slices_[bucket].begin) {  // the first piece carries what the bucket has besides
     flags = {lane_flags_.data() + b.first, b.last - b.first};
-    if (flags.size() > lane_->kMostFlags) lane_->allreduce(std::exchange(flags, {}).data(), b.last - b.first, DType::u8, Op::max, b.name);
+    if (flags.size() > lane_->kMostFlags)
+      lane_->allreduce(std::exchange(flags, {}).data(), b.last - b.first, DType::u8, Op::max, b.name);
     if (last(bucket) && local_.rank() == speaker_) sums = told_;
   }
   const space::Range piece{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + kPieceBytes)};
   trip.rest.begin = piece.end;
   trip.travelling++;
-  travelling_.push_back(
-      {bucket, piece,
-       lane_->start_allreduce(gradients() + piece.begin, piece.size() / size_of(b.dtype), b.dtype, Op::sum, {.flags = flags, .sums = sums}, b.name)});
+  travelling_.push_back({bucket, piece,
+                         lane_->start_allreduce(gradients() + piece.begin, piece.size() / size_of(b.dtype), b.dtype,
+                                                Op::sum, {.flags = flags, .sums = sums}, b.name)});
 }
 
 void Spread::land_first() {
@@ -213,12 +220,15 @@ void Spread::mark_landed(size_t bucket, uint32_t pieces) {
   local_.rounds().ring();
 }
 
-/// What of a part is in a rank's slice, whose pieces land in their order. A rank with an empty slice has landed when it has worked: it reads what others tell.
+/// What of a part is in a rank's slice, whose pieces land in their order. A rank with an empty slice has landed when it
+/// has worked: it reads what others tell.
 bool Spread::landed_on(int rank, size_t bucket, space::Range part) const {
   const space::Range slice = rank < lanes_ ? space::part_of(buckets_[bucket].range, rank, lanes_) : space::Range{};
   const space::Range wanted = intersect(part, slice);
   if (wanted.empty() && !slice.empty()) return true;
-  const size_t pieces = slice.empty() || wanted.end == slice.end ? kAllPieces : (wanted.end - slice.begin + kPieceBytes - 1) / kPieceBytes;
+  const size_t pieces = slice.empty() || wanted.end == slice.end
+                            ? kAllPieces
+                            : (wanted.end - slice.begin + kPieceBytes - 1) / kPieceBytes;
   return static_cast<int64_t>(landings(rank, bucket).load() - landing(step_, static_cast<uint32_t>(pieces))) >= 0;
 }
 
@@ -236,13 +246,15 @@ void Spread::reduce_local(size_t bucket) {
   const auto sum = [&](space::Range range, const std::vector<const std::byte*>& sources) {
     if (range.empty()) return;
     std::byte* own = gradients() + range.begin;
-    if (sources.size() == 1 && sources[0] == gradients()) return;  // a rank that is alone on its machine: the sum is there
+    if (sources.size() == 1 && sources[0] == gradients())
+      return;  // a rank that is alone on its machine: the sum is there
     if (sources.empty()) return void(std::memset(own, 0, range.size()));
     std::vector<const void*> from;
     from.reserve(sources.size());
     for (const std::byte* source : sources) from.push_back(source + range.begin);
     void* const outs[] = {own};
-    space::kernels().reduce(b.dtype, Op::sum, outs, 1, from.data(), static_cast<int>(from.size()), range.size() / size_of(b.dtype));
+    space::kernels().reduce(b.dtype, Op::sum, outs, 1, from.data(), static_cast<int>(from.size()),
+                            range.size() / size_of(b.dtype));
   };
   std::vector<const std::byte*> sources;
   bool everybody = true;

@@ -1,18 +1,22 @@
 #pragma once
-// Synchronous, over several machines: ranks of one machine share its parameters, lanes carry gradients between machines.
+// Synchronous, over several machines: ranks of one machine share its parameters, lanes carry gradients between
+// machines.
 #include <trireme/exchange/order.h>
 #include <trireme/exchange/shared.h>
 
 namespace trireme::exchange {
 
-/// The slices are those of the lanes: a rank sums its slice of a bucket over its machine into its own gradients, sums that over the machines along its lane,
-/// and updates its machine's parameters with the result. Every byte of a gradient crosses the wire once.
+/// The slices are those of the lanes: a rank sums its slice of a bucket over its machine into its own gradients, sums
+/// that over the machines along its lane, and updates its machine's parameters with the result. Every byte of a
+/// gradient crosses the wire once.
 ///
-/// A slice travels in pieces while backward goes on. Their order is planned (order.h) from what the first steps measured, and is the same on all ranks: where
-/// the wire is slow, first layers overtake. After close() the rest is still on its way, and lands bucket by bucket in the next forward pass.
+/// A slice travels in pieces while backward goes on. Their order is planned (order.h) from what the first steps
+/// measured, and is the same on all ranks: where the wire is slow, first layers overtake. After close() the rest is
+/// still on its way, and lands bucket by bucket in the next forward pass.
 class Spread final : public Shared {
  public:
-  Spread(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer, const Options& options);
+  Spread(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+         const Options& options);
 
   /// Waits for what still travels: it points into this object.
   ~Spread() override;
@@ -42,7 +46,8 @@ class Spread final : public Shared {
     space::Range range;
     std::unique_ptr<comm::Work> sum;
   };
-  using Landings = std::atomic<uint64_t>;  // a rank's, by bucket: the last step in which something of its slice has landed, and how many pieces of it
+  using Landings = std::atomic<uint64_t>;  // a rank's, by bucket: the last step in which something of its slice has
+                                           // landed, and how many pieces of it
 
   void work(size_t bucket) override;
   void proceed() override;
@@ -60,12 +65,15 @@ class Spread final : public Shared {
   void measure_anew();
   comm::network::Traffic traffic() const { return lane_ != nullptr ? lane_->traffic() : comm::network::Traffic{}; }
   Told& total() const { return *reinterpret_cast<Told*>(total_.parts[static_cast<size_t>(speaker_)]); }
-  Landings& landings(int rank, size_t bucket) const { return reinterpret_cast<Landings*>(landings_.parts[static_cast<size_t>(rank)])[bucket]; }
+  Landings& landings(int rank, size_t bucket) const {
+    return reinterpret_cast<Landings*>(landings_.parts[static_cast<size_t>(rank)])[bucket];
+  }
 
   comm::Communicator& all_;
   comm::network::Communicator* lane_;  // null for ranks without a slice
   int lanes_;
-  int speaker_ = 0;  // the machine's first rank that sends something of the last bucket: the numbers that ranks tell travel with it
+  int speaker_ = 0;  // the machine's first rank that sends something of the last bucket: the numbers that ranks tell
+                     // travel with it
   comm::shm::SharedBlock total_, landings_;
   std::vector<uint8_t> lane_flags_;  // by slot: somebody, on any machine, has a gradient for it
   std::vector<Trip> trips_;          // by bucket

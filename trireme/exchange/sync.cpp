@@ -1,5 +1,3 @@
-#include <trireme/exchange/sync.h>
-
 #include <fmt/format.h>
 
 #include <array>
@@ -7,6 +5,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/exchange/sync.h>
 
 namespace trireme::exchange {
 namespace {
@@ -49,8 +48,9 @@ Sync with_settings(Sync::Kind kind, const std::string& settings, const std::stri
     case Sync::elastic: {
       const size_t comma = settings.find(',');
       if (comma == std::string::npos) fail<InvalidArgument>("'{}': give steps and rho, as in elastic:10,0.3", text);
-      return Sync::elastic_with(number<int>(settings.substr(0, comma), text, "the steps between meetings", 1, 1'000'000),
-                                number<double>(settings.substr(comma + 1), text, "rho", 0, 1));
+      return Sync::elastic_with(
+          number<int>(settings.substr(0, comma), text, "the steps between meetings", 1, 1'000'000),
+          number<double>(settings.substr(comma + 1), text, "rho", 0, 1));
     }
     default:
       fail<InvalidArgument>("'{}': {} has no settings", text, kNames[kind].kind);
@@ -92,7 +92,8 @@ Sync sync_named(const std::string& text) {
     kinds.emplace_back(kNames[i].kind);
     if (kind != kNames[i].kind) continue;
     if (colon != std::string::npos) return with_settings(static_cast<Sync::Kind>(i), text.substr(colon + 1), text);
-    if (*kNames[i].settings != 0) fail<InvalidArgument>("sync mode '{}' needs settings: {}{}", text, kind, kNames[i].settings);
+    if (*kNames[i].settings != 0)
+      fail<InvalidArgument>("sync mode '{}' needs settings: {}{}", text, kind, kNames[i].settings);
     return static_cast<Sync::Kind>(i);
   }
   fail<InvalidArgument>("unknown sync mode '{}'{}", text, did_you_mean(kind, kinds));
@@ -129,12 +130,15 @@ Rate rate_named(const std::string& name) {
   fail<InvalidArgument>("unknown rate '{}'{}: share or full", name, did_you_mean(name, rate_names()));
 }
 
-bool in_shares(const Sync& sync, Rate rate, int workers) { return sync.one_by_one() && rate == Rate::share && workers > 1; }
+bool in_shares(const Sync& sync, Rate rate, int workers) {
+  return sync.one_by_one() && rate == Rate::share && workers > 1;
+}
 
 void check_rate(const Sync& sync, Rate rate) {
   if (rate == Rate::full && !sync.one_by_one())
     fail<InvalidArgument>(
-        "rate 'full' is for modes that apply gradients one by one (async, stale:S with S of at least 1, trylock:P, round-robin, hogwild); in sync '{}' "
+        "rate 'full' is for modes that apply gradients one by one (async, stale:S with S of at least 1, trylock:P, "
+        "round-robin, hogwild); in sync '{}' "
         "there is no share that it could replace. Leave it out, or use a higher learning rate",
         name_of(sync));
 }

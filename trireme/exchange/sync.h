@@ -37,23 +37,31 @@ struct Sync {
   static Sync elastic_with(int period, double rho);
 
   /// Every update is one of all ranks together; otherwise each rank goes at its own pace.
-  bool lockstep() const { return kind == shared || kind == allreduce || kind == central || kind == server || (kind == stale && bound == 0); }
+  bool lockstep() const {
+    return kind == shared || kind == allreduce || kind == central || kind == server || (kind == stale && bound == 0);
+  }
   /// Parameters live on servers; there must be one at least.
-  bool needs_servers() const { return kind == server || kind == async || kind == stale || kind == trylock || kind == round_robin || kind == elastic; }
+  bool needs_servers() const {
+    return kind == server || kind == async || kind == stale || kind == trylock || kind == round_robin ||
+           kind == elastic;
+  }
   /// Servers are of use, if there are some.
   bool takes_servers() const { return needs_servers() || kind == local; }
   /// Every worker's gradient is an update of its own, of parameters that all have: `Rate` says what it counts.
-  bool one_by_one() const { return kind == async || (kind == stale && bound > 0) || kind == trylock || kind == round_robin || kind == hogwild; }
+  bool one_by_one() const {
+    return kind == async || (kind == stale && bound > 0) || kind == trylock || kind == round_robin || kind == hogwild;
+  }
 };
 
 /// What an update with one worker's gradient counts, where gradients are applied one by one.
 enum class Rate : uint8_t {
-  share,  // the learning rate times the gradient's part of its step's samples: those of a step move the parameters together as far as one update with
-          // their mean. The learning rate means the same in every mode
-  full    // the learning rate as it is: N workers move the parameters N times as far in a step
+  share,  // the learning rate times the gradient's part of its step's samples: those of a step move the parameters
+          // together as far as one update with their mean. The learning rate means the same in every mode
+  full  // the learning rate as it is: N workers move the parameters N times as far in a step
 };
 
-/// "shared", "stale:3", "trylock:0.8", "local:10", "elastic:10,0.3". Throws InvalidArgument with the nearest valid name, or what is wrong with a number.
+/// "shared", "stale:3", "trylock:0.8", "local:10", "elastic:10,0.3". Throws InvalidArgument with the nearest valid
+/// name, or what is wrong with a number.
 Sync sync_named(const std::string& text);
 std::string name_of(const Sync& sync);
 /// The kinds, with their settings as in "stale:S".

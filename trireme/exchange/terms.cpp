@@ -1,11 +1,11 @@
-#include <trireme/exchange/terms.h>
-
-#include <trireme/base/error.h>
-#include <trireme/exchange/exchange.h>
 #include <algorithm>
 #include <cmath>
 #include <sstream>
 #include <vector>
+
+#include <trireme/base/error.h>
+#include <trireme/exchange/exchange.h>
+#include <trireme/exchange/terms.h>
 
 namespace trireme::exchange {
 namespace {

@@ -6,13 +6,14 @@
 // The first comparison is a collective of its own, before anything depends on a setting: ranks that wanted different
 // things from then on would wait for each other in vain. What changes later (which parameters are frozen, where batches
 // come from) has a *sign*, which travels with the step's loss and costs nothing.
+#include <fmt/format.h>
+
 #include <array>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
-#include <fmt/format.h>
 #include <trireme/comm/communicator.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/schedule.h>

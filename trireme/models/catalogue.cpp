@@ -1,10 +1,10 @@
-#include <trireme/models/catalogue.h>
-
 #include <fmt/ranges.h>
+
+#include <algorithm>
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
-#include <algorithm>
+#include <trireme/models/catalogue.h>
 
 namespace trireme::models {
 

@@ -1,5 +1,3 @@
-#include <trireme/models/models.h>
-
 #include <fmt/ranges.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -8,10 +6,12 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/modules/pooling.h>
 
+#include <charconv>
+
 #include <trireme/base/error.h>
 #include <trireme/models/catalogue.h>
+#include <trireme/models/models.h>
 #include <trireme/parallel/large_linear.h>
-#include <charconv>
 
 namespace trireme::models {
 
@@ -35,8 +35,9 @@ nn::Sequential lenet(int64_t classes) {
 }
 
 nn::Sequential lenet_bn(int64_t classes) {
-  return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 6, 5).padding(2)), nn::BatchNorm2d(6), nn::ReLU(), nn::AvgPool2d(2),  //
-                        nn::Conv2d(6, 16, 5), nn::BatchNorm2d(16), nn::ReLU(), nn::AvgPool2d(2), nn::Flatten(),               //
+  return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 6, 5).padding(2)), nn::BatchNorm2d(6), nn::ReLU(),
+                        nn::AvgPool2d(2),                                                                        //
+                        nn::Conv2d(6, 16, 5), nn::BatchNorm2d(16), nn::ReLU(), nn::AvgPool2d(2), nn::Flatten(),  //
                         nn::Linear(400, 120), nn::ReLU(), nn::Linear(120, 84), nn::ReLU(), nn::Linear(84, classes));
 }
 
@@ -55,7 +56,8 @@ std::vector<int64_t> hidden_widths(const std::string& spec) {
   while (true) {
     int64_t width = 0;
     const auto [stop, error] = std::from_chars(next, end, width);
-    if (error != std::errc{} || width < 1 || (stop != end && *stop != ',')) fail<InvalidArgument>("'{}': expected widths such as mlp:512,512", spec);
+    if (error != std::errc{} || width < 1 || (stop != end && *stop != ','))
+      fail<InvalidArgument>("'{}': expected widths such as mlp:512,512", spec);
     widths.push_back(width);
     if (stop == end) return widths;
     next = stop + 1;

@@ -18,8 +18,9 @@ torch::nn::Sequential lenet_bn(int64_t classes = 10);
 /// The two-convolution net of many MNIST tutorials: conv 10 and 20, dropout, two linear layers.
 torch::nn::Sequential twoconv(int64_t classes = 10);
 
-/// A model by name for samples of `shape` and `outputs` classes or values: linear, mlp:512,512 (hidden widths; mlp alone is mlp:512,512), lenet, lenet-bn, twoconv.
-/// Throws InvalidArgument with the nearest name, or when the shape does not fit.
+/// A model by name for samples of `shape` and `outputs` classes or values: linear, mlp:512,512 (hidden widths; mlp
+/// alone is mlp:512,512), lenet, lenet-bn, twoconv. Throws InvalidArgument with the nearest name, or when the shape
+/// does not fit.
 torch::nn::Sequential make(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs);
 
 }  // namespace trireme::models

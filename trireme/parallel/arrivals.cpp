@@ -1,9 +1,9 @@
-#include <trireme/parallel/arrivals.h>
-
 #include <ATen/EmptyTensor.h>
 #include <ATen/record_function.h>
 
 #include <utility>
+
+#include <trireme/parallel/arrivals.h>
 
 namespace trireme {
 namespace {
@@ -41,7 +41,9 @@ void Arrivals::expect() {
   if (expecting_) return;
   expecting_ = true;
   expected = this;
-  callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&ArrivalsObserver::operator_begins).needsInputs(true).scopes({at::RecordScope::FUNCTION}));
+  callback_ = at::addThreadLocalCallback(at::RecordFunctionCallback(&ArrivalsObserver::operator_begins)
+                                             .needsInputs(true)
+                                             .scopes({at::RecordScope::FUNCTION}));
 }
 
 void Arrivals::dismiss() {

@@ -1,12 +1,12 @@
-#include <trireme/parallel/batch_norm.h>
-
 #include <ATen/ops/batch_norm_native.h>
 #include <ATen/ops/instance_norm_native.h>
 #include <torch/torch.h>
 
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <atomic>
+
+#include <trireme/base/error.h>
+#include <trireme/parallel/batch_norm.h>
 
 namespace trireme {
 namespace {

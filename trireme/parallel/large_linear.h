@@ -5,9 +5,11 @@
 namespace trireme {
 
 /// torch::nn::Linear, up to rounding. Where gradients cross a wire, a large layer does two things in another order:
-/// - libtorch computes the gradient of a layer's input, then that of its weight, and hands both over together. But nobody outside this process waits for the
+/// - libtorch computes the gradient of a layer's input, then that of its weight, and hands both over together. But
+/// nobody outside this process waits for the
 ///   input's, and everybody for the weight's: it is computed first, and departs while the other is computed.
-/// - libtorch needs the whole weight to begin with. Here the output is computed in blocks, and each waits for its own rows alone (arrivals.h).
+/// - libtorch needs the whole weight to begin with. Here the output is computed in blocks, and each waits for its own
+/// rows alone (arrivals.h).
 class LargeLinearImpl : public torch::nn::LinearImpl {
  public:
   using torch::nn::LinearImpl::LinearImpl;
@@ -18,7 +20,8 @@ class LargeLinearImpl : public torch::nn::LinearImpl {
 };
 TORCH_MODULE(LargeLinear);
 
-/// While one lives, large layers of this thread build such graphs. A weight is then used once more after its gradient was handed over.
+/// While one lives, large layers of this thread build such graphs. A weight is then used once more after its gradient
+/// was handed over.
 class WeightsFirst {
  public:
   explicit WeightsFirst(bool on);

@@ -1,9 +1,9 @@
-#include <trireme/parallel/not_finite.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+
+#include <trireme/parallel/not_finite.h>
 
 namespace trireme {
 

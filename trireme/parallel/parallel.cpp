@@ -1,16 +1,5 @@
-#include <trireme/parallel/parallel.h>
-
 #include <torch/utils.h>
 
-#include <trireme/base/sha256.h>
-#include <trireme/checkpoint/safetensors.h>
-#include <trireme/cluster/slate.h>
-#include <trireme/comm/c10d/torch_compat.h>
-#include <trireme/parallel/arrivals.h>
-#include <trireme/parallel/batch_norm.h>
-#include <trireme/parallel/large_linear.h>
-#include <trireme/parallel/not_finite.h>
-#include <trireme/parallel/placement.h>
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -20,6 +9,17 @@
 #include <filesystem>
 #include <unordered_map>
 #include <unordered_set>
+
+#include <trireme/base/sha256.h>
+#include <trireme/checkpoint/safetensors.h>
+#include <trireme/cluster/launching/slate.h>
+#include <trireme/parallel/arrivals.h>
+#include <trireme/parallel/batch_norm.h>
+#include <trireme/parallel/large_linear.h>
+#include <trireme/parallel/not_finite.h>
+#include <trireme/parallel/parallel.h>
+#include <trireme/parallel/placement.h>
+#include <trireme/torch/compat.h>
 
 namespace trireme {
 namespace {
@@ -37,7 +37,8 @@ std::vector<Named> distinct(const Items& items) {
   std::vector<Named> result;
   std::unordered_set<const void*> seen;
   for (const auto& item : items)
-    if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second) result.push_back({item.key(), item.value()});
+    if (item.value().defined() && seen.insert(item.value().unsafeGetTensorImpl()).second)
+      result.push_back({item.key(), item.value()});
   return result;
 }
 
@@ -90,7 +91,9 @@ space::Layout layout_of(const std::vector<Named>& parameters, bool channels_last
   std::vector<space::Slot> slots;
   for (const Named& parameter : parameters) {
     const auto& [name, tensor] = parameter;
-    if (!tensor.device().is_cpu()) fail<InvalidArgument>("parameter '{}' is on {}; only CPU tensors can be trained here", name, tensor.device().str());
+    if (!tensor.device().is_cpu())
+      fail<InvalidArgument>("parameter '{}' is on {}; only CPU tensors can be trained here", name,
+                            tensor.device().str());
     check_trainable(parameter);
     slots.push_back(
         {name, dtype_of(tensor.scalar_type()), tensor.sizes().vec(), channels_last && tensor.dim() == 4, {}});
@@ -130,8 +133,9 @@ class Parallel::Impl {
     if (!(options_.clip >= 0) || !std::isfinite(options_.clip))
       fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", options_.clip);
     if (options_.sync_batch_norm && !options_.sync.lockstep())
-      fail<InvalidArgument>("sync_batch_norm needs ranks that take every step together, and with sync '{}' each goes at its own pace",
-                            exchange::name_of(options_.sync));
+      fail<InvalidArgument>(
+          "sync_batch_norm needs ranks that take every step together, and with sync '{}' each goes at its own pace",
+          exchange::name_of(options_.sync));
     exchange::Group group(world.comm(), world.local(), world.lane(), world.lanes());
     group.world = &world;
     exchange_ = exchange::make_exchange(group, layout_of(parameters_, options_.channels_last), optimizer,
@@ -221,7 +225,8 @@ class Parallel::Impl {
           buffer.scalar_type() == torch::kInt8 || buffer.scalar_type() == torch::kInt16;  // no kernels for these
       torch::Tensor whole = narrow ? buffer.to(torch::kInt32).contiguous() : buffer.contiguous();
       const Op op = buffer.is_floating_point() ? Op::mean : Op::max;  // counters are equal, or the furthest counts
-      world_.comm().allreduce(whole.data_ptr(), static_cast<size_t>(whole.numel()), dtype_of(whole.scalar_type()), op, name);
+      world_.comm().allreduce(whole.data_ptr(), static_cast<size_t>(whole.numel()), dtype_of(whole.scalar_type()), op,
+                              name);
       if (!whole.is_same(buffer)) buffer.copy_(whole);
     }
   }
@@ -231,7 +236,8 @@ class Parallel::Impl {
     std::vector<Named> all;
     settled([&] {
       for (const auto* list : {&parameters_, &buffers_})
-        for (const auto& [name, tensor] : *list) all.push_back({name, tensor.detach().clone(torch::MemoryFormat::Contiguous)});
+        for (const auto& [name, tensor] : *list)
+          all.push_back({name, tensor.detach().clone(torch::MemoryFormat::Contiguous)});
     });
     return all;
   }
@@ -245,7 +251,9 @@ class Parallel::Impl {
 
   World& world() { return world_; }
   const Ties& ties() const { return ties_; }
-  double learning_rate() const { return space::rate_at(options_.schedule, lr_, exchange_->gives_work() ? taken_ : updates_); }
+  double learning_rate() const {
+    return space::rate_at(options_.schedule, lr_, exchange_->gives_work() ? taken_ : updates_);
+  }
   exchange::Exchange& exchange() const { return *exchange_; }
   void use_loader(const std::shared_ptr<const std::string>& terms) {
     if (!terms || terms == loader_terms_) return;
@@ -275,7 +283,8 @@ class Parallel::Impl {
   /// What ranks must agree on besides model, optimizer and exchange.
   exchange::Terms own_terms() const {
     exchange::Terms terms;
-    terms.add("accumulate", options_.accumulate).add("sync_batch_norm", options_.sync_batch_norm)
+    terms.add("accumulate", options_.accumulate)
+        .add("sync_batch_norm", options_.sync_batch_norm)
         .add(exchange::terms_of(options_.schedule))
         .add(freezing_of(parameters_));
     return terms;
@@ -286,7 +295,8 @@ class Parallel::Impl {
     trained_.resize(parameters_.size());
     bucket_of_.resize(parameters_.size());
     for (size_t b = 0; b < exchange_->buckets().size(); b++)
-      for (size_t slot = exchange_->buckets()[b].first; slot < exchange_->buckets()[b].last; slot++) bucket_of_[slot] = b;
+      for (size_t slot = exchange_->buckets()[b].first; slot < exchange_->buckets()[b].last; slot++)
+        bucket_of_[slot] = b;
   }
 
   /// A parameter has wanted gradients for the first time.
@@ -345,8 +355,9 @@ class Parallel::Impl {
     for (size_t slot = 0; slot < parameters_.size(); slot++) missing_[bucket_of_[slot]] += trained_[slot];
   }
 
-  /// The part of the rate that this rank's update counts: its part of the step's samples, where gradients are applied one by one. Of micro-batches only the
-  /// first is known yet: the rate is what it lets expect, and the gradient makes up for the difference (`seed_`), so that their product is right.
+  /// The part of the rate that this rank's update counts: its part of the step's samples, where gradients are applied
+  /// one by one. Of micro-batches only the first is known yet: the rate is what it lets expect, and the gradient makes
+  /// up for the difference (`seed_`), so that their product is right.
   double begin_share(double first_weight) {
     seed_ = 1;
     if (!exchange::in_shares(options_.sync, options_.rate, world_.size())) return 1;
@@ -379,7 +390,8 @@ class Parallel::Impl {
     exchange_->open();
   }
 
-  /// The forward passes of other ranks may wait for what this rank has to land of other models, as its own would have done.
+  /// The forward passes of other ranks may wait for what this rank has to land of other models, as its own would have
+  /// done.
   void without_samples() {
     for (exchange::Exchange* one : world_.attached<Trained>().exchanges) one->land();
     if (micro_ == 0) open();
@@ -392,9 +404,10 @@ class Parallel::Impl {
       return loss();
     } catch (const c10::Error& error) {  // libtorch looks at this rank's samples alone, before anybody else can
       if (!statistics_ || error.msg().find("more than 1 value per channel") == std::string::npos) throw;
-      fail<InvalidArgument>("rank {} has a single sample here, and libtorch's batch norm wants two values per channel of every rank, "
-                            "with sync_batch_norm too. Choose a batch whose last one has two samples for each rank, or leave that out",
-                            world_.rank());
+      fail<InvalidArgument>(
+          "rank {} has a single sample here, and libtorch's batch norm wants two values per channel of every rank, "
+          "with sync_batch_norm too. Choose a batch whose last one has two samples for each rank, or leave that out",
+          world_.rank());
     }
   }
 
@@ -402,7 +415,8 @@ class Parallel::Impl {
     for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
     const BatchStatistics::Use use(statistics_ ? &*statistics_ : nullptr);
     const torch::Tensor value = forward(loss);
-    if (value.numel() != 1) fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
+    if (value.numel() != 1)
+      fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
     const auto number = value.item<double>();
     loss_ += weight * number;
     if (watches() && !std::isfinite(number)) lose(number);
@@ -423,7 +437,8 @@ class Parallel::Impl {
     Impl& impl;
   };
 
-  /// The backward pass has the gradient of a slot: into the flat space with it, and on with every bucket that is complete, in order.
+  /// The backward pass has the gradient of a slot: into the flat space with it, and on with every bucket that is
+  /// complete, in order.
   void arrived(size_t slot) {
     if (!collecting_) return;
     torch::Tensor& gradient = parameters_[slot].tensor.mutable_grad();
@@ -458,7 +473,8 @@ class Parallel::Impl {
     exchange_->ready(next_bucket_++);
   }
 
-  /// The model's graph has changed, and some other tensor lives where this gradient belongs. It will be gone after the backward pass.
+  /// The model's graph has changed, and some other tensor lives where this gradient belongs. It will be gone after the
+  /// backward pass.
   void defer(size_t slot, torch::Tensor gradient) {
     placement_->give_up();
     deferred_.push_back({slot, std::move(gradient)});
@@ -467,8 +483,10 @@ class Parallel::Impl {
   void store_deferred() {
     for (auto& [slot, gradient] : deferred_) {
       if (placement_->occupied(slot))
-        fail<Error>("a tensor that was made in the backward pass is kept beyond it, in memory that belongs to the gradient of '{}'; clone() what you keep",
-                    parameters_[slot].name);
+        fail<Error>(
+            "a tensor that was made in the backward pass is kept beyond it, in memory that belongs to the gradient of "
+            "'{}'; clone() what you keep",
+            parameters_[slot].name);
       store(gradients_[slot], gradient, filled_[slot]);
       filled_[slot] = true;
       exchange_->present(slot);
@@ -559,11 +577,11 @@ class Parallel::Impl {
   std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
   std::optional<Placement> placement_;
   std::optional<Arrivals> arrivals_;
-  std::optional<BatchStatistics> statistics_;  // of batch norms over all ranks, if they are wanted
-  std::vector<size_t> bucket_of_;  // by slot
+  std::optional<BatchStatistics> statistics_;                  // of batch norms over all ranks, if they are wanted
+  std::vector<size_t> bucket_of_;                              // by slot
   std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;  // by slot; null until it has wanted gradients
   std::vector<bool> trained_;                                  // by slot: it wants gradients now
-  std::shared_ptr<int> alive_ = std::make_shared<int>();  // hooks may outlive us inside a graph
+  std::shared_ptr<int> alive_ = std::make_shared<int>();       // hooks may outlive us inside a graph
 
   // Of the step that is under way.
   int micro_ = 0;
@@ -571,11 +589,12 @@ class Parallel::Impl {
   std::vector<size_t> missing_;  // gradients that a bucket still waits for
   std::vector<bool> filled_;     // slots with a gradient from an earlier micro-batch
   size_t next_bucket_ = 0;
-  std::vector<std::pair<size_t, torch::Tensor>> deferred_;  // gradients whose place is taken until the backward pass ends
+  std::vector<std::pair<size_t, torch::Tensor>>
+      deferred_;  // gradients whose place is taken until the backward pass ends
   double loss_ = 0;
-  double loss_at_update_ = 0;  // this rank's, of the update before
-  bool lost_ = false;          // one of its losses was no number
-  double seed_ = 1;        // of the gradient, per weight: see begin_share()
+  double loss_at_update_ = 0;                             // this rank's, of the update before
+  bool lost_ = false;                                     // one of its losses was no number
+  double seed_ = 1;                                       // of the gradient, per weight: see begin_share()
   exchange::Told told_{};                                 // this rank's, then everybody's
   static constexpr ptrdiff_t kFreezing = 2, kLoader = 5;  // in what ranks tell, after the loss and the wish to stop
   exchange::Sign freezing_sign_{}, loader_sign_{};
@@ -584,7 +603,8 @@ class Parallel::Impl {
   int64_t taken_ = 0;  // the step of the piece of work that was taken last
 };
 
-Parallel::Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options)
+Parallel::Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
+                   ParallelOptions options)
     : impl_(std::make_unique<Impl>(world, module, optimizer, options)) {}
 Parallel::~Parallel() = default;
 
@@ -596,7 +616,9 @@ void Parallel::exclusive(const std::function<void()>& change) { impl_->exclusive
 void Parallel::settled(const std::function<void()>& look) { impl_->settled(look); }
 bool Parallel::lockstep() const { return impl_->exchange().lockstep(); }
 bool Parallel::gives_work() const { return impl_->exchange().gives_work(); }
-ps::Work Parallel::take(int64_t epoch, int64_t first_step, int64_t pieces) { return impl_->take(epoch, first_step, pieces); }
+ps::Work Parallel::take(int64_t epoch, int64_t first_step, int64_t pieces) {
+  return impl_->take(epoch, first_step, pieces);
+}
 ps::Client& Parallel::servers() {
   if (ps::Client* client = impl_->exchange().client()) return *client;
   fail<InvalidArgument>("this mode has no parameter servers: use Sync::async or another one that has");
@@ -637,6 +659,8 @@ void Parallel::save(const std::string& path, const std::map<std::string, std::st
 Parallel parallel(World& world, torch::nn::Module& module, space::UpdaterOptions optimizer, ParallelOptions options) {
   return Parallel(world, module, optimizer, options);
 }
-Parallel parallel(World& world, torch::nn::Module& module, ParallelOptions options) { return Parallel(world, module, std::nullopt, options); }
+Parallel parallel(World& world, torch::nn::Module& module, ParallelOptions options) {
+  return Parallel(world, module, std::nullopt, options);
+}
 
 }  // namespace trireme

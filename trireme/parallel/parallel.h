@@ -22,30 +22,34 @@ struct ParallelOptions {
   space::ScheduleOptions schedule{};             // of the learning rate, by update
   size_t bucket_bytes = 1 << 20;                 // gradients travel in buckets of about this size
   bool overlap = true;                           // reduce complete buckets while the backward pass goes on
-  bool overlap_next = false;                     // return from step() when the parameters that come first are there; operators of this thread that use
-                                                 // others wait for them. Before looking at raw memory (data_ptr) use settled() or exclusive()
-  bool channels_last = false;                    // store 4-d weights as N, H, W, C: faster for most convolutions with oneDNN
+  bool overlap_next =
+      false;  // return from step() when the parameters that come first are there; operators of this thread that use
+              // others wait for them. Before looking at raw memory (data_ptr) use settled() or exclusive()
+  bool channels_last = false;  // store 4-d weights as N, H, W, C: faster for most convolutions with oneDNN
   double clip = 0;  // norm above which a gradient is scaled down, as torch's clip_grad_norm_ does; 0: none. In
                     // lockstep() that of the update's mean gradient over all ranks, otherwise of each rank's own
   exchange::OnNan on_nan =
-      exchange::OnNan::stop;  // a loss or a gradient that is NaN or infinite: step() throws NotFinite, or looks away
-  bool sync_batch_norm = false;                  // batch norms in the loss function use the statistics of all ranks' samples, as
-                                                 // one process would; otherwise each rank's own. Each layer then waits for all
-                                                 // ranks, forward and backward. Only where ranks are in lockstep
+      exchange::OnNan::stop;     // a loss or a gradient that is NaN or infinite: step() throws NotFinite, or looks away
+  bool sync_batch_norm = false;  // batch norms in the loss function use the statistics of all ranks' samples, as
+                                 // one process would; otherwise each rank's own. Each layer then waits for all
+                                 // ranks, forward and backward. Only where ranks are in lockstep
 
   // With parameter servers.
-  ps::Stale stale = ps::Stale::full;               // what a gradient is worth that was computed with old parameters
-  double lambda = 0.04;                            // of Stale::compensated
-  uint64_t seed = 1;                               // trylock: of the workers' luck
-  std::vector<ps::SparseTable::Options> tables{};  // rows by key (embeddings), beside the module's parameters; see servers()
+  ps::Stale stale = ps::Stale::full;  // what a gradient is worth that was computed with old parameters
+  double lambda = 0.04;               // of Stale::compensated
+  uint64_t seed = 1;                  // trylock: of the workers' luck
+  std::vector<ps::SparseTable::Options>
+      tables{};  // rows by key (embeddings), beside the module's parameters; see servers()
 };
 
 /// What a call of step() did.
 struct Step {
   bool updated = false;  // false while micro-batches accumulate
-  double loss = 0;       // weighted mean over all ranks and micro-batches of this update; valid when updated. Where ranks train on their own, this rank's
-  int64_t number = 0;    // updates so far, of this rank
-  bool stop = false;     // some rank asked to stop: all ranks see it after the same update, or when they ask for work. Not updated then: nothing was done
+  double loss = 0;     // weighted mean over all ranks and micro-batches of this update; valid when updated. Where ranks
+                       // train on their own, this rank's
+  int64_t number = 0;  // updates so far, of this rank
+  bool stop = false;  // some rank asked to stop: all ranks see it after the same update, or when they ask for work. Not
+                      // updated then: nothing was done
 };
 
 /// From construction to destruction the module's parameters are views of the flat space. Parameters may be frozen and
@@ -57,7 +61,8 @@ class Parallel {
   /// Rank 0's initial parameters and buffers become everybody's. Without an optimizer, step() leaves the mean gradients
   /// in `.grad()` for an optimizer of the user's. Throws Mismatch when ranks' models or settings differ, and names the
   /// first difference.
-  Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options = {});
+  Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
+           ParallelOptions options = {});
   ~Parallel();
   Parallel(const Parallel&) = delete;
   Parallel& operator=(const Parallel&) = delete;
@@ -89,26 +94,30 @@ class Parallel {
   /// Makes the next completed update report `stop` on all ranks. Safe in a signal handler.
   void request_stop() noexcept;
 
-  /// Whether every update is one of all ranks together; otherwise each rank goes at its own pace, and what step() is given counts with its weight among this
-  /// rank's samples.
+  /// Whether every update is one of all ranks together; otherwise each rank goes at its own pace, and what step() is
+  /// given counts with its weight among this rank's samples.
   bool lockstep() const;
-  /// Whether ranks ask for their work, so that fast ones do more: then take() says which piece of an epoch is next, until the epoch ends or somebody stops.
+  /// Whether ranks ask for their work, so that fast ones do more: then take() says which piece of an epoch is next,
+  /// until the epoch ends or somebody stops.
   bool gives_work() const;
   ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces);
 
-  /// Runs `look` while the parameters are those that all ranks agree on, and buffers are averaged: for evaluating and saving. Collective.
+  /// Runs `look` while the parameters are those that all ranks agree on, and buffers are averaged: for evaluating and
+  /// saving. Collective.
   void settled(const std::function<void()>& look);
-  /// This rank's way to the parameter servers: push_rows() and pull_rows() of the tables. Throws InvalidArgument when the mode has no servers.
+  /// This rank's way to the parameter servers: push_rows() and pull_rows() of the tables. Throws InvalidArgument when
+  /// the mode has no servers.
   ps::Client& servers();
   /// What the parameter servers counted so far; nothing without servers.
   std::optional<exchange::Statistics> statistics();
 
-  /// Runs `change` where it is safe to write to the parameters by hand. Collective; `change` runs on one rank when ranks share their parameters.
+  /// Runs `change` where it is safe to write to the parameters by hand. Collective; `change` runs on one rank when
+  /// ranks share their parameters.
   void exclusive(const std::function<void()>& change);
   /// Of all parameters and buffers, in the order of their registration. Collective, the same on every rank.
   std::string sha256();
-  /// Writes all parameters and buffers in safetensors format, from rank 0; tied weights under all their names. Collective.
-  /// `metadata` is what the file says besides, such as what the model's inputs are (docs/data.md).
+  /// Writes all parameters and buffers in safetensors format, from rank 0; tied weights under all their names.
+  /// Collective. `metadata` is what the file says besides, such as what the model's inputs are (docs/data.md).
   void save(const std::string& path, const std::map<std::string, std::string>& metadata = {});
 
   double learning_rate() const;
@@ -123,8 +132,10 @@ class Parallel {
 };
 
 /// `auto train = trireme::parallel(world, *net, trireme::momentum({.lr = 0.05}));`
-Parallel parallel(World& world, torch::nn::Module& module, space::UpdaterOptions optimizer, ParallelOptions options = {});
+Parallel parallel(World& world, torch::nn::Module& module, space::UpdaterOptions optimizer,
+                  ParallelOptions options = {});
 /// With an optimizer of the user's own: step() averages the gradients, then call its step().
-Parallel parallel(World& world, torch::nn::Module& module, ParallelOptions options = {.sync = exchange::Sync::allreduce});
+Parallel parallel(World& world, torch::nn::Module& module,
+                  ParallelOptions options = {.sync = exchange::Sync::allreduce});
 
 }  // namespace trireme

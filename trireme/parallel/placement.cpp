@@ -1,12 +1,12 @@
-#include <trireme/parallel/placement.h>
-
 #include <c10/core/CPUAllocator.h>
 
-#include <trireme/comm/c10d/torch_compat.h>
 #include <algorithm>
 #include <atomic>
 #include <mutex>
 #include <unordered_map>
+
+#include <trireme/parallel/placement.h>
+#include <trireme/torch/compat.h>
 
 namespace trireme {
 
@@ -14,15 +14,17 @@ namespace trireme {
 struct Placement::Home {
   void* data = nullptr;
   size_t bytes = 0;
-  bool settled = false;                                                                   // what is there is the slot's gradient
-  std::shared_ptr<std::atomic<bool>> taken = std::make_shared<std::atomic<bool>>(false);  // shared with the tenant, which may outlive us
+  bool settled = false;  // what is there is the slot's gradient
+  std::shared_ptr<std::atomic<bool>> taken =
+      std::make_shared<std::atomic<bool>>(false);  // shared with the tenant, which may outlive us
 };
 
 namespace {
 
 thread_local Placement* watching = nullptr;
 
-/// Tensors that live in a home now. Of the process, because libtorch's deleters are plain functions: from a pointer they must find out whose it is.
+/// Tensors that live in a home now. Of the process, because libtorch's deleters are plain functions: from a pointer
+/// they must find out whose it is.
 struct Tenants {
   std::mutex mutex;
   std::unordered_map<const void*, std::shared_ptr<std::atomic<bool>>> taken;  // by address
@@ -126,8 +128,10 @@ bool Placement::settle(size_t slot, const torch::Tensor& gradient) {
   if (home == nullptr) return false;
   home->settled = gradient.data_ptr() == home->data;
   if (home->settled || !active_) return home->settled;
-  const auto birth = std::find_if(births_.rbegin(), births_.rend(), [&](const Birth& b) { return b.data == gradient.data_ptr(); });
-  if (birth == births_.rend() || gradient.storage().nbytes() != home->bytes) return false;  // the last birth counts: memory is used again
+  const auto birth =
+      std::find_if(births_.rbegin(), births_.rend(), [&](const Birth& b) { return b.data == gradient.data_ptr(); });
+  if (birth == births_.rend() || gradient.storage().nbytes() != home->bytes)
+    return false;  // the last birth counts: memory is used again
   std::erase_if(plan_, [&](const auto& entry) { return entry.second == slot; });
   plan_[birth->number] = slot;
   return false;

@@ -1,9 +1,10 @@
 #pragma once
 // Gradients that are born in their place.
 //
-// Autograd computes a weight's gradient into memory that it allocates itself; copying it to the flat space costs a read and two writes of the whole model in
-// every step. But a backward pass makes the same allocations in the same order as the one before. So: watch which allocation of a backward pass becomes which
-// gradient, and in the next pass hand out that gradient's own place in the flat space. A guess that turns out wrong costs the copy, no more.
+// Autograd computes a weight's gradient into memory that it allocates itself; copying it to the flat space costs a read
+// and two writes of the whole model in every step. But a backward pass makes the same allocations in the same order as
+// the one before. So: watch which allocation of a backward pass becomes which gradient, and in the next pass hand out
+// that gradient's own place in the flat space. A guess that turns out wrong costs the copy, no more.
 #include <torch/types.h>
 
 #include <cstddef>
@@ -32,9 +33,11 @@ class Placement {
     Watch& operator=(const Watch&) = delete;
   };
 
-  /// The backward pass has made the gradient of a slot: learns where it came from. True when it lies in its home already.
+  /// The backward pass has made the gradient of a slot: learns where it came from. True when it lies in its home
+  /// already.
   bool settle(size_t slot, const torch::Tensor& gradient);
-  /// True when a tensor that is alive, and not the slot's gradient, was put into the slot's home by a wrong guess: the home must not be written to.
+  /// True when a tensor that is alive, and not the slot's gradient, was put into the slot's home by a wrong guess: the
+  /// home must not be written to.
   bool occupied(size_t slot) const;
   /// The next backward pass is another one than those before: learns anew.
   void forget() { plan_.clear(); }

@@ -1,5 +1,3 @@
-#include <trireme/ps/client.h>
-
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -15,6 +13,7 @@
 #include <trireme/base/crew.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
+#include <trireme/ps/client.h>
 #include <trireme/ps/network/lane.h>
 #include <trireme/ps/shm/lane.h>
 
@@ -23,7 +22,7 @@ namespace {
 
 constexpr size_t kMostOpen = 200;  // requests under way to one server: fewer than a ring holds
 constexpr Seconds kGoodbye{2}, kShortGoodbye{0.2};
-constexpr Seconds kExplanation{0.5};  // for a server that runs to say whom it waits for
+constexpr Seconds kExplanation{0.5};     // for a server that runs to say whom it waits for
 constexpr size_t kYieldBytes = 1 << 20;  // a pass over so many is shorter than two wake-ups
 constexpr int kYields = 5000;
 
@@ -75,7 +74,8 @@ struct Client::Alarm {
 class Client::Watcher {
  public:
   Watcher(std::vector<int> sockets, Alarm& alarm)
-      : stop_(eventfd(0, EFD_CLOEXEC)), thread_([this, sockets = std::move(sockets), &alarm] { run(sockets, alarm); }) {}
+      : stop_(eventfd(0, EFD_CLOEXEC)),
+        thread_([this, sockets = std::move(sockets), &alarm] { run(sockets, alarm); }) {}
   ~Watcher() {
     const uint64_t one = 1;
     [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
@@ -117,17 +117,20 @@ Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions option
   job_.rules.workers = job_.workers;
   const std::string text = job_.encode();
   const auto servers = static_cast<size_t>(job_.servers);
-  const auto plot = shm::Plot::plan(servers, text.size(), job_.layout.bytes(), job_.layout.size(), job_.tables.empty() ? 0 : options_.staging_bytes);
+  const auto plot = shm::Plot::plan(servers, text.size(), job_.layout.bytes(), job_.layout.size(),
+                                    job_.tables.empty() ? 0 : options_.staging_bytes);
   memory_ = std::make_shared<shm::Memory>(Segment::create(plot.total), plot);
   std::memcpy(memory_->job(), text.data(), text.size());
   std::fill_n(memory_->present(), job_.layout.size(), uint8_t{1});
   parameters_ = memory_->parameters();
   alarm_ = std::make_shared<Alarm>(memory_);
   for (const Chunk& chunk : chunks_) by_place_.push_back(chunk.index);
-  std::sort(by_place_.begin(), by_place_.end(), [&](uint32_t a, uint32_t b) { return chunks_[a].range.begin < chunks_[b].range.begin; });
+  std::sort(by_place_.begin(), by_place_.end(),
+            [&](uint32_t a, uint32_t b) { return chunks_[a].range.begin < chunks_[b].range.begin; });
   connect(meeting, Deadline(options_.timeout));
   if (std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return !line.lane->local(); }))
-    patience_ = patience_for(2 * (job_.workers + job_.servers), usable_cores());  // gRPC's threads must not wait for those that wait for them
+    patience_ = patience_for(2 * (job_.workers + job_.servers),
+                             usable_cores());  // gRPC's threads must not wait for those that wait for them
   if (options_.in_place) look_in_place();
 }
 
@@ -143,23 +146,26 @@ void Client::connect(const Meeting& meeting, const Deadline& deadline) {
 
 std::unique_ptr<Lane> Client::connect_to(const Meeting& meeting, int server, const Deadline& deadline) {
   // Whoever has put its address has opened its door.
-  const std::string address = meeting.store != nullptr ? meeting.store->get(network::address_key(server), deadline) : "";
+  const std::string address =
+      meeting.store != nullptr ? meeting.store->get(network::address_key(server), deadline) : "";
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
     if (Descriptor socket; !meeting.remote_only && (socket = shm::Lane::knock(meeting.job, server)))
       return std::make_unique<shm::Lane>(std::move(socket), memory_, options_.model, worker_, server, deadline);
     if (!address.empty())
-      return network::connect({.address = address,
-                               .token = meeting.token,
-                               .tls = meeting.tls,
-                               .model = options_.model,
-                               .worker = worker_,
-                               .server = server,
-                               .channels = options_.model == kRoll ? 1 : meeting.channels},
-                              memory_, [alarm = alarm_] { alarm->raise(""); }, deadline);
+      return network::connect(
+          {.address = address,
+           .token = meeting.token,
+           .tls = meeting.tls,
+           .model = options_.model,
+           .worker = worker_,
+           .server = server,
+           .channels = options_.model == kRoll ? 1 : meeting.channels},
+          memory_, [alarm = alarm_] { alarm->raise(""); }, deadline);
     if (deadline.passed())
-      fail<Timeout>("worker {} found no server {} on this machine within {:g} s. Was it started (`trireme serve`, or by "
-          "a launcher with --servers), for the same job?", worker_,
-                    server, deadline.limit().count());
+      fail<Timeout>(
+          "worker {} found no server {} on this machine within {:g} s. Was it started (`trireme serve`, or by "
+          "a launcher with --servers), for the same job?",
+          worker_, server, deadline.limit().count());
     std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
   }
 }
@@ -181,9 +187,11 @@ Client::~Client() {
   const uint8_t flags = !failed ? 0 : victim_ ? kVictim : kFailed;
   try {
     const auto goodbye = std::make_shared<Operation>();
-    for (size_t server = 0; server < lines_.size(); server++) send(server, {.verb = Verb::leave, .flags = flags}, goodbye, {});
+    for (size_t server = 0; server < lines_.size(); server++)
+      send(server, {.verb = Verb::leave, .flags = flags}, goodbye, {});
     // Servers go when the last worker has said goodbye: what looks like a death now is none.
-    await(memory_->bell(), patience_, Deadline(silent ? kShortGoodbye : kGoodbye), [&] { return progress(), goodbye->left == 0 || alarm_->raised.load(); });
+    await(memory_->bell(), patience_, Deadline(silent ? kShortGoodbye : kGoodbye),
+          [&] { return progress(), goodbye->left == 0 || alarm_->raised.load(); });
   } catch (const Error&) {  // it is gone already
   }
 }
@@ -201,8 +209,8 @@ void Client::interrupt(const std::string& reason) noexcept { alarm_->raise(reaso
 void Client::send(size_t server, Request request, const std::shared_ptr<Operation>& operation, Load load) {
   Line& line = lines_[server];
   if (line.open.size() >= kMostOpen) {
-    const bool came =
-        await(memory_->bell(), patience_, Deadline(options_.timeout), [&] { return progress(), line.open.size() < kMostOpen || alarm_->raised.load(); });
+    const bool came = await(memory_->bell(), patience_, Deadline(options_.timeout),
+                            [&] { return progress(), line.open.size() < kMostOpen || alarm_->raised.load(); });
     if (line.open.size() >= kMostOpen) give_up(came, "room for another request");
   }
   request.id = line.next_id++;
@@ -259,7 +267,8 @@ void Client::give_up(bool in_time, const char* what, const Operation* operation)
     if (silent == nullptr) silent = &line;
     reason = explain(line, operation);
   }
-  if (reason.empty() && silent != nullptr) reason = fmt::format("{} does not answer: it is stopped, or too busy", silent->lane->name());
+  if (reason.empty() && silent != nullptr)
+    reason = fmt::format("{} does not answer: it is stopped, or too busy", silent->lane->name());
   timed_out_ = fmt::format("{}: worker {} has waited {:g} s for {}{}", reason, worker_, options_.timeout.count(), what,
                            longer_helps(options_.timeout_setting));
   throw Timeout(timed_out_);
@@ -275,7 +284,8 @@ std::string Client::explain(Line& line, const Operation* operation) {
   question->left = 1;
   line.open.emplace(request.id, std::pair(question, Done{}));
   line.lane->send(request, {}, {}, 0);
-  await(memory_->bell(), patience_, Deadline(kExplanation), [&] { return progress(), question->left == 0 || alarm_->raised.load(); });
+  await(memory_->bell(), patience_, Deadline(kExplanation),
+        [&] { return progress(), question->left == 0 || alarm_->raised.load(); });
   if (question->left == 0 && question->text.empty()) return fmt::format("{} has just answered", line.lane->name());
   return question->text;
 }
@@ -283,12 +293,14 @@ std::string Client::explain(Line& line, const Operation* operation) {
 /// One wake-up for all answers of a line.
 void Client::expect(const Operation& operation) {
   for (Line& line : lines_) {
-    const auto count = std::count_if(line.open.begin(), line.open.end(), [&](const auto& entry) { return entry.second.first.get() == &operation; });
+    const auto count = std::count_if(line.open.begin(), line.open.end(),
+                                     [&](const auto& entry) { return entry.second.first.get() == &operation; });
     line.lane->expect(static_cast<size_t>(std::max<ptrdiff_t>(1, count)));
   }
 }
 
-/// Who waits for a long pass gives its core to the server's helper: by yielding to it, or, where the pass takes much longer than waking up does, by sleeping.
+/// Who waits for a long pass gives its core to the server's helper: by yielding to it, or, where the pass takes much
+/// longer than waking up does, by sleeping.
 Patience& Client::patience_with(const Operation& operation) {
   if (!lends_ || operation.bytes < Crew::kLong) return patience_;
   return operation.bytes <= kYieldBytes ? lending_ : asleep_;
@@ -301,7 +313,8 @@ void Client::wait_for(const Operation& operation) {
   while (operation.left > 0) {
     const bool several = operation.left > 1;
     if (several) expect(operation);
-    const bool came = await(memory_->bell(), patience_with(operation), deadline, [&] { return progress(), operation.left == 0 || alarm_->raised.load(); });
+    const bool came = await(memory_->bell(), patience_with(operation), deadline,
+                            [&] { return progress(), operation.left == 0 || alarm_->raised.load(); });
     for (Line& line : lines_)
       if (several) line.lane->expect(1);
     if (operation.left > 0) give_up(came, operation.what, &operation);
@@ -339,18 +352,24 @@ bool Pending::changed() const { return operation_ && operation_->changed; }
 Pending Client::send_range(space::Range range, Request request, const char* what) {
   const auto operation = std::make_shared<Operation>();
   operation->what = what;
-  const auto first = std::partition_point(by_place_.begin(), by_place_.end(), [&](uint32_t index) { return chunks_[index].range.end <= range.begin; });
+  const auto first = std::partition_point(by_place_.begin(), by_place_.end(),
+                                          [&](uint32_t index) { return chunks_[index].range.end <= range.begin; });
   for (auto at = first; at != by_place_.end() && chunks_[*at].range.begin < range.end; ++at) {
     const Chunk& chunk = chunks_[*at];
     const space::Range part = intersect(range, chunk.range);
     request.chunk = chunk.index;
     request.begin = part.begin;
     request.bytes = part.size();
-    const std::byte* source = request.verb == Verb::push ? gradients() : request.verb == Verb::set ? parameters() : nullptr;
-    const std::span<const std::byte> data = source == nullptr ? std::span<const std::byte>() : std::span(source + part.begin, part.size());
+    const std::byte* source = request.verb == Verb::push  ? gradients()
+                              : request.verb == Verb::set ? parameters()
+                                                          : nullptr;
+    const std::span<const std::byte> data =
+        source == nullptr ? std::span<const std::byte>() : std::span(source + part.begin, part.size());
     const std::span<const uint8_t> flags =
-        request.verb == Verb::push ? std::span<const uint8_t>(present() + chunk.first, chunk.last - chunk.first) : std::span<const uint8_t>();
-    if ((request.flags & kInPlace) == 0 && lines_[static_cast<size_t>(chunk.server)].lane->local()) operation->bytes += part.size();
+        request.verb == Verb::push ? std::span<const uint8_t>(present() + chunk.first, chunk.last - chunk.first)
+                                   : std::span<const uint8_t>();
+    if ((request.flags & kInPlace) == 0 && lines_[static_cast<size_t>(chunk.server)].lane->local())
+      operation->bytes += part.size();
     send(static_cast<size_t>(chunk.server), request, operation, {data, flags, static_cast<uint32_t>(chunk.first)});
   }
   return {this, operation};
@@ -380,11 +399,17 @@ Pending Client::apply(double factor) {
 }
 
 Pending Client::pull(space::Range range, const PullOptions& options) {
-  return send_range(range, {.verb = Verb::pull, .flags = in_place_ ? kInPlace : uint8_t{0}, .step = options.since, .version = options.at_least}, "parameters");
+  return send_range(range,
+                    {.verb = Verb::pull,
+                     .flags = in_place_ ? kInPlace : uint8_t{0},
+                     .step = options.since,
+                     .version = options.at_least},
+                    "parameters");
 }
 
 Pending Client::set(space::Range range) {
-  return send_range(range, {.verb = Verb::set, .flags = in_place_ ? kInPlace : uint8_t{0}}, "its parameters to be taken");
+  return send_range(range, {.verb = Verb::set, .flags = in_place_ ? kInPlace : uint8_t{0}},
+                    "its parameters to be taken");
 }
 
 // ---- clocks, work, locks: server 0 keeps them ----
@@ -392,7 +417,8 @@ Pending Client::set(space::Range range) {
 void Client::barrier() { ask(0, {.verb = Verb::barrier}, "all workers to come to a barrier"); }
 
 bool Client::begin(int64_t step, bool stop) {
-  return ask(0, {.verb = Verb::begin, .flags = stop ? kStop : uint8_t{0}, .step = step}, "leave to begin a step").status == Status::ok;
+  return ask(0, {.verb = Verb::begin, .flags = stop ? kStop : uint8_t{0}, .step = step}, "leave to begin a step")
+             .status == Status::ok;
 }
 
 Work Client::take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop) {
@@ -408,7 +434,9 @@ Work Client::take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pie
   return {Work::piece, first_step + reply.value / pieces_per_step, reply.value};
 }
 
-bool Client::lock(bool tries) { return ask(0, {.verb = Verb::lock, .flags = tries ? uint8_t{0} : kSkip}, "the update lock").status == Status::ok; }
+bool Client::lock(bool tries) {
+  return ask(0, {.verb = Verb::lock, .flags = tries ? uint8_t{0} : kSkip}, "the update lock").status == Status::ok;
+}
 
 void Client::unlock() { ask(0, {.verb = Verb::unlock}, "the update lock to be released"); }
 
@@ -438,17 +466,22 @@ size_t Client::stage(size_t bytes) {
   bytes = round_up(bytes, 64);
   const size_t room = memory_->plot().staging_bytes;
   if (bytes > room)
-    fail<InvalidArgument>("{} bytes of keys and rows in one request; there is room for {}: use smaller batches or a larger staging area", bytes, room);
+    fail<InvalidArgument>(
+        "{} bytes of keys and rows in one request; there is room for {}: use smaller batches or a larger staging area",
+        bytes, room);
   if (staged_ + bytes > room) {
-    const bool came = await(memory_->bell(), patience_, Deadline(options_.timeout), [&] { return progress(), sparse_open_ == 0 || alarm_->raised.load(); });
+    const bool came = await(memory_->bell(), patience_, Deadline(options_.timeout),
+                            [&] { return progress(), sparse_open_ == 0 || alarm_->raised.load(); });
     if (sparse_open_ > 0) give_up(came, "room for keys");
   }
   if (sparse_open_ == 0) staged_ = 0;
   return std::exchange(staged_, staged_ + bytes);
 }
 
-Pending Client::send_rows(Verb verb, size_t table, std::span<const uint64_t> keys, const float* gradients, float* rows, double lr) {
-  if (table >= job_.tables.size()) fail<InvalidArgument>("there is no table {}; the job has {}", table, job_.tables.size());
+Pending Client::send_rows(Verb verb, size_t table, std::span<const uint64_t> keys, const float* gradients, float* rows,
+                          double lr) {
+  if (table >= job_.tables.size())
+    fail<InvalidArgument>("there is no table {}; the job has {}", table, job_.tables.size());
   const auto operation = std::make_shared<Operation>();
   operation->what = verb == Verb::sparse_push ? "rows to be updated" : "rows";
   const size_t width = job_.tables[table].width, servers = lines_.size();
@@ -471,24 +504,33 @@ Pending Client::send_rows(Verb verb, size_t table, std::span<const uint64_t> key
     }
     for (size_t i = 0; i < places->size(); i++) {
       std::memcpy(at + i * sizeof(uint64_t), &keys[(*places)[i]], sizeof(uint64_t));
-      if (gradients != nullptr) std::memcpy(staged + i * width, gradients + (*places)[i] * width, width * sizeof(float));
+      if (gradients != nullptr)
+        std::memcpy(staged + i * width, gradients + (*places)[i] * width, width * sizeof(float));
     }
-    Request request{.verb = verb, .table = static_cast<uint16_t>(table), .lr = lr, .version = count, .begin = begin, .bytes = key_bytes};
+    Request request{.verb = verb,
+                    .table = static_cast<uint16_t>(table),
+                    .lr = lr,
+                    .version = count,
+                    .begin = begin,
+                    .bytes = key_bytes};
     if (verb == Verb::sparse_push) request.bytes += row_bytes;
     if (verb == Verb::sparse_pull) request.extra = begin + key_bytes;
     sparse_open_++;
-    send(server, request, operation, {.data = {at, request.bytes}, .done = [this, places, staged, rows, width, row_bytes](const Reply& reply) {
-                                        sparse_open_--;
-                                        if (rows == nullptr || reply.status != Status::ok) return;
-                                        if (places->empty()) return void(std::memcpy(rows, staged, row_bytes));
-                                        for (size_t i = 0; i < places->size(); i++)
-                                          std::memcpy(rows + (*places)[i] * width, staged + i * width, width * sizeof(float));
-                                      }});
+    send(server, request, operation,
+         {.data = {at, request.bytes}, .done = [this, places, staged, rows, width, row_bytes](const Reply& reply) {
+            sparse_open_--;
+            if (rows == nullptr || reply.status != Status::ok) return;
+            if (places->empty()) return void(std::memcpy(rows, staged, row_bytes));
+            for (size_t i = 0; i < places->size(); i++)
+              std::memcpy(rows + (*places)[i] * width, staged + i * width, width * sizeof(float));
+          }});
   }
   return {this, operation};
 }
 
-Pending Client::pull_rows(size_t table, std::span<const uint64_t> keys, float* rows) { return send_rows(Verb::sparse_pull, table, keys, nullptr, rows, 0); }
+Pending Client::pull_rows(size_t table, std::span<const uint64_t> keys, float* rows) {
+  return send_rows(Verb::sparse_pull, table, keys, nullptr, rows, 0);
+}
 
 Pending Client::push_rows(size_t table, std::span<const uint64_t> keys, const float* gradients, double lr) {
   return send_rows(Verb::sparse_push, table, keys, gradients, nullptr, lr);

@@ -20,19 +20,20 @@ namespace trireme::ps {
 
 /// Where workers and servers of a job find each other.
 struct Meeting {
-  std::string job;                           // key of the doors on one machine
-  comm::network::KeyValue* store = nullptr;  // several machines: servers put their addresses here. Null: all are on this machine
-  std::string token, tls;                    // of the network; see cluster::Place
-  bool remote_only = false;                  // do not look for doors: for measurements and tests
-  int channels = 2;                          // connections to each server on another machine
+  std::string job;  // key of the doors on one machine
+  comm::network::KeyValue* store =
+      nullptr;               // several machines: servers put their addresses here. Null: all are on this machine
+  std::string token, tls;    // of the network; see cluster::Place
+  bool remote_only = false;  // do not look for doors: for measurements and tests
+  int channels = 2;          // connections to each server on another machine
 };
 
 struct ClientOptions {
-  int model = 0;                    // number of the model among the job's, the same on all workers; kRoll: none, see ps/models.h
-  Seconds timeout{60};              // of every wait for a server
+  int model = 0;        // number of the model among the job's, the same on all workers; kRoll: none, see ps/models.h
+  Seconds timeout{60};  // of every wait for a server
   std::string timeout_setting = "ClientOptions::timeout";  // what error messages call it
-  bool in_place = false;            // see the servers' parameters instead of a copy, where all servers are on this machine. For rules under which no parameter
-                                    // changes while a worker computes
+  bool in_place = false;  // see the servers' parameters instead of a copy, where all servers are on this machine. For
+                          // rules under which no parameter changes while a worker computes
   size_t staging_bytes = 16 << 20;  // room for keys and rows on their way; 0 without tables
 };
 
@@ -42,7 +43,7 @@ struct PushOptions {
   bool pull = false;   // bring the new parameters back, in the same trip
   bool watch = false;  // servers leave out what is NaN or infinite: see Pending::sound()
   bool hold = false;   // where workers wait for each other: done when the gradients of all are there; apply() has to
-                      // follow, and a pull of the next version. Until then they must not be written to
+                       // follow, and a pull of the next version. Until then they must not be written to
 };
 
 struct PullOptions {
@@ -53,8 +54,8 @@ struct PullOptions {
 struct Operation;
 class Client;
 
-/// What push() and pull() return: wait() for it, or forget it (barrier() and leave do not wait for what was forgotten). Use from the client's thread, while
-/// the client lives.
+/// What push() and pull() return: wait() for it, or forget it (barrier() and leave do not wait for what was forgotten).
+/// Use from the client's thread, while the client lives.
 class Pending {
  public:
   Pending() = default;
@@ -82,11 +83,12 @@ struct Work {
   int64_t index = 0;  // of the piece in the epoch
 };
 
-/// One worker's lines to all servers, for one model. One thread at a time, but interrupt(). Has one thread of its own, which watches for servers that die.
+/// One worker's lines to all servers, for one model. One thread at a time, but interrupt(). Has one thread of its own,
+/// which watches for servers that die.
 class Client {
  public:
-  /// Connects to all servers of the job, by shared memory where they are on this machine. Throws Timeout when one does not come, InvalidArgument when one
-  /// does not admit this worker: its job is another than the others'.
+  /// Connects to all servers of the job, by shared memory where they are on this machine. Throws Timeout when one does
+  /// not come, InvalidArgument when one does not admit this worker: its job is another than the others'.
   Client(const Meeting& meeting, int worker, Job job, ClientOptions options = {});
   /// Says goodbye; when an exception is on its way, it says that too.
   ~Client();
@@ -107,7 +109,8 @@ class Client {
   uint8_t* present() const { return memory_->present(); }
   bool in_place() const { return in_place_; }
 
-  /// The gradients of a range go to its servers, which apply them under the job's rules. The range must not be written to before it is done.
+  /// The gradients of a range go to its servers, which apply them under the job's rules. The range must not be written
+  /// to before it is done.
   Pending push(space::Range range, const PushOptions& options);
   /// The parameters of a range.
   Pending pull(space::Range range, const PullOptions& options = {});
@@ -123,9 +126,11 @@ class Client {
   /// All that follows blocks.
   /// Until all workers have come.
   void barrier();
-  /// Until this worker may begin the step. False when the workers stop before it: `stop` asks for that, and they all stop before the same step.
+  /// Until this worker may begin the step. False when the workers stop before it: `stop` asks for that, and they all
+  /// stop before the same step.
   bool begin(int64_t step, bool stop = false);
-  /// The next of an epoch's `pieces` that nobody has taken, once its step may begin. `stop` ends the work for all workers.
+  /// The next of an epoch's `pieces` that nobody has taken, once its step may begin. `stop` ends the work for all
+  /// workers.
   Work take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop);
   /// The update lock, if this worker tries and nobody else has it; otherwise a gradient is counted as dropped.
   bool lock(bool tries);
@@ -133,13 +138,15 @@ class Client {
   /// Every server's counters, as JSON.
   std::vector<std::string> status();
 
-  /// Rows by key; `table` is the number of the table in the job. Keys may repeat. `rows` is written when the pull is done; what push() is given was copied.
+  /// Rows by key; `table` is the number of the table in the job. Keys may repeat. `rows` is written when the pull is
+  /// done; what push() is given was copied.
   Pending pull_rows(size_t table, std::span<const uint64_t> keys, float* rows);
   Pending push_rows(size_t table, std::span<const uint64_t> keys, const float* gradients, double lr);
 
   /// From any thread, once: every wait, now and later, ends with PeerLost for this reason.
   void interrupt(const std::string& reason) noexcept;
-  /// Whether its last wait ended because somebody else is gone. If this worker stops after an error then, it is not to blame.
+  /// Whether its last wait ended because somebody else is gone. If this worker stops after an error then, it is not to
+  /// blame.
   bool victim() const { return victim_; }
   void become_victim() { victim_ = true; }
 
@@ -169,7 +176,8 @@ class Client {
   Patience& patience_with(const Operation& operation);
   void give_up(bool in_time, const char* what, const Operation* operation = nullptr);
   std::string explain(Line& line, const Operation* operation);
-  Pending send_rows(Verb verb, size_t table, std::span<const uint64_t> keys, const float* gradients, float* rows, double lr);
+  Pending send_rows(Verb verb, size_t table, std::span<const uint64_t> keys, const float* gradients, float* rows,
+                    double lr);
   size_t stage(size_t bytes);
   std::string fault();
 
@@ -183,7 +191,8 @@ class Client {
   std::shared_ptr<Segment> shared_parameters_;
   std::byte* parameters_ = nullptr;
   bool in_place_ = false;
-  Patience patience_, lending_, asleep_;  // of short waits, and of long ones during which a server's helper needs this core
+  Patience patience_, lending_,
+      asleep_;  // of short waits, and of long ones during which a server's helper needs this core
   bool lends_ = false;
   std::vector<Line> lines_;
   bool victim_ = false;     // the last wait ended because somebody else is gone

@@ -1,5 +1,3 @@
-#include <trireme/ps/consistency.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/ps/consistency.h>
 
 namespace trireme::ps {
 namespace {
@@ -21,9 +20,11 @@ Decision judge_push(const Rules& rules, const PushFacts& facts) {
   if (facts.delay > 0) return {.verdict = Verdict::hold, .why = Why::delayed, .seconds = facts.delay};
   switch (rules.order) {
     case Order::together:
-      return facts.missing < 0 ? Decision{Verdict::apply, Why::complete} : Decision{Verdict::hold, Why::missing, facts.missing};
+      return facts.missing < 0 ? Decision{Verdict::apply, Why::complete}
+                               : Decision{Verdict::hold, Why::missing, facts.missing};
     case Order::rotating:
-      return facts.turn == facts.worker ? Decision{Verdict::apply, Why::in_turn} : Decision{Verdict::hold, Why::not_in_turn, facts.turn};
+      return facts.turn == facts.worker ? Decision{Verdict::apply, Why::in_turn}
+                                        : Decision{Verdict::hold, Why::not_in_turn, facts.turn};
     case Order::on_arrival:
       return {Verdict::apply, Why::arrived};
   }
@@ -36,7 +37,8 @@ Decision judge_begin(const Rules& rules, std::span<const int64_t> clocks, int /*
   if (slowest == clocks.end() || *slowest >= step) return {Verdict::apply, Why::within};
   const int64_t ahead = step - *slowest;
   const int who = static_cast<int>(slowest - clocks.begin());
-  return {ahead <= rules.bound ? Verdict::apply : Verdict::hold, ahead <= rules.bound ? Why::within : Why::ahead, who, ahead};
+  return {ahead <= rules.bound ? Verdict::apply : Verdict::hold, ahead <= rules.bound ? Why::within : Why::ahead, who,
+          ahead};
 }
 
 Decision judge_lock(int holder, int worker) {
@@ -59,7 +61,8 @@ std::string Decision::reason() const {
     case Why::unbounded:
       return "nobody has to wait";
     case Why::within:
-      return other < 0 ? "nobody is behind" : fmt::format("it is {} steps ahead of worker {}, which is within the bound", steps, other);
+      return other < 0 ? "nobody is behind"
+                       : fmt::format("it is {} steps ahead of worker {}, which is within the bound", steps, other);
     case Why::missing:
       return fmt::format("worker {} has not pushed yet", other);
     case Why::not_in_turn:

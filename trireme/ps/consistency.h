@@ -1,5 +1,6 @@
 #pragma once
-// When a worker's gradient counts: decisions as pure functions of what is known, each with its reason as a sentence. No clock, no I/O, no lock.
+// When a worker's gradient counts: decisions as pure functions of what is known, each with its reason as a sentence. No
+// clock, no I/O, no lock.
 #include <cstdint>
 #include <limits>
 #include <span>
@@ -19,7 +20,8 @@ enum class Order : uint8_t {
 enum class Stale : uint8_t {
   full,        // as much as a fresh one
   inverse,     // the rate divided by 1 + staleness
-  compensated  // g + λ g² (θ − θ at the pull): the gradient that a fresh pull would have given, to first order (DC-ASGD)
+  compensated  // g + λ g² (θ − θ at the pull): the gradient that a fresh pull would have given, to first order
+               // (DC-ASGD)
 };
 
 struct Rules {
@@ -28,15 +30,29 @@ struct Rules {
   int64_t bound = -1;  // steps that a worker may be ahead of the slowest; -1: any
   Stale stale = Stale::full;
   double lambda = 0.04;  // of Stale::compensated
-  int step_updates = 1;  // updates that make up a step, as each counts its share of one. With several every worker has an optimizer state of its own, so that
-                         // momentum and the like last as many steps as ever, and Stale::inverse weighs staleness in steps
+  int step_updates = 1;  // updates that make up a step, as each counts its share of one. With several every worker has
+                         // an optimizer state of its own, so that momentum and the like last as many steps as ever, and
+                         // Stale::inverse weighs staleness in steps
 };
 
 enum class Verdict : uint8_t { apply, hold, drop };
 
 /// Numbers now, a sentence when somebody asks: decisions are made for every message.
 struct Decision {
-  enum class Why : uint8_t { arrived, complete, in_turn, unbounded, within, missing, not_in_turn, delayed, ahead, repeated, locked, free };
+  enum class Why : uint8_t {
+    arrived,
+    complete,
+    in_turn,
+    unbounded,
+    within,
+    missing,
+    not_in_turn,
+    delayed,
+    ahead,
+    repeated,
+    locked,
+    free
+  };
   Verdict verdict = Verdict::apply;
   Why why = Why::arrived;
   int other = -1;      // the worker that the decision is about, besides the one that asks
@@ -46,7 +62,8 @@ struct Decision {
   std::string reason() const;
 };
 
-constexpr int64_t kGone = std::numeric_limits<int64_t>::max();  // the clock of a worker that has left, or rests between epochs
+constexpr int64_t kGone =
+    std::numeric_limits<int64_t>::max();  // the clock of a worker that has left, or rests between epochs
 
 struct PushFacts {
   int worker = 0;

@@ -16,7 +16,8 @@ struct Found {
 /// All of them, by job and number.
 std::vector<Found> find_servers();
 
-/// Sends "status" or "delay WORKER MS" and returns the answer. Throws InvalidArgument when the server does not like it, PeerLost, Timeout.
+/// Sends "status" or "delay WORKER MS" and returns the answer. Throws InvalidArgument when the server does not like it,
+/// PeerLost, Timeout.
 std::string control(const Found& server, const std::string& words, Seconds timeout);
 
 }  // namespace trireme::ps

@@ -29,7 +29,8 @@ class Inbox {
     ring(bell_);
   }
 
-  /// This thread does it, at once, if the service is idle and nothing waits: to wake another one would take longer than most errands. Else as post().
+  /// This thread does it, at once, if the service is idle and nothing waits: to wake another one would take longer than
+  /// most errands. Else as post().
   template <class Idle>
   void run(Errand errand, const Idle& idle_after) {
     if (const std::unique_lock turn(turn_, std::try_to_lock); turn && models_ != nullptr && empty()) {

@@ -23,13 +23,17 @@ struct Job {
 
   /// As text; equal jobs have equal texts.
   std::string encode() const;
-  /// Throws InvalidArgument for anything that is not a job that this library could have encoded. The text may come from anywhere.
+  /// Throws InvalidArgument for anything that is not a job that this library could have encoded. The text may come from
+  /// anywhere.
   static Job decode(const std::string& text);
 };
 
-/// How many threads help each server with long passes over memory: as many as there are cores that nobody computes on meanwhile, three at most, as the memory
-/// is not faster for more. One worker is not counted: it waits for what it has pushed.
-constexpr int helpers_for(int workers, int servers, int cores) { return std::clamp((cores - (workers - 1) - servers) / servers, 0, 3); }
+/// How many threads help each server with long passes over memory: as many as there are cores that nobody computes on
+/// meanwhile, three at most, as the memory is not faster for more. One worker is not counted: it waits for what it has
+/// pushed.
+constexpr int helpers_for(int workers, int servers, int cores) {
+  return std::clamp((cores - (workers - 1) - servers) / servers, 0, 3);
+}
 /// Whether a helper has no other core than that of a worker that waits.
 constexpr bool lends_core(int workers, int servers, int cores) {
   const int helpers = helpers_for(workers, servers, cores);

@@ -15,10 +15,11 @@ class Service;
 class Connection {
  public:
   virtual ~Connection() = default;
-  /// Sends an answer; `data` is copied or sent before this returns. Never blocks; a worker that does not read loses its connection.
+  /// Sends an answer; `data` is copied or sent before this returns. Never blocks; a worker that does not read loses its
+  /// connection.
   virtual void reply(const Reply& reply, std::span<const std::byte> data) = 0;
-  /// Where the data of an answer to a sparse pull may be written before reply() is called with them: memory of the worker's, which saves a copy. Empty when
-  /// there is none; then the data come from elsewhere.
+  /// Where the data of an answer to a sparse pull may be written before reply() is called with them: memory of the
+  /// worker's, which saves a copy. Empty when there is none; then the data come from elsewhere.
   virtual std::span<std::byte> room(const Request& /*request*/, size_t /*bytes*/) { return {}; }
   /// "worker 1 (process 4242)", "worker 1 on host b"
   virtual std::string name() const = 0;
@@ -31,8 +32,9 @@ class Connection {
 struct Incoming {
   std::shared_ptr<Connection> from;
   Request request;
-  std::span<const std::byte> data{};   // as many bytes as the request announces, or none
-  const uint8_t* present = nullptr;    // push: one byte for each slot of the chunk, not 0: the worker has a gradient for it. Null: for all
+  std::span<const std::byte> data{};  // as many bytes as the request announces, or none
+  const uint8_t* present =
+      nullptr;  // push: one byte for each slot of the chunk, not 0: the worker has a gradient for it. Null: for all
   std::shared_ptr<const void> keep{};  // what keeps the two above alive
 };
 
@@ -40,11 +42,15 @@ struct Incoming {
 class Lane {
  public:
   virtual ~Lane() = default;
-  /// Hands a request over; `urgency`: the lowest goes first where requests queue up. `data` (and `present`) must stay as they are until the answer has come.
-  virtual void send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present, uint32_t urgency) = 0;
-  /// The next answer, if there is one: its data are then where they belong. Does not block. `text` is the message of an error, or an answer in words.
+  /// Hands a request over; `urgency`: the lowest goes first where requests queue up. `data` (and `present`) must stay
+  /// as they are until the answer has come.
+  virtual void send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present,
+                    uint32_t urgency) = 0;
+  /// The next answer, if there is one: its data are then where they belong. Does not block. `text` is the message of an
+  /// error, or an answer in words.
   virtual bool receive(Reply& reply, std::string& text) = 0;
-  /// The worker is about to wait for so many answers: it need not be woken before the last of them has come. 1: every answer wakes it, as at first.
+  /// The worker is about to wait for so many answers: it need not be woken before the last of them has come. 1: every
+  /// answer wakes it, as at first.
   virtual void expect(size_t /*answers*/) {}
   /// Why nothing more will come, or "". Does not block.
   virtual std::string fault() = 0;

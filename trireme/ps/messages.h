@@ -1,5 +1,6 @@
 #pragma once
-// What workers and servers say to each other: a line of 64 bytes and, for most, data. The same over shared memory and over the network.
+// What workers and servers say to each other: a line of 64 bytes and, for most, data. The same over shared memory and
+// over the network.
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -45,13 +46,15 @@ constexpr uint8_t kHold = 128;  // push, where all workers wait for each other: 
 
 /// Little endian, as it stands in memory.
 struct Request {
-  uint64_t id = 0;  // from 1, grows with every request of a worker to a server; sent again with the same id, it is answered again and applied once
+  uint64_t id = 0;  // from 1, grows with every request of a worker to a server; sent again with the same id, it is
+                    // answered again and applied once
   Verb verb = Verb::push;
   uint8_t flags = 0;
-  uint16_t table = 0;    // sparse
-  uint32_t chunk = 0;    // push, pull, set
-  int64_t step = 0;      // push, begin: the worker's step. pull: answer without data when this is the version; -1: always with. take: the epoch's first step
-  double lr = 0;         // push, sparse_push. apply: the factor; 0: leave the parameters as they are
+  uint16_t table = 0;  // sparse
+  uint32_t chunk = 0;  // push, pull, set
+  int64_t step = 0;    // push, begin: the worker's step. pull: answer without data when this is the version; -1: always
+                       // with. take: the epoch's first step
+  double lr = 0;       // push, sparse_push. apply: the factor; 0: leave the parameters as they are
   uint64_t version = 0;  // pull: at least. take: the epoch. sparse: number of keys. explain: the request's id
   uint64_t begin = 0;    // push, pull, set: in the flat space. sparse: of the data in the worker's staging area
   uint64_t bytes = 0;    // of the range. sparse: of the data. take: pieces of work in the epoch

@@ -1,5 +1,3 @@
-#include <trireme/ps/models.h>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,6 +5,7 @@
 #include <sstream>
 
 #include <trireme/base/error.h>
+#include <trireme/ps/models.h>
 
 namespace trireme::ps {
 namespace {
@@ -50,7 +49,8 @@ Models::Admission Models::open(int model, int worker, const std::string& job) {
 
 std::vector<Service*> Models::others(const Service& service) const {
   std::vector<Service*> all;
-  std::copy_if(running_.begin(), running_.end(), std::back_inserter(all), [&](const Service* one) { return one != &service; });
+  std::copy_if(running_.begin(), running_.end(), std::back_inserter(all),
+               [&](const Service* one) { return one != &service; });
   return all;
 }
 
@@ -68,7 +68,9 @@ void Models::lost(Service& service, int worker, const std::string& how) {
   gone_.try_emplace(worker, Departure{how});
   // One that is in no model takes nothing with it: a program may end without having left the job.
   const auto models = without_roll();
-  if (failure_.empty() && std::any_of(models.begin(), models.end(), [&](const Service* one) { return one->here(worker); })) failure_ = how;
+  if (failure_.empty() &&
+      std::any_of(models.begin(), models.end(), [&](const Service* one) { return one->here(worker); }))
+    failure_ = how;
   for (Service* one : std::vector(running_)) one->gone(worker, {how});
 }
 
@@ -90,7 +92,8 @@ void Models::rests(const Service& service, int worker) {
 }
 
 std::string Models::failure() const {
-  if (!failure_.empty() || services_.contains(kRoll)) return failure_;  // who keeps the roll may get over what went wrong with one model
+  if (!failure_.empty() || services_.contains(kRoll))
+    return failure_;  // who keeps the roll may get over what went wrong with one model
   for (const auto& [model, service] : services_)
     if (!service->failure().empty()) return service->failure();
   return "";

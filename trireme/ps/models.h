@@ -1,10 +1,12 @@
 #pragma once
 // What a server keeps: a service for each model of its job, and the roll of the workers that are in the job at all.
 //
-// A program may train several models, at a time or one after another. They are numbered from 0 in the order of their construction, which is the same on all
-// workers, and have nothing in common but the server's thread: each has a layout, chunks, rules, clocks, a lock and a barrier of its own. A worker that dies
-// is lost to all of them. The roll is a model without parameters that a worker is in for as long as it is in the job: while somebody is, models may still
-// come, and the server stays. Clients of programs that keep no roll end the server when the last one has left the last model.
+// A program may train several models, at a time or one after another. They are numbered from 0 in the order of their
+// construction, which is the same on all workers, and have nothing in common but the server's thread: each has a
+// layout, chunks, rules, clocks, a lock and a barrier of its own. A worker that dies is lost to all of them. The roll
+// is a model without parameters that a worker is in for as long as it is in the job: while somebody is, models may
+// still come, and the server stays. Clients of programs that keep no roll end the server when the last one has left the
+// last model.
 #include <functional>
 #include <map>
 #include <memory>
@@ -52,7 +54,8 @@ class Models final : Service::Neighbours {
   bool finished() const { return running_.empty() && !services_.empty(); }
   /// Why the job failed, or "".
   std::string failure() const;
-  /// "status", "delay WORKER MS", "delay WORKER MS MODEL": what `trireme ctl` says. A line for each model. Throws InvalidArgument.
+  /// "status", "delay WORKER MS", "delay WORKER MS MODEL": what `trireme ctl` says. A line for each model. Throws
+  /// InvalidArgument.
   std::string control(const std::string& words);
 
  private:
@@ -68,7 +71,7 @@ class Models final : Service::Neighbours {
   Crew& crew_;
   std::map<int, std::unique_ptr<Service>> services_;  // by model; the roll's number is below all others
   std::vector<Service*> running_;                     // those that somebody is in, or will come to
-  std::map<int, Departure> gone_;                      // workers that will come to no further model
+  std::map<int, Departure> gone_;                     // workers that will come to no further model
   std::string failure_;
 };
 

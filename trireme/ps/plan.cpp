@@ -1,6 +1,6 @@
-#include <trireme/ps/plan.h>
-
 #include <algorithm>
+
+#include <trireme/ps/plan.h>
 
 namespace trireme::ps {
 namespace {
@@ -11,7 +11,8 @@ std::string name_of(const space::Layout& layout, size_t first, size_t last) {
 
 }  // namespace
 
-std::vector<Chunk> plan_chunks(const space::Layout& layout, const std::vector<space::Bucket>& buckets, int servers, size_t chunk_bytes) {
+std::vector<Chunk> plan_chunks(const space::Layout& layout, const std::vector<space::Bucket>& buckets, int servers,
+                               size_t chunk_bytes) {
   const size_t most = std::max(space::kLine, chunk_bytes / space::kLine * space::kLine);
   std::vector<Chunk> chunks;
   for (size_t b = 0; b < buckets.size(); b++)
@@ -21,7 +22,8 @@ std::vector<Chunk> plan_chunks(const space::Layout& layout, const std::vector<sp
         size_t first = buckets[b].first, last = buckets[b].last;
         while (first + 1 < last && layout[first].range.end <= range.begin) first++;
         while (last > first + 1 && layout[last - 1].range.begin >= range.end) last--;
-        chunks.push_back({static_cast<uint32_t>(chunks.size()), server, b, first, last, range, buckets[b].dtype, name_of(layout, first, last)});
+        chunks.push_back({static_cast<uint32_t>(chunks.size()), server, b, first, last, range, buckets[b].dtype,
+                          name_of(layout, first, last)});
         rest.begin = range.end;
       }
   return chunks;

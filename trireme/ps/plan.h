@@ -19,8 +19,10 @@ struct Chunk {
   std::string name;  // of its slots, for messages
 };
 
-/// Every bucket is cut into equal parts, one per server, and these into pieces of at most `chunk_bytes`: whatever the sizes of the layers, servers have the
-/// same load within a cache line per bucket, at every moment of the backward pass.
-std::vector<Chunk> plan_chunks(const space::Layout& layout, const std::vector<space::Bucket>& buckets, int servers, size_t chunk_bytes);
+/// Every bucket is cut into equal parts, one per server, and these into pieces of at most `chunk_bytes`: whatever the
+/// sizes of the layers, servers have the same load within a cache line per bucket, at every moment of the backward
+/// pass.
+std::vector<Chunk> plan_chunks(const space::Layout& layout, const std::vector<space::Bucket>& buckets, int servers,
+                               size_t chunk_bytes);
 
 }  // namespace trireme::ps

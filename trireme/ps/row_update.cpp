@@ -1,8 +1,9 @@
-// Compiled with the options of space/kernels.cpp, so that the loops become vector instructions and give the same bits as its update.
-#include <trireme/ps/row_update.h>
-
+// Compiled with the options of space/kernels.cpp, so that the loops become vector instructions and give the same bits
+// as its update.
 #include <cmath>
 #include <limits>
+
+#include <trireme/ps/row_update.h>
 
 namespace trireme::ps {
 namespace {
@@ -29,7 +30,8 @@ Constants constants_of(const space::UpdaterOptions& o, double lr) {
           .nesterov = o.nesterov};
 }
 
-inline void momentum_row(const float* __restrict g, float* __restrict p, float* __restrict s, size_t width, const Constants& c) {
+inline void momentum_row(const float* __restrict g, float* __restrict p, float* __restrict s, size_t width,
+                         const Constants& c) {
   if (c.nesterov) {
     for (size_t i = 0; i < width; i++) {
       const float d = g[i] + c.decay * p[i];
@@ -45,8 +47,8 @@ inline void momentum_row(const float* __restrict g, float* __restrict p, float* 
 }
 
 template <Optimizer kind>
-inline void adam_row(const float* __restrict g, float* __restrict p, float* __restrict s, float* __restrict v, size_t width, const Constants& c, float rate,
-                     float root2) {
+inline void adam_row(const float* __restrict g, float* __restrict p, float* __restrict s, float* __restrict v,
+                     size_t width, const Constants& c, float rate, float root2) {
   for (size_t i = 0; i < width; i++) {
     float value = p[i];
     if constexpr (kind == Optimizer::adamw) value *= c.shrink;
@@ -65,9 +67,11 @@ inline uint32_t count_step(const RowShape& shape, float* row) {
   return tail.steps;
 }
 
-/// All rows of a push. A width known to the compiler makes the inner loops straight lines of vector instructions; 0: any width.
+/// All rows of a push. A width known to the compiler makes the inner loops straight lines of vector instructions; 0:
+/// any width.
 template <Optimizer kind, size_t kWidth>
-void run(const RowShape& shape, Corrections& corrections, std::span<float* const> rows, const float* const* gradients, const Constants& c, double lr) {
+void run(const RowShape& shape, Corrections& corrections, std::span<float* const> rows, const float* const* gradients,
+         const Constants& c, double lr) {
   const size_t width = kWidth != 0 ? kWidth : shape.width, stride = shape.stride();
   for (size_t k = 0; k < rows.size(); k++) {
     if (k + kRowsAhead < rows.size()) prefetch_row(rows[k + kRowsAhead], stride);
@@ -86,7 +90,8 @@ void run(const RowShape& shape, Corrections& corrections, std::span<float* const
       }
     } else {
       const Corrections::Pair correction = corrections.at(count_step(shape, p));
-      adam_row<kind>(g, p, p + width, p + 2 * width, width, c, static_cast<float>(lr / correction.first), static_cast<float>(correction.root_second));
+      adam_row<kind>(g, p, p + width, p + 2 * width, width, c, static_cast<float>(lr / correction.first),
+                     static_cast<float>(correction.root_second));
     }
   }
 }

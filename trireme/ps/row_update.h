@@ -1,6 +1,6 @@
 #pragma once
-// The optimizers over rows that lie scattered in memory: the formulas of space/kernels.cpp, a short row at a time. A call of those kernels per row would cost
-// more than the row's arithmetic.
+// The optimizers over rows that lie scattered in memory: the formulas of space/kernels.cpp, a short row at a time. A
+// call of those kernels per row would cost more than the row's arithmetic.
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -26,7 +26,8 @@ struct RowShape {
   static RowShape of(const space::UpdaterOptions& optimizer, size_t width, bool ages);
 
   size_t floats() const { return width * (1 + vectors); }
-  /// Floats from one row to the next: rows begin at multiples of 16 bytes, and those of 16 floats without state fill cache lines.
+  /// Floats from one row to the next: rows begin at multiples of 16 bytes, and those of 16 floats without state fill
+  /// cache lines.
   size_t stride() const { return (floats() + (tail ? sizeof(RowTail) / sizeof(float) : 0) + 3) / 4 * 4; }
 
   RowTail tail_of(const float* row) const {
@@ -47,7 +48,8 @@ inline void prefetch_row(const float* row, size_t stride) {
 
 constexpr size_t kRowsAhead = 12;  // rows fetched ahead: about as many as the processor keeps in flight
 
-/// Adam's 1 − βᵗ. Rows are at different steps, and two powers per row would cost more than its update: they are kept by step.
+/// Adam's 1 − βᵗ. Rows are at different steps, and two powers per row would cost more than its update: they are kept by
+/// step.
 class Corrections {
  public:
   struct Pair {
@@ -68,7 +70,8 @@ class RowUpdater {
   RowUpdater(const space::UpdaterOptions& optimizer, const RowShape& shape)
       : optimizer_(optimizer), shape_(shape), corrections_(optimizer.beta1, optimizer.beta2) {}
 
-  /// Updates rows[k] with gradients[k], as many of these as rows; each row occurs once. Counts the rows' steps. Throws nothing.
+  /// Updates rows[k] with gradients[k], as many of these as rows; each row occurs once. Counts the rows' steps. Throws
+  /// nothing.
   void update(std::span<float* const> rows, const float* const* gradients, double lr);
 
  private:

@@ -1,5 +1,3 @@
-#include <trireme/ps/server.h>
-
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,10 +9,11 @@
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/base/unix_socket.h>
-#include <trireme/cluster/coordinator.h>
-#include <trireme/cluster/session.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/session.h>
 #include <trireme/ps/network/door.h>
 #include <trireme/ps/network/lane.h>
+#include <trireme/ps/server.h>
 #include <trireme/ps/shm/door.h>
 #include <trireme/ps/shm/lane.h>
 
@@ -25,13 +24,14 @@ constexpr Seconds kLongestSleep{1};
 constexpr Seconds kSibling{5};  // for the door of a server that runs
 
 /// Says hello to server 0, if its door is on this machine. False when it does not answer.
-bool greet_sibling(const ServerOptions& options, const shm::Hello& hello, const Deadline& deadline, shm::Welcome& answer,
-                   std::vector<Descriptor>& descriptors) {
+bool greet_sibling(const ServerOptions& options, const shm::Hello& hello, const Deadline& deadline,
+                   shm::Welcome& answer, std::vector<Descriptor>& descriptors) {
   const Descriptor socket = shm::Lane::knock(options.meeting.job, 0);
   if (!socket) return false;
   limit_wait(socket.get(), deadline.left() + Seconds(1));
   return send_message(socket.get(), &hello, sizeof hello) &&
-         receive_message(socket.get(), &answer, sizeof answer, descriptors) == sizeof answer && answer.magic == shm::kMagic;
+         receive_message(socket.get(), &answer, sizeof answer, descriptors) == sizeof answer &&
+         answer.magic == shm::kMagic;
 }
 
 /// Whether server 0 is on this machine. Waits for it.
@@ -44,7 +44,8 @@ bool sibling_is_here(const ServerOptions& options) {
     if (greet_sibling(options, {.kind = shm::Visitor::sibling}, deadline, answer, none)) return true;
     if (options.meeting.store != nullptr) return false;  // on another machine
     if (deadline.passed())
-      fail<Timeout>("server {} found no server 0 of its job on this machine within {:g} s", options.server, options.timeout.count());
+      fail<Timeout>("server {} found no server 0 of its job on this machine within {:g} s", options.server,
+                    options.timeout.count());
     std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
   }
 }
@@ -80,22 +81,26 @@ struct Server::State {
         inbox(bell),
         asks(options.server != 0 && !options.meeting.remote_only && sibling_is_here(options)),
         parameters(options.server == 0 || asks, asks ? shm::ParameterFiles::Ask([this](int model, size_t bytes) {
-          return parameters_of_sibling(options, model, bytes);
-        }) : nullptr),
+                     return parameters_of_sibling(options, model, bytes);
+                   })
+                                                     : nullptr),
         crew(options.helpers.value_or(helpers_for(options.workers, options.servers, usable_cores()))),
         models(options.server, parameters, crew) {
     if (!options.meeting.remote_only)
-      door.emplace(shm::DoorOptions{.job = options.meeting.job,
-                                    .server = options.server,
-                                    .bell = bell_memory.get(),
-                                    .memory = &parameters,
-                                    .crew = &crew,
-                                    .admitted = [this](std::shared_ptr<shm::Port> port) { ports.push_back(std::move(port)); },
-                                    .left = [this](const std::shared_ptr<shm::Port>& port) { std::erase(ports, port); }},
-                   inbox);
+      door.emplace(
+          shm::DoorOptions{.job = options.meeting.job,
+                           .server = options.server,
+                           .bell = bell_memory.get(),
+                           .memory = &parameters,
+                           .crew = &crew,
+                           .admitted = [this](std::shared_ptr<shm::Port> port) { ports.push_back(std::move(port)); },
+                           .left = [this](const std::shared_ptr<shm::Port>& port) { std::erase(ports, port); }},
+          inbox);
     if (options.meeting.store != nullptr) {
-      network = network::open_door({.server = options.server, .token = options.meeting.token, .tls = options.meeting.tls}, inbox);
-      options.meeting.store->put(network::address_key(options.server), fmt::format("{}:{}", options.host, network->port()));
+      network = network::open_door(
+          {.server = options.server, .token = options.meeting.token, .tls = options.meeting.tls}, inbox);
+      options.meeting.store->put(network::address_key(options.server),
+                                 fmt::format("{}:{}", options.host, network->port()));
     }
   }
 
@@ -111,7 +116,8 @@ struct Server::State {
         const auto turn = inbox.turn();
         if (models.finished()) break;
         bool busy = false;
-        for (const auto& port : ports) busy |= port->poll(port, now);  // a goodbye is read before the door says that the worker is gone
+        for (const auto& port : ports)
+          busy |= port->poll(port, now);  // a goodbye is read before the door says that the worker is gone
         busy |= inbox.drain(models);
         due = models.due();
         if (due && *due <= now) models.tick(now);
@@ -135,7 +141,8 @@ struct Server::State {
   }
 
   bool anything() const {
-    return stopped.load() || !inbox.empty() || std::any_of(ports.begin(), ports.end(), [](const auto& port) { return port->waiting(); });
+    return stopped.load() || !inbox.empty() ||
+           std::any_of(ports.begin(), ports.end(), [](const auto& port) { return port->waiting(); });
   }
 
   ServerOptions options;
@@ -176,11 +183,21 @@ void serve() { serve(cluster::place_here()); }
 bool is_server() { return cluster::place_here().role == "server"; }
 
 void serve(const cluster::Place& place, Seconds timeout, Seconds heartbeat_limit) {
-  if (place.role != "server") fail<InvalidArgument>("this process was started as a {}, not as a server ({})", place.role, place.launcher);
-  ServerOptions options{.server = place.server, .workers = place.size, .servers = place.servers, .meeting = {.job = place.job}, .timeout = timeout};
+  if (place.role != "server")
+    fail<InvalidArgument>("this process was started as a {}, not as a server ({})", place.role, place.launcher);
+  ServerOptions options{.server = place.server,
+                        .workers = place.size,
+                        .servers = place.servers,
+                        .meeting = {.job = place.job},
+                        .timeout = timeout};
   if (place.coordinator.empty()) return Server(options).run();
   cluster::Session session(
-      {.coordinator = place.coordinator, .job = place.job, .token = place.token, .tls = place.tls, .timeout = timeout, .heartbeat_limit = heartbeat_limit},
+      {.coordinator = place.coordinator,
+       .job = place.job,
+       .token = place.token,
+       .tls = place.tls,
+       .timeout = timeout,
+       .heartbeat_limit = heartbeat_limit},
       {.kind = cluster::Member::server, .rank = place.server, .host = cluster::own_host_name(), .pid = getpid()});
   try {
     options.server = session.rank();

@@ -5,7 +5,7 @@
 #include <string>
 
 #include <trireme/base/clock.h>
-#include <trireme/cluster/environment.h>
+#include <trireme/cluster/environment/environment.h>
 #include <trireme/ps/client.h>
 
 namespace trireme::ps {
@@ -19,7 +19,8 @@ struct ServerOptions {
   std::optional<int> helpers{};    // threads for long passes; default: helpers_for(workers, servers, usable cores)
 };
 
-/// Serves until all workers have left all models, and the roll if the program keeps one (ps/models.h). `run()` in one thread; stop() from any.
+/// Serves until all workers have left all models, and the roll if the program keeps one (ps/models.h). `run()` in one
+/// thread; stop() from any.
 class Server {
  public:
   /// Opens its doors. Throws IoError when its place is taken.
@@ -38,7 +39,8 @@ class Server {
   std::unique_ptr<State> state_;
 };
 
-/// What `trireme serve` does, and a program whose role is server: joins the job that a launcher started this process for, and serves it. Blocks.
+/// What `trireme serve` does, and a program whose role is server: joins the job that a launcher started this process
+/// for, and serves it. Blocks.
 void serve(const cluster::Place& place, Seconds timeout = Seconds(60), Seconds heartbeat_limit = Seconds(3));
 void serve();
 /// Whether a launcher started this process as a server: `if (trireme::ps::is_server()) return trireme::ps::serve(), 0;`

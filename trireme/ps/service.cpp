@@ -1,17 +1,17 @@
-#include <trireme/ps/service.h>
-
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
 #include <trireme/base/error.h>
+#include <trireme/ps/service.h>
 #include <trireme/ps/sparse_table.h>
+
 #include "chunk_state.h"
 
 namespace trireme::ps {
@@ -20,7 +20,9 @@ namespace {
 constexpr size_t kMostKeys = 1 << 24;   // of one request
 constexpr double kLongestDelay = 60e3;  // milliseconds
 
-std::span<const std::byte> bytes_of(const std::string& text) { return std::as_bytes(std::span(text.data(), text.size())); }
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text.data(), text.size()));
+}
 
 }  // namespace
 
@@ -61,14 +63,18 @@ std::string Service::open(int worker, const std::string& text) {
   try {
     if (!job_) {
       Job job = Job::decode(text);
-      if (worker < 0 || worker >= job.workers) return fmt::format("there is no worker {} among {}", worker, job.workers);
-      if (server_ >= job.servers) return fmt::format("worker {} was told of {} servers, but this is server {}", worker, job.servers, server_);
+      if (worker < 0 || worker >= job.workers)
+        return fmt::format("there is no worker {} among {}", worker, job.workers);
+      if (server_ >= job.servers)
+        return fmt::format("worker {} was told of {} servers, but this is server {}", worker, job.servers, server_);
       parameters_ = memory_(job.layout.bytes());
       job_ = std::move(job);
       job_text_ = text;
       job_from_ = worker;
-      chunks_ = plan_chunks(job_->layout, plan_buckets(job_->layout, job_->bucket_bytes), job_->servers, job_->chunk_bytes);
-      for (const Chunk& chunk : chunks_) states_.push_back(chunk.server == server_ ? std::make_unique<ChunkState>(chunk, *job_) : nullptr);
+      chunks_ =
+          plan_chunks(job_->layout, plan_buckets(job_->layout, job_->bucket_bytes), job_->servers, job_->chunk_bytes);
+      for (const Chunk& chunk : chunks_)
+        states_.push_back(chunk.server == server_ ? std::make_unique<ChunkState>(chunk, *job_) : nullptr);
       for (const SparseTable::Options& table : job_->tables) tables_.push_back(std::make_unique<SparseTable>(table));
       workers_.resize(static_cast<size_t>(job_->workers));
     }
@@ -76,9 +82,11 @@ std::string Service::open(int worker, const std::string& text) {
   } catch (const Error& error) {
     return error.what();
   }
-  if (worker < 0 || worker >= job_->workers) return fmt::format("there is no worker {} among {}", worker, job_->workers);
+  if (worker < 0 || worker >= job_->workers)
+    return fmt::format("there is no worker {} among {}", worker, job_->workers);
   Worker& w = workers_[static_cast<size_t>(worker)];
-  if (w.standing != Worker::absent && w.standing != Worker::present) return fmt::format("worker {} has been here, and is gone", worker);
+  if (w.standing != Worker::absent && w.standing != Worker::present)
+    return fmt::format("worker {} has been here, and is gone", worker);
   w.standing = Worker::present;
   return "";
 }
@@ -107,7 +115,9 @@ void Service::forget(int worker, const std::string& how) {
       state->pushed[static_cast<size_t>(worker)].reset();
     }
   if (!how.empty() && failure_.empty()) failure_ = how;
-  fail_waiting(how.empty() ? fmt::format("worker {} has ended its part of the job. Do all workers run the same steps?", worker) : how);
+  fail_waiting(how.empty()
+                   ? fmt::format("worker {} has ended its part of the job. Do all workers run the same steps?", worker)
+                   : how);
   release_waiting();
 }
 
@@ -138,12 +148,15 @@ void Service::release() {
 
 void Service::leave(const Incoming& in) {
   const bool victim = (in.request.flags & kVictim) != 0, failed = (in.request.flags & kFailed) != 0;
-  const std::string how = failed ? fmt::format("{} stopped after an error of its own (see its output)", in.from->name()) : "";
+  const std::string how =
+      failed ? fmt::format("{} stopped after an error of its own (see its output)", in.from->name()) : "";
   gone(in.from->worker, {victim ? "" : how, victim});
 }
 
 int Service::first_gone() const {
-  const auto found = std::find_if(workers_.begin(), workers_.end(), [](const Worker& w) { return w.standing == Worker::left || w.standing == Worker::lost; });
+  const auto found = std::find_if(workers_.begin(), workers_.end(), [](const Worker& w) {
+    return w.standing == Worker::left || w.standing == Worker::lost;
+  });
   return found == workers_.end() ? -1 : static_cast<int>(found - workers_.begin());
 }
 
@@ -206,42 +219,55 @@ void Service::handle(Incoming in, Clock::time_point now) {
 
 bool Service::check(const Incoming& in, std::string& why) const {
   const Request& r = in.request;
-  if (!job_ || in.from->worker < 0 || in.from->worker >= job_->workers) return why = "a request before the worker was admitted", false;
-  if (workers_[static_cast<size_t>(in.from->worker)].standing != Worker::present) return why = "a request of a worker that has left", false;
+  if (!job_ || in.from->worker < 0 || in.from->worker >= job_->workers)
+    return why = "a request before the worker was admitted", false;
+  if (workers_[static_cast<size_t>(in.from->worker)].standing != Worker::present)
+    return why = "a request of a worker that has left", false;
   if (r.id == 0) return why = "a request without a number", false;
   if (r.verb >= Verb::count) return why = fmt::format("there is no request {}", static_cast<int>(r.verb)), false;
   if ((r.verb == Verb::push || r.verb == Verb::sparse_push) && !(std::isfinite(r.lr) && r.lr >= 0))
     return why = fmt::format("a learning rate of {}", r.lr), false;
   if (r.verb == Verb::push || r.verb == Verb::pull || r.verb == Verb::set) return check_range(in, why);
-  if (r.verb == Verb::take && (r.extra == 0 || r.extra > 1 << 20 || r.bytes > uint64_t{1} << 40 || r.step < 0 || r.step > int64_t{1} << 40))
+  if (r.verb == Verb::take &&
+      (r.extra == 0 || r.extra > 1 << 20 || r.bytes > uint64_t{1} << 40 || r.step < 0 || r.step > int64_t{1} << 40))
     return why = "an epoch that cannot be", false;
   if (r.verb == Verb::begin && r.step < 0) return why = "a step below 0", false;
   if (r.verb == Verb::apply && !(r.lr >= 0 && r.lr <= 1)) return why = fmt::format("a factor of {}", r.lr), false;
   if (r.verb != Verb::sparse_push && r.verb != Verb::sparse_pull) return true;
-  if (r.table >= tables_.size()) return why = fmt::format("there is no table {}; the job has {}", r.table, tables_.size()), false;
-  if (r.version > kMostKeys) return why = fmt::format("{} keys in one request; {} are allowed", r.version, kMostKeys), false;
-  const size_t row = job_->tables[r.table].width * sizeof(float), wanted = r.version * (sizeof(uint64_t) + (r.verb == Verb::sparse_push ? row : 0));
+  if (r.table >= tables_.size())
+    return why = fmt::format("there is no table {}; the job has {}", r.table, tables_.size()), false;
+  if (r.version > kMostKeys)
+    return why = fmt::format("{} keys in one request; {} are allowed", r.version, kMostKeys), false;
+  const size_t row = job_->tables[r.table].width * sizeof(float),
+               wanted = r.version * (sizeof(uint64_t) + (r.verb == Verb::sparse_push ? row : 0));
   if (in.data.size() != wanted)
-    return why = fmt::format("{} bytes for {} keys of table '{}': {} are needed", in.data.size(), r.version, job_->tables[r.table].name, wanted), false;
+    return why = fmt::format("{} bytes for {} keys of table '{}': {} are needed", in.data.size(), r.version,
+                             job_->tables[r.table].name, wanted),
+           false;
   return true;
 }
 
 bool Service::check_range(const Incoming& in, std::string& why) const {
   const Request& r = in.request;
-  if (r.chunk >= chunks_.size()) return why = fmt::format("there is no chunk {}; the model has {}", r.chunk, chunks_.size()), false;
+  if (r.chunk >= chunks_.size())
+    return why = fmt::format("there is no chunk {}; the model has {}", r.chunk, chunks_.size()), false;
   const Chunk& chunk = chunks_[r.chunk];
-  if (chunk.server != server_) return why = fmt::format("chunk {} belongs to server {}, not to server {}", r.chunk, chunk.server, server_), false;
+  if (chunk.server != server_)
+    return why = fmt::format("chunk {} belongs to server {}, not to server {}", r.chunk, chunk.server, server_), false;
   const size_t element = size_of(chunk.dtype);
   if (r.begin < chunk.range.begin || r.begin > chunk.range.end || r.bytes > chunk.range.end - r.begin || r.bytes == 0)
-    return why = fmt::format("bytes {} to {} are not in chunk {} ('{}'), which is {} to {}", r.begin, r.begin + r.bytes, r.chunk, chunk.name, chunk.range.begin,
-                             chunk.range.end),
+    return why = fmt::format("bytes {} to {} are not in chunk {} ('{}'), which is {} to {}", r.begin, r.begin + r.bytes,
+                             r.chunk, chunk.name, chunk.range.begin, chunk.range.end),
            false;
-  if ((r.begin - chunk.range.begin) % element != 0 || r.bytes % element != 0) return why = fmt::format("half an element of chunk {}", r.chunk), false;
+  if ((r.begin - chunk.range.begin) % element != 0 || r.bytes % element != 0)
+    return why = fmt::format("half an element of chunk {}", r.chunk), false;
   const bool whole = r.begin == chunk.range.begin && r.bytes == chunk.range.size();
   if (r.verb == Verb::push && job_->rules.order != Order::on_arrival && !whole)
-    return why = fmt::format("a part of chunk {}: where workers wait for each other, whole chunks are pushed", r.chunk), false;
+    return why = fmt::format("a part of chunk {}: where workers wait for each other, whole chunks are pushed", r.chunk),
+           false;
   const bool brings = r.verb == Verb::push || (r.verb == Verb::set && (r.flags & kInPlace) == 0);
-  if (brings && in.data.size() != r.bytes) return why = fmt::format("{} bytes came for {} of chunk {}", in.data.size(), r.bytes, r.chunk), false;
+  if (brings && in.data.size() != r.bytes)
+    return why = fmt::format("{} bytes came for {} of chunk {}", in.data.size(), r.bytes, r.chunk), false;
   return true;
 }
 
@@ -257,8 +283,9 @@ void Service::answer(const Incoming& in, Reply reply, std::span<const std::byte>
 
 void Service::refuse(const Incoming& in, Status status, const std::string& why) {
   refused_++;
-  const std::string text =
-      status == Status::peer_lost ? why : fmt::format("server {} refused a {} of worker {}: {}", server_, name_of(in.request.verb), in.from->worker, why);
+  const std::string text = status == Status::peer_lost ? why
+                                                       : fmt::format("server {} refused a {} of worker {}: {}", server_,
+                                                                     name_of(in.request.verb), in.from->worker, why);
   Reply reply{.id = in.request.id, .verb = in.request.verb, .status = status, .bytes = text.size()};
   in.from->reply(reply, bytes_of(text));
 }
@@ -290,7 +317,9 @@ void Service::sparse(const Incoming& in) try {
 
 std::optional<Clock::time_point> Service::due() const {
   if (delayed_.empty()) return std::nullopt;
-  return std::min_element(delayed_.begin(), delayed_.end(), [](const auto& a, const auto& b) { return a.first < b.first; })->first;
+  return std::min_element(delayed_.begin(), delayed_.end(),
+                          [](const auto& a, const auto& b) { return a.first < b.first; })
+      ->first;
 }
 
 void Service::tick(Clock::time_point now) {
@@ -316,11 +345,13 @@ std::string Service::control(const std::string& words) {
   if (verb != "delay" || !(in >> worker >> milliseconds) || in >> more)
     fail<InvalidArgument>("'{}' is not understood: status, or delay WORKER MILLISECONDS", words);
   if (!job_) fail<InvalidArgument>("the job has not begun");
-  if (worker < 0 || worker >= job_->workers) fail<InvalidArgument>("there is no worker {}; the job has workers 0 to {}", worker, job_->workers - 1);
-  if (!(milliseconds >= 0 && milliseconds <= kLongestDelay)) fail<InvalidArgument>("a delay is 0 to {} milliseconds, not {}", kLongestDelay, milliseconds);
+  if (worker < 0 || worker >= job_->workers)
+    fail<InvalidArgument>("there is no worker {}; the job has workers 0 to {}", worker, job_->workers - 1);
+  if (!(milliseconds >= 0 && milliseconds <= kLongestDelay))
+    fail<InvalidArgument>("a delay is 0 to {} milliseconds, not {}", kLongestDelay, milliseconds);
   workers_[static_cast<size_t>(worker)].delay = Seconds(milliseconds / 1e3);
-  return fmt::format("server {}{}: updates of worker {} are delayed by {:g} ms", server_, named_ ? fmt::format(", model {}", model_) : "", worker,
-                     milliseconds);
+  return fmt::format("server {}{}: updates of worker {} are delayed by {:g} ms", server_,
+                     named_ ? fmt::format(", model {}", model_) : "", worker, milliseconds);
 }
 
 std::string Service::status() const {
@@ -328,7 +359,8 @@ std::string Service::status() const {
   if (named_) text["model"] = model_;
   for (const auto& [name, value] : metrics_.snapshot()) text[name] = value;
   text["clocks"] = nlohmann::ordered_json::array();
-  for (const Worker& worker : workers_) text["clocks"].push_back(worker.clock == kGone ? nlohmann::ordered_json() : nlohmann::ordered_json(worker.clock));
+  for (const Worker& worker : workers_)
+    text["clocks"].push_back(worker.clock == kGone ? nlohmann::ordered_json() : nlohmann::ordered_json(worker.clock));
   size_t rows = 0;
   for (const auto& table : tables_) rows += table->rows();
   text["rows"] = rows;

@@ -1,5 +1,6 @@
 #pragma once
-// What a server does with requests: the state of its chunks, tables, clocks and locks, without threads, sockets or waits.
+// What a server does with requests: the state of its chunks, tables, clocks and locks, without threads, sockets or
+// waits.
 #include <array>
 #include <bitset>
 #include <functional>
@@ -35,7 +36,8 @@ struct Departure {
   bool victim = false;  // because somebody else is gone: those who wait hear of that one
 };
 
-/// One thread at a time. Everything that arrives is checked before it is used: a wrong request gets an answer that says so and changes nothing.
+/// One thread at a time. Everything that arrives is checked before it is used: a wrong request gets an answer that says
+/// so and changes nothing.
 class Service {
  public:
   /// Who hears what happens in a model and concerns the others. Called as the last thing that a request does.
@@ -48,8 +50,10 @@ class Service {
     virtual void left(Service& service, int worker, const Departure& departure) = 0;
   };
 
-  /// `memory` gives the room for a flat vector of so many bytes, once, zeroed. `crew` helps with long updates; it stays the caller's, as the neighbours do.
-  Service(int server, std::function<std::byte*(size_t bytes)> memory, Crew& crew, int model = 0, Neighbours* neighbours = nullptr);
+  /// `memory` gives the room for a flat vector of so many bytes, once, zeroed. `crew` helps with long updates; it stays
+  /// the caller's, as the neighbours do.
+  Service(int server, std::function<std::byte*(size_t bytes)> memory, Crew& crew, int model = 0,
+          Neighbours* neighbours = nullptr);
   ~Service();
 
   /// A worker has come with a description of the job. Returns why it cannot be admitted, or "".
@@ -87,7 +91,13 @@ class Service {
  private:
   struct ChunkState;
   struct Worker {
-    enum Standing : uint8_t { absent, present, left, lost, victim } standing = absent;  // victim: left because of another
+    enum Standing : uint8_t {
+      absent,
+      present,
+      left,
+      lost,
+      victim
+    } standing = absent;  // victim: left because of another
     SeenIds seen;
     int64_t clock = 0;  // the step that it is at, or waits for
     int64_t begun = 0;  // the last step that it began
@@ -156,7 +166,7 @@ class Service {
   std::vector<float> rows_;  // of a sparse pull, where the worker's memory has no room for them
 
   std::vector<Worker> workers_;
-  size_t away_ = 0;  // workers that have left, or are lost
+  size_t away_ = 0;              // workers that have left, or are lost
   std::vector<int64_t> clocks_;  // of judge_begin
   std::vector<Waiting> beginning_;
   std::vector<Incoming> at_barrier_;
@@ -169,7 +179,7 @@ class Service {
   metrics::Registry metrics_;
   uint64_t &pushes_, &pulls_, &updates_, &held_, &dropped_, &repeated_, &refused_, &begins_held_, &keys_;
   metrics::Tally& staleness_;  // of applied gradients, in updates of their chunk
-  metrics::Tally& age_;        // of applied gradients, in steps behind the furthest worker (server 0, which keeps the clocks)
+  metrics::Tally& age_;  // of applied gradients, in steps behind the furthest worker (server 0, which keeps the clocks)
 };
 
 }  // namespace trireme::ps

@@ -1,11 +1,11 @@
 // Pushes and pulls of chunks.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cstring>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "chunk_state.h"
 
@@ -25,7 +25,8 @@ void Service::push(Incoming in, Clock::time_point now) {
   Worker& worker = worker_of(in);
   if (!worker.seen.add(in.request.id)) return repeat_push(in);
   pushes_++;
-  if (const Decision decision = judge_push(job_->rules, {.worker = in.from->worker, .delay = worker.delay.count()}); decision.why == Decision::Why::delayed) {
+  if (const Decision decision = judge_push(job_->rules, {.worker = in.from->worker, .delay = worker.delay.count()});
+      decision.why == Decision::Why::delayed) {
     held_++;
     delayed_.emplace_back(now + std::chrono::duration_cast<Clock::duration>(worker.delay), std::move(in));
     return;
@@ -33,11 +34,14 @@ void Service::push(Incoming in, Clock::time_point now) {
   arrive(std::move(in));
 }
 
-/// Sent again: it waits still, then the answer goes where the repetition came from; or it was applied, then it is only answered.
+/// Sent again: it waits still, then the answer goes where the repetition came from; or it was applied, then it is only
+/// answered.
 void Service::repeat_push(Incoming& in) {
   repeated_++;
   ChunkState& state = *states_[in.request.chunk];
-  const auto same = [&](const Incoming& other) { return other.from->worker == in.from->worker && other.request.id == in.request.id; };
+  const auto same = [&](const Incoming& other) {
+    return other.from->worker == in.from->worker && other.request.id == in.request.id;
+  };
   if (auto& waiting = state.pushed[static_cast<size_t>(in.from->worker)]; !state.gathered && waiting && same(*waiting))
     return void(waiting = std::move(in));
   for (auto& [due, waiting] : delayed_)
@@ -50,10 +54,15 @@ void Service::arrive(Incoming in) {
   const int worker = in.from->worker;
   if (job_->rules.order == Order::on_arrival) return apply_one(state, std::move(in));
   if (const int missing = first_gone(); missing >= 0)
-    return refuse(in, Status::peer_lost,
-                  failure_.empty() ? fmt::format("worker {} has ended its part of the job; worker {} still waits for it", missing, worker) : failure_);
+    return refuse(
+        in, Status::peer_lost,
+        failure_.empty()
+            ? fmt::format("worker {} has ended its part of the job; worker {} still waits for it", missing, worker)
+            : failure_);
   auto& place = state.pushed[static_cast<size_t>(worker)];
-  if (place) return refuse(in, Status::invalid, fmt::format("a second gradient of chunk {} before the first was applied", in.request.chunk));
+  if (place)
+    return refuse(in, Status::invalid,
+                  fmt::format("a second gradient of chunk {} before the first was applied", in.request.chunk));
   place = std::move(in);
   job_->rules.order == Order::together ? apply_together(state) : apply_in_turn(state);
 }
@@ -122,7 +131,8 @@ void Service::apply(const Incoming& in) {
 void Service::apply_in_turn(ChunkState& state) {
   while (true) {
     auto& next = state.pushed[static_cast<size_t>(state.turn)];
-    if (!next || judge_push(job_->rules, {.worker = next->from->worker, .turn = state.turn}).verdict != Verdict::apply) break;
+    if (!next || judge_push(job_->rules, {.worker = next->from->worker, .turn = state.turn}).verdict != Verdict::apply)
+      break;
     Incoming in = *std::exchange(next, std::nullopt);
     state.turn = (state.turn + 1) % job_->workers;
     apply_one(state, std::move(in));
@@ -171,14 +181,16 @@ std::vector<space::Source> Service::sources_of(const ChunkState& state) {
   return sources;
 }
 
-/// The gradient that the worker would have found with today's parameters, to first order. It goes into a copy: the worker's own stays as it is.
+/// The gradient that the worker would have found with today's parameters, to first order. It goes into a copy: the
+/// worker's own stays as it is.
 void Service::compensate(ChunkState& state, Incoming& in) {
   auto copy = std::make_shared<std::vector<std::byte>>(in.data.begin(), in.data.end());
   const size_t offset = in.request.begin - state.chunk.range.begin;
-  const std::byte *now = parameters_ + in.request.begin, *then = state.then[static_cast<size_t>(in.from->worker)].data() + offset;
+  const std::byte *now = parameters_ + in.request.begin,
+                  *then = state.then[static_cast<size_t>(in.from->worker)].data() + offset;
   const auto as = [&]<class T>(T) {
-    compensate_as(reinterpret_cast<T*>(copy->data()), reinterpret_cast<const T*>(now), reinterpret_cast<const T*>(then), copy->size() / sizeof(T),
-                  job_->rules.lambda);
+    compensate_as(reinterpret_cast<T*>(copy->data()), reinterpret_cast<const T*>(now), reinterpret_cast<const T*>(then),
+                  copy->size() / sizeof(T), job_->rules.lambda);
   };
   state.chunk.dtype == DType::f64 ? as(double{}) : as(float{});
   in.data = *copy;
@@ -213,7 +225,9 @@ void Service::pull(Incoming in) {
 /// A worker has the chunk as it is now.
 void Service::has(ChunkState& state, int worker) {
   state.pulled[static_cast<size_t>(worker)] = state.version;
-  if (!state.then.empty()) state.then[static_cast<size_t>(worker)].assign(parameters_ + state.chunk.range.begin, parameters_ + state.chunk.range.end);
+  if (!state.then.empty())
+    state.then[static_cast<size_t>(worker)].assign(parameters_ + state.chunk.range.begin,
+                                                   parameters_ + state.chunk.range.end);
 }
 
 void Service::answer_pull(ChunkState& state, const Incoming& in) {
@@ -230,7 +244,8 @@ void Service::answer_pull(ChunkState& state, const Incoming& in) {
 void Service::set(const Incoming& in) {
   ChunkState& state = *states_[in.request.chunk];
   if (worker_of(in).seen.add(in.request.id)) {
-    if ((in.request.flags & kInPlace) == 0) std::memcpy(parameters_ + in.request.begin, in.data.data(), in.request.bytes);
+    if ((in.request.flags & kInPlace) == 0)
+      std::memcpy(parameters_ + in.request.begin, in.data.data(), in.request.bytes);
     state.fine = true;
     updated(state);
   }

@@ -1,8 +1,8 @@
 // Who may begin, who gets which work, who has the lock, who has come to the barrier.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
-
-#include <fmt/format.h>
 
 #include "chunk_state.h"
 
@@ -16,7 +16,8 @@ void Service::begin(Incoming in, int64_t step, int64_t piece) {
   if (beginning_.size() >= waiting) begins_held_++;
 }
 
-/// A step of a worker that does its own share. All stop before the same one: the first that nobody has begun when one asks for it.
+/// A step of a worker that does its own share. All stop before the same one: the first that nobody has begun when one
+/// asks for it.
 void Service::begin_own(Incoming in) {
   const int64_t step = in.request.step;
   if ((in.request.flags & kStop) != 0 && stop_before_ == kGone) {
@@ -53,7 +54,8 @@ void Service::take(Incoming in) {
   if (!worker.seen.add(r.id)) {
     repeated_++;
     for (Waiting& waiting : beginning_)
-      if (waiting.incoming.from->worker == in.from->worker && waiting.incoming.request.id == r.id) return void(waiting.incoming = std::move(in));
+      if (waiting.incoming.from->worker == in.from->worker && waiting.incoming.request.id == r.id)
+        return void(waiting.incoming = std::move(in));
     if (worker.answer.id == r.id) in.from->reply(worker.answer, {});
     return;
   }
@@ -88,7 +90,9 @@ void Service::lock(const Incoming& in) {
 
 void Service::barrier(Incoming in) {
   if (const int missing = first_gone(); missing >= 0)
-    return refuse(in, Status::peer_lost, failure_.empty() ? fmt::format("worker {} has left: it will not come to the barrier", missing) : failure_);
+    return refuse(
+        in, Status::peer_lost,
+        failure_.empty() ? fmt::format("worker {} has left: it will not come to the barrier", missing) : failure_);
   if (!worker_of(in).seen.add(in.request.id)) {
     for (Incoming& waiting : at_barrier_)
       if (waiting.from->worker == in.from->worker) return void(waiting = std::move(in));
@@ -126,7 +130,9 @@ std::string Service::explain(int worker, uint64_t id) const {
   if (std::any_of(at_barrier_.begin(), at_barrier_.end(), same)) {
     std::vector<int> missing;
     for (int other = 0; other < job_->workers; other++)
-      if (std::none_of(at_barrier_.begin(), at_barrier_.end(), [&](const Incoming& in) { return in.from->worker == other; })) missing.push_back(other);
+      if (std::none_of(at_barrier_.begin(), at_barrier_.end(),
+                       [&](const Incoming& in) { return in.from->worker == other; }))
+        missing.push_back(other);
     return fmt::format("{} {} not come to the barrier{}", listed(missing), have(missing), of_model());
   }
   for (const Waiting& waiting : beginning_)
@@ -137,10 +143,12 @@ std::string Service::explain(int worker, uint64_t id) const {
     if (same(in)) return fmt::format("updates of worker {}{} are delayed (`trireme ctl delay`)", worker, of_model());
   for (const auto& state : states_) {
     if (!state) continue;
-    if (const auto& pushed = state->pushed[static_cast<size_t>(worker)]; pushed && same(*pushed)) return explain_push(*state, worker);
+    if (const auto& pushed = state->pushed[static_cast<size_t>(worker)]; pushed && same(*pushed))
+      return explain_push(*state, worker);
     for (const Incoming& in : state->pulls)
       if (same(in))
-        return fmt::format("'{}'{} has version {}, and nobody has made version {}", state->chunk.name, of_model(), state->version, in.request.version);
+        return fmt::format("'{}'{} has version {}, and nobody has made version {}", state->chunk.name, of_model(),
+                           state->version, in.request.version);
   }
   return "";
 }

@@ -1,7 +1,7 @@
-#include <trireme/ps/sparse_speed.h>
-
 #include <algorithm>
 #include <random>
+
+#include <trireme/ps/sparse_speed.h>
 
 namespace trireme::ps {
 namespace {
@@ -28,7 +28,8 @@ double rate_of(const std::vector<std::vector<uint64_t>>& batches, Seconds time, 
 }  // namespace
 
 SparseSpeed measure_sparse(const SparseTable::Options& options, size_t rows, size_t keys, Seconds time) {
-  if (rows == 0 || keys == 0) fail<InvalidArgument>("a measurement needs at least one row and one key, not {} and {}", rows, keys);
+  if (rows == 0 || keys == 0)
+    fail<InvalidArgument>("a measurement needs at least one row and one key, not {} and {}", rows, keys);
   SparseTable table(options);
   std::mt19937_64 random(1);
   std::vector<float> values(keys * options.width), gradients(keys * options.width, 1e-3f);

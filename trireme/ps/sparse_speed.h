@@ -11,7 +11,8 @@ struct SparseSpeed {
   size_t bytes = 0;           // of the table
 };
 
-/// Fills a table with `rows` rows, then pulls and pushes `keys` random ones at a time (some occur twice) for about `time` each. Uses one core.
+/// Fills a table with `rows` rows, then pulls and pushes `keys` random ones at a time (some occur twice) for about
+/// `time` each. Uses one core.
 SparseSpeed measure_sparse(const SparseTable::Options& options, size_t rows, size_t keys, Seconds time);
 
 }  // namespace trireme::ps

@@ -1,11 +1,11 @@
-#include <trireme/ps/sparse_table.h>
-
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <functional>
 #include <numbers>
 #include <utility>
+
+#include <trireme/ps/sparse_table.h>
 
 namespace trireme::ps {
 namespace {
@@ -45,12 +45,15 @@ size_t slots_for(size_t rows) { return std::bit_ceil(std::max(kLeastSlots, rows 
 void check(const SparseTable::Options& o) {
   if (o.width == 0 || o.width > SparseTable::kMostWidth)
     fail<InvalidArgument>("table '{}': a row has 1 to {} floats, not {}", o.name, SparseTable::kMostWidth, o.width);
-  if (!(o.scale >= 0) || !std::isfinite(o.scale)) fail<InvalidArgument>("table '{}': the scale of first values must be at least 0, not {}", o.name, o.scale);
-  if (o.fill > SparseTable::Fill::normal) fail<InvalidArgument>("table '{}': there is no way number {} to fill rows", o.name, static_cast<int>(o.fill));
+  if (!(o.scale >= 0) || !std::isfinite(o.scale))
+    fail<InvalidArgument>("table '{}': the scale of first values must be at least 0, not {}", o.name, o.scale);
+  if (o.fill > SparseTable::Fill::normal)
+    fail<InvalidArgument>("table '{}': there is no way number {} to fill rows", o.name, static_cast<int>(o.fill));
   if (o.optimizer.kind > space::Optimizer::adamw)
     fail<InvalidArgument>("table '{}': there is no optimizer number {}", o.name, static_cast<int>(o.optimizer.kind));
   if (o.evict_after > SparseTable::kMostTicks)
-    fail<InvalidArgument>("table '{}': evict_after is at most {} ticks, not {}; 0 keeps rows for ever", o.name, SparseTable::kMostTicks, o.evict_after);
+    fail<InvalidArgument>("table '{}': evict_after is at most {} ticks, not {}; 0 keeps rows for ever", o.name,
+                          SparseTable::kMostTicks, o.evict_after);
   if (o.most_rows == 0 || o.most_rows > SparseTable::kMostRows)
     fail<InvalidArgument>("table '{}': most_rows is 1 to {}, not {}", o.name, SparseTable::kMostRows, o.most_rows);
   space::Updater(o.optimizer, {});  // checks the optimizer's settings
@@ -112,8 +115,8 @@ inline SparseTable::Slot& SparseTable::slot_of(uint64_t key) const {
   return slots_[at];
 }
 
-/// Fills found_ with the rows of `keys`. Grouped: with the rows of the distinct keys, in the order of their first places, and group_ with each key's place
-/// among them. False when a row does not exist.
+/// Fills found_ with the rows of `keys`. Grouped: with the rows of the distinct keys, in the order of their first
+/// places, and group_ with each key's place among them. False when a row does not exist.
 template <bool grouped>
 bool SparseTable::locate(std::span<const uint64_t> keys) {
   if (found_.size() < keys.size()) found_.resize(keys.size());
@@ -142,7 +145,8 @@ bool SparseTable::locate(std::span<const uint64_t> keys) {
 }
 
 void SparseTable::check_call(std::span<const uint64_t> keys) const {
-  if (keys.size() > kMostKeys) fail<InvalidArgument>("table '{}': {} keys in one call; at most {}", options_.name, keys.size(), kMostKeys);
+  if (keys.size() > kMostKeys)
+    fail<InvalidArgument>("table '{}': {} keys in one call; at most {}", options_.name, keys.size(), kMostKeys);
 }
 
 // ---- making rows ----
@@ -162,15 +166,17 @@ void SparseTable::create_missing(std::span<const uint64_t> keys) {
 void SparseTable::reserve(size_t rows) {
   if (rows > options_.most_rows)
     fail<TableFull>(
-        "table '{}' would have {} rows, {} more than now; its limit is most_rows = {}. Raise it, add servers, or set evict_after to forget unused rows",
+        "table '{}' would have {} rows, {} more than now; its limit is most_rows = {}. Raise it, add servers, or set "
+        "evict_after to forget unused rows",
         options_.name, rows, rows - rows_, options_.most_rows);
   slabs_.reserve((rows + slab_mask_) >> slab_bits_);
-  while (slabs_.size() << slab_bits_ < rows) slabs_.push_back(space::Arena::of_process((slab_mask_ + 1) * stride_ * sizeof(float)));
+  while (slabs_.size() << slab_bits_ < rows)
+    slabs_.push_back(space::Arena::of_process((slab_mask_ + 1) * stride_ * sizeof(float)));
   if (const size_t capacity = slots_for(rows); capacity > capacity_) resize_slots(capacity, {});
 }
 
-/// New slots for all rows but the dropped ones (by number; empty: none). A hash's upper bits are its slot, so that the old order is nearly the new one, and
-/// this walks through memory instead of jumping.
+/// New slots for all rows but the dropped ones (by number; empty: none). A hash's upper bits are its slot, so that the
+/// old order is nearly the new one, and this walks through memory instead of jumping.
 void SparseTable::resize_slots(size_t capacity, const std::vector<bool>& dropped) {
   const space::Arena old_memory = slots_memory_;
   const std::span<const Slot> old(slots_, capacity_);
@@ -199,7 +205,8 @@ void SparseTable::initialise(uint64_t key, float* row) const {
     for (size_t i = 0; i < width; i++) row[i] = static_cast<float>((2 * random.uniform() - 1) * options_.scale);
   if (options_.fill != Fill::normal) return;
   for (size_t i = 0; i < width; i += 2) {  // Box and Muller's pairs
-    const double length = options_.scale * std::sqrt(-2 * std::log(1 - random.uniform())), angle = 2 * std::numbers::pi * random.uniform();
+    const double length = options_.scale * std::sqrt(-2 * std::log(1 - random.uniform())),
+                 angle = 2 * std::numbers::pi * random.uniform();
     row[i] = static_cast<float>(length * std::cos(angle));
     if (i + 1 < width) row[i + 1] = static_cast<float>(length * std::sin(angle));
   }
@@ -231,8 +238,8 @@ void SparseTable::pull(std::span<const uint64_t> keys, float* out) {
   }
 }
 
-/// Fills gradients_ with the gradient of each distinct key. Groups are numbered in the order of their first keys, so that a group's first gradient is known by
-/// its number. Few keys repeat: only what is summed is copied.
+/// Fills gradients_ with the gradient of each distinct key. Groups are numbered in the order of their first keys, so
+/// that a group's first gradient is known by its number. Few keys repeat: only what is summed is copied.
 void SparseTable::sum_groups(size_t keys, const float* gradients) {
   const size_t width = options_.width, room = (keys - distinct_) * width;
   if (gradients_.size() < distinct_) gradients_.resize(distinct_);
@@ -248,7 +255,8 @@ void SparseTable::sum_groups(size_t keys, const float* gradients) {
       continue;
     }
     const std::less<const float*> before;
-    const bool second = before(of_group, sums_.data()) || !before(of_group, free);  // of its group; a third one finds a sum
+    const bool second =
+        before(of_group, sums_.data()) || !before(of_group, free);  // of its group; a third one finds a sum
     float* sum = second ? std::exchange(free, free + width) : sums_.data() + (of_group - sums_.data());
     if (second) std::memcpy(sum, of_group, width * sizeof(float));
     of_group = sum;
@@ -258,7 +266,8 @@ void SparseTable::sum_groups(size_t keys, const float* gradients) {
 
 void SparseTable::push(std::span<const uint64_t> keys, const float* gradients, double lr) {
   check_call(keys);
-  if (!(lr >= 0) || !std::isfinite(lr)) fail<InvalidArgument>("table '{}': the learning rate must be a number of at least 0, not {}", options_.name, lr);
+  if (!(lr >= 0) || !std::isfinite(lr))
+    fail<InvalidArgument>("table '{}': the learning rate must be a number of at least 0, not {}", options_.name, lr);
   if (!locate<true>(keys)) create_missing(keys), locate<true>(keys);
   sum_groups(keys.size(), gradients);
   const std::span<float* const> rows(found_.data(), distinct_);
@@ -277,7 +286,8 @@ size_t SparseTable::tick() {
 
 std::vector<bool> SparseTable::stale_rows() const {
   std::vector<bool> stale(rows_);
-  for (size_t row = 0; row < rows_; row++) stale[row] = now_ - shape_.tail_of(row_at(row)).touched >= options_.evict_after;
+  for (size_t row = 0; row < rows_; row++)
+    stale[row] = now_ - shape_.tail_of(row_at(row)).touched >= options_.evict_after;
   return stale;
 }
 
@@ -308,14 +318,14 @@ size_t SparseTable::evict() {
 // ---- checkpoints ----
 
 size_t SparseTable::bytes() const {
-  size_t sum = slots_memory_.bytes() + found_.capacity() * sizeof(float*) + group_.capacity() * sizeof(uint32_t) + gradients_.capacity() * sizeof(float*) +
-               sums_.capacity() * sizeof(float);
+  size_t sum = slots_memory_.bytes() + found_.capacity() * sizeof(float*) + group_.capacity() * sizeof(uint32_t) +
+               gradients_.capacity() * sizeof(float*) + sums_.capacity() * sizeof(float);
   for (const space::Arena& slab : slabs_) sum += slab.bytes();
   return sum;
 }
 
-/// Not in the order of the slots, which is that of the hashes: a table that grows as it is restored in this order would fill from one end, and probing would
-/// take for ever.
+/// Not in the order of the slots, which is that of the hashes: a table that grows as it is restored in this order would
+/// fill from one end, and probing would take for ever.
 void SparseTable::for_each(const std::function<void(const Row&)>& visit) const {
   constexpr size_t kSpread = 0x9e3779b97f4a7c15;  // odd: every slot comes once
   for (size_t i = 0; i < capacity_; i++) {
@@ -333,8 +343,10 @@ void SparseTable::for_each(const std::function<void(const Row&)>& visit) const {
 
 void SparseTable::restore(const Row& row) {
   if (row.values.size() != shape_.width || row.state.size() != shape_.width * shape_.vectors)
-    fail<InvalidArgument>("table '{}': a saved row of {} values and {} of state; the table's have {} and {}: was it saved with another width or optimizer?",
-                          options_.name, row.values.size(), row.state.size(), shape_.width, shape_.width * shape_.vectors);
+    fail<InvalidArgument>(
+        "table '{}': a saved row of {} values and {} of state; the table's have {} and {}: was it saved with another "
+        "width or optimizer?",
+        options_.name, row.values.size(), row.state.size(), shape_.width, shape_.width * shape_.vectors);
   if (slot_of(row.key).row == 0) reserve(rows_ + 1), create(row.key);
   float* into = row_at(slot_of(row.key).row - 1);
   std::copy(row.values.begin(), row.values.end(), into);

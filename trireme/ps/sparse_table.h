@@ -18,11 +18,11 @@ class TableFull : public Error {
   using Error::Error;
 };
 
-/// Rows that exist from their first use on. Any number is a key. Not thread-safe; nothing blocks. Memory: a row's floats and state, and 26 to 51 bytes to find
-/// it.
+/// Rows that exist from their first use on. Any number is a key. Not thread-safe; nothing blocks. Memory: a row's
+/// floats and state, and 26 to 51 bytes to find it.
 ///
-/// Open addressing over slots of 16 bytes that name a row by number; rows are dense, in slabs that never move. Every loop fetches the slots and rows of the
-/// keys that come next while it works on one, since each is a cache miss.
+/// Open addressing over slots of 16 bytes that name a row by number; rows are dense, in slabs that never move. Every
+/// loop fetches the slots and rows of the keys that come next while it works on one, since each is a cache miss.
 class SparseTable {
  public:
   static constexpr size_t kMostWidth = 1 << 16;        // floats of a row
@@ -38,9 +38,9 @@ class SparseTable {
     size_t width = 16;
     space::UpdaterOptions optimizer{};  // its lr is not used: every push brings one
     Fill fill = Fill::zeros;
-    double scale = 0.01;            // uniform: in [−scale, scale); normal: the standard deviation
-    uint64_t seed = 1;              // a row's first value depends on (seed, name, key) alone, on any server and in any order
-    uint64_t evict_after = 0;       // a row not used for so many ticks goes; 0: never
+    double scale = 0.01;       // uniform: in [−scale, scale); normal: the standard deviation
+    uint64_t seed = 1;         // a row's first value depends on (seed, name, key) alone, on any server and in any order
+    uint64_t evict_after = 0;  // a row not used for so many ticks goes; 0: never
     uint64_t most_rows = 1u << 26;  // more are refused with TableFull
   };
 
@@ -56,18 +56,21 @@ class SparseTable {
   /// Throws InvalidArgument for options that make no sense.
   explicit SparseTable(const Options& options);
 
-  /// Copies the rows of `keys` to `out`, width floats for each, in order. A key may occur several times. Rows that do not exist are made.
-  /// Throws TableFull, or IoError when the system has no memory; then no row was made, and `out` holds nothing of use.
+  /// Copies the rows of `keys` to `out`, width floats for each, in order. A key may occur several times. Rows that do
+  /// not exist are made. Throws TableFull, or IoError when the system has no memory; then no row was made, and `out`
+  /// holds nothing of use.
   void pull(std::span<const uint64_t> keys, float* out);
-  /// One update of each row that occurs: gradients of equal keys are summed first, in the order in which they stand, as they are one batch's gradient of one
-  /// row; so the order of different keys does not matter, and Adam counts one step. Rows that do not exist are made first. Gradients are not searched for NaN.
-  /// Throws as pull() does, and InvalidArgument for a rate that is no number of at least 0; then nothing was applied.
+  /// One update of each row that occurs: gradients of equal keys are summed first, in the order in which they stand, as
+  /// they are one batch's gradient of one row; so the order of different keys does not matter, and Adam counts one
+  /// step. Rows that do not exist are made first. Gradients are not searched for NaN. Throws as pull() does, and
+  /// InvalidArgument for a rate that is no number of at least 0; then nothing was applied.
   void push(std::span<const uint64_t> keys, const float* gradients, double lr);
 
-  /// The next tick of the clock that ages rows: call it once per step. Every eighth part of evict_after it evicts. Returns how many rows went.
+  /// The next tick of the clock that ages rows: call it once per step. Every eighth part of evict_after it evicts.
+  /// Returns how many rows went.
   size_t tick();
-  /// Forgets the rows that were neither pulled nor pushed in the last evict_after ticks and gives their memory back; when such a key comes again, its row
-  /// begins anew. Reads the whole table. Returns how many rows went.
+  /// Forgets the rows that were neither pulled nor pushed in the last evict_after ticks and gives their memory back;
+  /// when such a key comes again, its row begins anew. Reads the whole table. Returns how many rows went.
   size_t evict();
 
   size_t rows() const { return rows_; }
@@ -77,7 +80,8 @@ class SparseTable {
 
   /// Calls visit for every row, in no particular order. visit must not change the table.
   void for_each(const std::function<void(const Row&)>& visit) const;
-  /// Puts a row back as for_each gave it, over one that may exist. Throws InvalidArgument when its sizes are not the table's, and TableFull.
+  /// Puts a row back as for_each gave it, over one that may exist. Throws InvalidArgument when its sizes are not the
+  /// table's, and TableFull.
   void restore(const Row& row);
 
  private:
@@ -102,7 +106,9 @@ class SparseTable {
 
   size_t home_of(uint64_t key) const;
   Slot& slot_of(uint64_t key) const;
-  float* row_at(size_t number) const { return reinterpret_cast<float*>(slabs_[number >> slab_bits_].data()) + (number & slab_mask_) * stride_; }
+  float* row_at(size_t number) const {
+    return reinterpret_cast<float*>(slabs_[number >> slab_bits_].data()) + (number & slab_mask_) * stride_;
+  }
 
   Options options_;
   RowShape shape_;

@@ -1,8 +1,7 @@
-#include <trireme/space/arena.h>
-
 #include <sys/mman.h>
 
 #include <trireme/base/error.h>
+#include <trireme/space/arena.h>
 
 namespace trireme::space {
 

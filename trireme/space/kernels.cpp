@@ -1,9 +1,9 @@
-// Compiled once per instruction set with TRIREME_ISA = plain, avx2, avx512 (see CMakeLists.txt). Only loops over plain memory
-// live here, all in an anonymous namespace: a function template of the standard library, compiled here for AVX-512, could otherwise
-// be the copy that the linker keeps for everybody.
-#include <trireme/space/kernels.h>
-
+// Compiled once per instruction set with TRIREME_ISA = plain, avx2, avx512 (see CMakeLists.txt). Only loops over plain
+// memory live here, all in an anonymous namespace: a function template of the standard library, compiled here for
+// AVX-512, could otherwise be the copy that the linker keeps for everybody.
 #include <immintrin.h>
+
+#include <trireme/space/kernels.h>
 
 namespace trireme::space::TRIREME_ISA {
 namespace {
@@ -115,7 +115,8 @@ template <class T, Op op>
 void reduce_as(void* const* outs, int n_outs, const void* const* sources, int n, size_t count) {
   if (n == 2 && n_outs <= 2) {
     T* out0 = static_cast<T*>(outs[0]);
-    reduce_pair<T, op>(out0, n_outs == 2 ? static_cast<T*>(outs[1]) : out0, static_cast<const T*>(sources[0]), static_cast<const T*>(sources[1]), count);
+    reduce_pair<T, op>(out0, n_outs == 2 ? static_cast<T*>(outs[1]) : out0, static_cast<const T*>(sources[0]),
+                       static_cast<const T*>(sources[1]), count);
   } else {
     reduce_many<T, op>(outs, n_outs, sources, n, count);
   }
@@ -239,7 +240,8 @@ bool finite(DType type, const void* data, size_t count) {
 inline float root(float value) { return __builtin_sqrtf(value); }
 inline double root(double value) { return __builtin_sqrt(value); }
 
-/// The new parameter from the summed gradient `g`, the old one and its state `s` and `v`. The constants follow libtorch's formulas.
+/// The new parameter from the summed gradient `g`, the old one and its state `s` and `v`. The constants follow
+/// libtorch's formulas.
 template <class T, Optimizer kind, bool nesterov>
 struct Formula {
   explicit Formula(const Update& u)
@@ -278,8 +280,8 @@ struct Formula {
   T lr, decay, momentum, b1, b2, keep1, keep2, eps, shrink, rate, root2;
 };
 
-// Stores past the caches. An ordinary store to a line that another core has read must first take the line away from that core, which costs more than the rest
-// of an update.
+// Stores past the caches. An ordinary store to a line that another core has read must first take the line away from
+// that core, which costs more than the rest of an update.
 #if defined(__AVX512F__)
 using Wide = __m512i;
 inline void stream(Wide* to, const Wide* from) { _mm512_stream_si512(to, _mm512_load_si512(from)); }
@@ -295,8 +297,8 @@ constexpr size_t kLineBytes = 64;
 
 /// `first` and, of a pair, `second` are gradients.
 template <bool pair, class T, class F>
-inline void update_span(const T* __restrict first, const T* __restrict second, T* __restrict p, T* __restrict s, T* __restrict v, size_t count, const F formula,
-                        bool past_caches) {
+inline void update_span(const T* __restrict first, const T* __restrict second, T* __restrict p, T* __restrict s,
+                        T* __restrict v, size_t count, const F formula, bool past_caches) {
   const auto gradient = [=](size_t i) { return pair ? first[i] + second[i] : first[i]; };
   constexpr size_t line = kLineBytes / sizeof(T);
   size_t done = 0;
@@ -310,7 +312,8 @@ inline void update_span(const T* __restrict first, const T* __restrict second, T
     for (; done + line <= count; done += line) {
       alignas(kLineBytes) T fresh[line];
       for (size_t i = 0; i < line; i++) fresh[i] = formula(gradient(done + i), p[done + i], s + done + i, v + done + i);
-      for (size_t i = 0; i < kLineBytes / sizeof(Wide); i++) stream(reinterpret_cast<Wide*>(p + done) + i, reinterpret_cast<const Wide*>(fresh) + i);
+      for (size_t i = 0; i < kLineBytes / sizeof(Wide); i++)
+        stream(reinterpret_cast<Wide*>(p + done) + i, reinterpret_cast<const Wide*>(fresh) + i);
     }
   }
   update_to(count);
@@ -381,7 +384,8 @@ bool update_typed(const Update& u) {
     case Optimizer::sgd:
       return update_with<T, Formula<T, Optimizer::sgd, false>>(u);
     case Optimizer::momentum:
-      return u.nesterov ? update_with<T, Formula<T, Optimizer::momentum, true>>(u) : update_with<T, Formula<T, Optimizer::momentum, false>>(u);
+      return u.nesterov ? update_with<T, Formula<T, Optimizer::momentum, true>>(u)
+                        : update_with<T, Formula<T, Optimizer::momentum, false>>(u);
     case Optimizer::adagrad:
       return update_with<T, Formula<T, Optimizer::adagrad, false>>(u);
     case Optimizer::adam:

@@ -1,6 +1,6 @@
 #pragma once
-// The inner loops, compiled once per instruction set and picked at run time. All variants give the same bits: the loops are
-// element-wise, sums run in rank order, and the compiler may not contract a multiply and an add.
+// The inner loops, compiled once per instruction set and picked at run time. All variants give the same bits: the loops
+// are element-wise, sums run in rank order, and the compiler may not contract a multiply and an add.
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -12,7 +12,8 @@ namespace trireme::space {
 
 enum class Optimizer : uint8_t { sgd, momentum, adagrad, adam, adamw };
 
-/// One fused update of `count` elements: the sum of all `gradients`, the optimizer's state and the parameters, in one pass.
+/// One fused update of `count` elements: the sum of all `gradients`, the optimizer's state and the parameters, in one
+/// pass.
 struct Update {
   Optimizer optimizer = Optimizer::sgd;
   DType dtype = DType::f32;  // f32 or f64; of parameters, gradients and state
@@ -23,7 +24,8 @@ struct Update {
   void* state[2] = {nullptr, nullptr};
   double lr = 0, momentum = 0, beta1 = 0, beta2 = 0, epsilon = 0, weight_decay = 0;
   bool nesterov = false;
-  bool stream = false;  // write the parameters past the caches: other processors read them next. Visible to who sees what this one publishes afterwards
+  bool stream = false;  // write the parameters past the caches: other processors read them next. Visible to who sees
+                        // what this one publishes afterwards
   double correction1 = 1, correction2 = 1;  // Adam's 1 − βᵗ
   double scale = 1;                         // of the summed gradient
   bool watch = false;  // look for NaN and infinity: a block of kBlock elements whose gradient has some is left as it is
@@ -34,7 +36,8 @@ constexpr size_t kBlock = 1024;
 
 struct Kernels {
   const char* name;
-  /// outs[k][i] = op over j of sources[j][i], summed in the order of j. Outputs may be sources, never shifted against them.
+  /// outs[k][i] = op over j of sources[j][i], summed in the order of j. Outputs may be sources, never shifted against
+  /// them.
   void (*reduce)(DType, Op, void* const* outs, int n_outs, const void* const* sources, int n_sources, size_t count);
   /// False when `watch` found something.
   bool (*update)(const Update&);

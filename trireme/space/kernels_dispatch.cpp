@@ -16,7 +16,9 @@ std::vector<const Kernels*> runnable_kernels() {
   std::vector<const Kernels*> found;
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl")) found.push_back(&avx512::kTable);
+  if (avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl"))
+    found.push_back(&avx512::kTable);
   if (avx2) found.push_back(&avx2::kTable);
   found.push_back(&plain::kTable);
   return found;

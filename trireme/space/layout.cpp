@@ -1,11 +1,11 @@
-#include <trireme/space/layout.h>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <sstream>
+
+#include <trireme/base/error.h>
+#include <trireme/space/layout.h>
 
 namespace trireme::space {
 
@@ -15,7 +15,9 @@ size_t Slot::elements() const {
   return count;
 }
 
-std::string Slot::describe() const { return fmt::format("{} {}[{}]{}", name, name_of(dtype), fmt::join(shape, ","), channels_last ? " channels-last" : ""); }
+std::string Slot::describe() const {
+  return fmt::format("{} {}[{}]{}", name, name_of(dtype), fmt::join(shape, ","), channels_last ? " channels-last" : "");
+}
 
 Layout::Layout(std::vector<Slot> slots) : slots_(std::move(slots)) {
   for (Slot& slot : slots_) {
@@ -48,8 +50,8 @@ std::string first_difference(const std::string& mine, int my_rank, const std::st
     const bool more_a = static_cast<bool>(std::getline(left, a)), more_b = static_cast<bool>(std::getline(right, b));
     if (!more_a && !more_b) return "";
     if (a == b) continue;
-    return fmt::format("parameter {}: rank {} has '{}', rank {} has '{}'", index, my_rank, more_a ? a : "no such parameter", their_rank,
-                       more_b ? b : "no such parameter");
+    return fmt::format("parameter {}: rank {} has '{}', rank {} has '{}'", index, my_rank,
+                       more_a ? a : "no such parameter", their_rank, more_b ? b : "no such parameter");
   }
 }
 
@@ -58,7 +60,9 @@ std::vector<Bucket> plan_buckets(const Layout& layout, size_t bytes) {
   for (size_t next = layout.size(); next > 0;) {
     Bucket bucket{next - 1, next, {}, layout[next - 1].dtype, {}};
     const size_t end = layout[next - 1].range.end;
-    while (bucket.first > 0 && end - layout[bucket.first].range.begin < bytes && layout[bucket.first - 1].dtype == bucket.dtype) bucket.first--;
+    while (bucket.first > 0 && end - layout[bucket.first].range.begin < bytes &&
+           layout[bucket.first - 1].dtype == bucket.dtype)
+      bucket.first--;
     bucket.range = {layout[bucket.first].range.begin, end};
     bucket.name = layout[bucket.first].name;
     if (bucket.last - bucket.first > 1) bucket.name += " to " + layout[bucket.last - 1].name;

@@ -1,11 +1,11 @@
-#include <trireme/space/schedule.h>
-
-#include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <numbers>
+
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/space/schedule.h>
 
 namespace trireme::space {
 namespace {

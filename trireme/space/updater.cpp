@@ -1,11 +1,11 @@
-#include <trireme/space/updater.h>
-
-#include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <utility>
+
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/space/updater.h>
 
 namespace trireme::space {
 namespace {
@@ -32,11 +32,14 @@ size_t state_vectors(Optimizer kind) {
 }
 
 void check(const UpdaterOptions& o) {
-  if (o.nesterov && o.kind != Optimizer::momentum) fail<InvalidArgument>("nesterov is a variant of momentum; {} does not have it", name_of(o.kind));
+  if (o.nesterov && o.kind != Optimizer::momentum)
+    fail<InvalidArgument>("nesterov is a variant of momentum; {} does not have it", name_of(o.kind));
   const auto in_unit = [](double value) { return value >= 0 && value < 1; };
-  if (!(o.lr >= 0) || !std::isfinite(o.lr)) fail<InvalidArgument>("the learning rate must be a number of at least 0, not {}", o.lr);
+  if (!(o.lr >= 0) || !std::isfinite(o.lr))
+    fail<InvalidArgument>("the learning rate must be a number of at least 0, not {}", o.lr);
   if (!in_unit(o.momentum)) fail<InvalidArgument>("momentum must be in [0, 1), not {}", o.momentum);
-  if (!in_unit(o.beta1) || !in_unit(o.beta2)) fail<InvalidArgument>("Adam's betas must be in [0, 1), not {} and {}", o.beta1, o.beta2);
+  if (!in_unit(o.beta1) || !in_unit(o.beta2))
+    fail<InvalidArgument>("Adam's betas must be in [0, 1), not {} and {}", o.beta1, o.beta2);
   if (o.epsilon && !(*o.epsilon >= 0)) fail<InvalidArgument>("epsilon must be at least 0, not {}", *o.epsilon);
   if (!(o.weight_decay >= 0)) fail<InvalidArgument>("weight decay must be at least 0, not {}", o.weight_decay);
 }
@@ -135,7 +138,8 @@ void Updater::count(size_t index, const Layout& layout, size_t first, size_t las
 bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameters,
                     std::span<const std::byte* const> gradients, int64_t steps) {
   if (range.empty() || gradients.empty()) return true;
-  if (dtype != DType::f32 && dtype != DType::f64) fail<InvalidArgument>("parameters of type {} cannot be updated; keep them in f32 or f64", name_of(dtype));
+  if (dtype != DType::f32 && dtype != DType::f64)
+    fail<InvalidArgument>("parameters of type {} cannot be updated; keep them in f32 or f64", name_of(dtype));
   std::array<const void*, 256> sources{};
   if (gradients.size() > sources.size()) fail<InvalidArgument>("at most {} ranks per machine", sources.size());
   for (size_t k = 0; k < gradients.size(); k++) sources[k] = gradients[k] + range.begin;

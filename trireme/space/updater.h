@@ -53,8 +53,8 @@ struct Source {
 /// as in libtorch.
 class Updater {
  public:
-  /// `owned`: ranges of the flat space, disjoint; state is kept for them alone. `shared`: other processors read the parameters between updates.
-  /// Throws InvalidArgument for impossible settings.
+  /// `owned`: ranges of the flat space, disjoint; state is kept for them alone. `shared`: other processors read the
+  /// parameters between updates. Throws InvalidArgument for impossible settings.
   Updater(const UpdaterOptions& options, std::span<const Range> owned, bool shared = false);
 
   /// Starts the next step; all updates until the next call use this rate.
@@ -96,9 +96,9 @@ class Updater {
   UpdaterOptions options_;
   bool shared_;
   std::vector<Range> owned_;
-  std::vector<size_t> state_offset_;  // of each owned range, in bytes, within one state vector
-  size_t state_size_ = 0;             // bytes of one state vector
-  Arena state_;                       // one or two state vectors, one after the other
+  std::vector<size_t> state_offset_;        // of each owned range, in bytes, within one state vector
+  size_t state_size_ = 0;                   // bytes of one state vector
+  Arena state_;                             // one or two state vectors, one after the other
   std::vector<std::vector<Count>> counts_;  // by owned range and slot; for optimizers that count
   int64_t steps_ = 0;
   double lr_ = 0, scale_ = 1;

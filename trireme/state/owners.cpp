@@ -1,9 +1,8 @@
-#include <trireme/state/owners.h>
-
 #include <algorithm>
 #include <tuple>
 
 #include <trireme/base/error.h>
+#include <trireme/state/owners.h>
 
 namespace trireme::state {
 namespace {
@@ -59,16 +58,19 @@ std::vector<Need> needs_of(const OwnerMap& from, const OwnerMap& to) {
         for (const Range& piece : pieces_of(missing, before)) {
           Need need{vector, piece, wanted.owner, {}};
           for (const Holding& holding : before)
-            if (holding.range.begin <= piece.begin && piece.end <= holding.range.end) need.senders.push_back(holding.owner);
+            if (holding.range.begin <= piece.begin && piece.end <= holding.range.end)
+              need.senders.push_back(holding.owner);
           if (need.senders.empty())
-            fail<InvalidArgument>("nobody holds bytes {} to {} of '{}', which owner {} needs", piece.begin, piece.end, vector, wanted.owner);
+            fail<InvalidArgument>("nobody holds bytes {} to {} of '{}', which owner {} needs", piece.begin, piece.end,
+                                  vector, wanted.owner);
           needs.push_back(std::move(need));
         }
   }
   return needs;
 }
 
-/// Divides a need over its senders like water over basins of different depth: whoever has the least to send gets the most.
+/// Divides a need over its senders like water over basins of different depth: whoever has the least to send gets the
+/// most.
 class Division {
  public:
   void assign(const Need& need, std::vector<Move>& moves) {
@@ -110,8 +112,8 @@ std::vector<Move> merged(std::vector<Move> moves) {
   });
   std::vector<Move> result;
   for (Move& move : moves) {
-    if (!result.empty() && result.back().vector == move.vector && result.back().to == move.to && result.back().from == move.from &&
-        result.back().range.end == move.range.begin)
+    if (!result.empty() && result.back().vector == move.vector && result.back().to == move.to &&
+        result.back().from == move.from && result.back().range.end == move.range.begin)
       result.back().range.end = move.range.end;
     else
       result.push_back(std::move(move));
@@ -129,8 +131,8 @@ void OwnerMap::add(const std::string& vector, Range range, int owner) {
   auto& list = holdings_[vector];
   for (auto& holding : list)
     if (holding.owner == owner && !intersect(holding.range, range).empty())
-      fail<InvalidArgument>("owner {} holds bytes {} to {} of '{}' already, and is given {} to {}", owner, holding.range.begin,
-                            holding.range.end, vector, range.begin, range.end);
+      fail<InvalidArgument>("owner {} holds bytes {} to {} of '{}' already, and is given {} to {}", owner,
+                            holding.range.begin, holding.range.end, vector, range.begin, range.end);
   for (size_t i = 0; i < list.size();) {  // at most one on each side
     const Range other = list[i].range;
     if (list[i].owner == owner && (other.end == range.begin || other.begin == range.end)) {

@@ -1,9 +1,9 @@
-#include <trireme/train/diagnosis.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
+
+#include <trireme/train/diagnosis.h>
 
 namespace trireme::train {
 namespace {

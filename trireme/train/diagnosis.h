@@ -2,10 +2,10 @@
 // Whether a training gets anywhere, as a pure function of the losses of its epochs so far. It says so only when it is
 // sure, since a warning that is often wrong is not read.
 //
-// Guessing, with classes only: nothing is better than ln(classes), the loss of one who guesses. Not the mean training loss
-// of the last epoch, not the test loss (both may be 1 % below), and the test accuracy is at most one and a half times that
-// of guessing. One epoch is not enough as long as others follow, for some models are slow to begin; and who comes down
-// from far above (data that are not normalised) is left alone as long as the loss falls.
+// Guessing, with classes only: nothing is better than ln(classes), the loss of one who guesses. Not the mean training
+// loss of the last epoch, not the test loss (both may be 1 % below), and the test accuracy is at most one and a half
+// times that of guessing. One epoch is not enough as long as others follow, for some models are slow to begin; and who
+// comes down from far above (data that are not normalised) is left alone as long as the loss falls.
 //
 // Growing, in any task: the last epoch's training loss is a fifth above the lowest of the epochs before, and more than
 // half of what was gained since the first one is lost. Losses that waver around their lowest value do not grow, nor do

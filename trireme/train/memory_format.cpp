@@ -1,17 +1,17 @@
-#include <trireme/train/memory_format.h>
-
+#include <nlohmann/json.hpp>
 #include <torch/autograd.h>
 #include <torch/utils.h>
 #include <torch/version.h>
 #include <unistd.h>
 
-#include <trireme/base/clock.h>
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
 #include <sstream>
+
+#include <trireme/base/clock.h>
+#include <trireme/base/error.h>
+#include <trireme/train/memory_format.h>
 
 namespace trireme::train {
 namespace {
@@ -49,7 +49,8 @@ std::string processor() {
   return "unknown";
 }
 
-double seconds_of_pass(torch::nn::Sequential& net, const torch::Tensor& x, const std::function<torch::Tensor(const torch::Tensor&)>& loss) {
+double seconds_of_pass(torch::nn::Sequential& net, const torch::Tensor& x,
+                       const std::function<torch::Tensor(const torch::Tensor&)>& loss) {
   const auto start = Clock::now();
   torch::autograd::grad({loss(net->forward(x))}, net->parameters());
   return seconds_since(start);
@@ -59,7 +60,8 @@ torch::nn::Sequential copy_of(const torch::nn::Sequential& net, bool channels_la
   torch::nn::Sequential copy(std::dynamic_pointer_cast<torch::nn::SequentialImpl>(net->clone()));
   const torch::NoGradGuard no_grad;
   for (auto& p : copy->parameters())
-    if (channels_last && p.dim() == 4) p.set_data(p.clone(torch::MemoryFormat::ChannelsLast));  // contiguous() would leave one channel as it is
+    if (channels_last && p.dim() == 4)
+      p.set_data(p.clone(torch::MemoryFormat::ChannelsLast));  // contiguous() would leave one channel as it is
   return copy;
 }
 
@@ -71,22 +73,27 @@ bool has_convolutions(const torch::nn::Sequential& net) {
 }  // namespace
 
 FormatChoice choose_memory_format(World& world, const torch::nn::Sequential& net, const torch::Tensor& x,
-                                  const std::function<torch::Tensor(const torch::Tensor&)>& loss, const std::string& model, const std::string& cache) {
+                                  const std::function<torch::Tensor(const torch::Tensor&)>& loss,
+                                  const std::string& model, const std::string& cache) {
   if (!has_convolutions(net)) return {false, "memory format: default, as the model has no convolutions"};
   std::ostringstream shape;
   shape << x.sizes() << ' ' << x.dtype();
-  const std::string key = fmt::format("{} {} | {} | libtorch {} | {} workers", model, shape.str(), processor(), TORCH_VERSION, world.size());
+  const std::string key = fmt::format("{} {} | {} | libtorch {} | {} workers", model, shape.str(), processor(),
+                                      TORCH_VERSION, world.size());
   int32_t known = -1;  // rank 0's cache decides for all
   if (world.first())
     if (const auto choices = read_cache(cache); choices.contains(key)) known = choices[key] == "channels-last";
   world.comm().broadcast(&known, 1, DType::i32, 0, "remembered memory format");
-  if (known >= 0) return {known == 1, fmt::format("memory format: {}, as measured in an earlier run", known == 1 ? "channels-last" : "default")};
+  if (known >= 0)
+    return {known == 1,
+            fmt::format("memory format: {}, as measured in an earlier run", known == 1 ? "channels-last" : "default")};
 
   // Alternately, and the best of each: what disturbs one pass does not decide. Many passes, as the choice is kept.
   torch::nn::Sequential variants[2] = {copy_of(net, false), copy_of(net, true)};
   double times[2] = {1e9, 1e9};
   const auto start = Clock::now();
-  for (int round = 0; round < kWarm + kLeast || (round < kWarm + kMost && seconds_since(start) < kEnough.count()); round++)
+  for (int round = 0; round < kWarm + kLeast || (round < kWarm + kMost && seconds_since(start) < kEnough.count());
+       round++)
     for (int i : {0, 1}) {
       const double seconds = seconds_of_pass(variants[i], x, loss);
       if (round >= kWarm) times[i] = std::min(times[i], seconds);
@@ -94,8 +101,8 @@ FormatChoice choose_memory_format(World& world, const torch::nn::Sequential& net
   world.comm().allreduce(times, 2, DType::f64, Op::mean, "memory format timings");
   const bool better = times[1] < kWorthIt * times[0];
   if (world.first()) remember(cache, key, better);
-  return {better, fmt::format("memory format: {}, measured {:.2f} ms channels-last against {:.2f} ms default", better ? "channels-last" : "default",
-                              times[1] * 1e3, times[0] * 1e3)};
+  return {better, fmt::format("memory format: {}, measured {:.2f} ms channels-last against {:.2f} ms default",
+                              better ? "channels-last" : "default", times[1] * 1e3, times[0] * 1e3)};
 }
 
 }  // namespace trireme::train

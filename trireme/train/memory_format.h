@@ -14,9 +14,11 @@ struct FormatChoice {
   std::string reason;  // a sentence for the log
 };
 
-/// Times forward and backward of a copy of `net` in both formats on `x`, on all ranks at once, and decides for all. The choice is kept in the file `cache` (if
-/// not empty) by (model, input, processor, libtorch): the next run takes the same one, which also keeps runs bit-identical. Collective.
+/// Times forward and backward of a copy of `net` in both formats on `x`, on all ranks at once, and decides for all. The
+/// choice is kept in the file `cache` (if not empty) by (model, input, processor, libtorch): the next run takes the
+/// same one, which also keeps runs bit-identical. Collective.
 FormatChoice choose_memory_format(World& world, const torch::nn::Sequential& net, const torch::Tensor& x,
-                                  const std::function<torch::Tensor(const torch::Tensor&)>& loss_of_output, const std::string& model, const std::string& cache);
+                                  const std::function<torch::Tensor(const torch::Tensor&)>& loss_of_output,
+                                  const std::string& model, const std::string& cache);
 
 }  // namespace trireme::train

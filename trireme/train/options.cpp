@@ -1,13 +1,13 @@
-#include <trireme/train/options.h>
-
 #include <unistd.h>
 
-#include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/train/options.h>
 
 namespace trireme::train {
 namespace {
@@ -30,9 +30,11 @@ void check_writable(const std::string& path) {
   fs::create_directories(folder, failed);
   if (failed) fail<IoError>("cannot make the folder {}: {}", folder.string(), failed.message());
   if (fs::is_directory(path)) fail<InvalidArgument>("{} is a folder; give a file", path);
-  if (access(path.c_str(), F_OK) == 0 && access(path.c_str(), W_OK) != 0) fail<IoError>("cannot write {}: {}", path, errno_text());
-  if (fs::exists(path) && !fs::is_regular_file(path)) return;          // a terminal, a pipe
-  const std::string probe = fmt::format("{}.{}.tmp", path, getpid());  // some file systems refuse what the permissions allow
+  if (access(path.c_str(), F_OK) == 0 && access(path.c_str(), W_OK) != 0)
+    fail<IoError>("cannot write {}: {}", path, errno_text());
+  if (fs::exists(path) && !fs::is_regular_file(path)) return;  // a terminal, a pipe
+  const std::string probe =
+      fmt::format("{}.{}.tmp", path, getpid());  // some file systems refuse what the permissions allow
   if (!std::ofstream(probe)) fail<IoError>("cannot write to the folder {}: {}", folder.string(), errno_text());
   fs::remove(probe, failed);
 }
@@ -48,7 +50,8 @@ void check(const Options& o) {
   if (o.epochs.value_or(0) < 0) fail<InvalidArgument>("epochs must be at least 0, not {}", *o.epochs);
   if (o.batch == 0) fail<InvalidArgument>("the batch must be at least 1");
   if (o.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", o.accumulate);
-  if (o.max_steps < 0 || o.warmup < 0) fail<InvalidArgument>("max-steps and warmup must be at least 0, not {} and {}", o.max_steps, o.warmup);
+  if (o.max_steps < 0 || o.warmup < 0)
+    fail<InvalidArgument>("max-steps and warmup must be at least 0, not {} and {}", o.max_steps, o.warmup);
   if (!std::isfinite(o.gamma) || !std::isfinite(o.step_epochs) || o.step_epochs <= 0)
     fail<InvalidArgument>("gamma must be a number and step-epochs more than 0, not {} and {}", o.gamma, o.step_epochs);
   if (o.dtype != "f32" && o.dtype != "f64") fail<InvalidArgument>("unknown dtype '{}': f32 or f64", o.dtype);
@@ -56,9 +59,11 @@ void check(const Options& o) {
   if (!(o.clip >= 0) || !std::isfinite(o.clip))
     fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", o.clip);
   if (o.sync_batch_norm && !o.sync.lockstep())
-    fail<InvalidArgument>("sync-batch-norm needs workers that take every step together, and with sync '{}' each goes at its own pace",
-                          exchange::name_of(o.sync));
-  if (!(o.straggler_factor >= 1 && o.straggler_factor <= 100)) fail<InvalidArgument>("a straggler takes 1 to 100 times as long, not {}", o.straggler_factor);
+    fail<InvalidArgument>(
+        "sync-batch-norm needs workers that take every step together, and with sync '{}' each goes at its own pace",
+        exchange::name_of(o.sync));
+  if (!(o.straggler_factor >= 1 && o.straggler_factor <= 100))
+    fail<InvalidArgument>("a straggler takes 1 to 100 times as long, not {}", o.straggler_factor);
   space::schedule_named(o.schedule);
   space::Updater(o.optimizer, {});
   if (fs::exists(o.save) && !fs::is_regular_file(o.save) && !fs::is_directory(o.save))
@@ -68,7 +73,9 @@ void check(const Options& o) {
 }
 
 std::vector<std::string> memory_format_names() { return {"auto", "default", "channels-last"}; }
-MemoryFormat memory_format_named(const std::string& name) { return named<MemoryFormat>(name, memory_format_names(), "memory format"); }
+MemoryFormat memory_format_named(const std::string& name) {
+  return named<MemoryFormat>(name, memory_format_names(), "memory format");
+}
 std::vector<std::string> loss_names() { return {"auto", "cross-entropy", "mse"}; }
 Loss loss_named(const std::string& name) { return named<Loss>(name, loss_names(), "loss"); }
 

@@ -22,35 +22,35 @@ struct Options {
   std::optional<double> test;          // CSV: part of the rows to test with, if there is no test file; default: 0.2
   size_t batch = 64;                   // samples per update, over all workers
   std::optional<int> epochs;           // default: usual_epochs()
-  int64_t max_steps = 0;              // stop after this many updates; 0: no limit
-  int accumulate = 1;                 // micro-batches per update and worker
-  space::UpdaterOptions optimizer{};  // kind, lr, momentum, …
-  std::string schedule = "constant";  // constant, step, cosine
-  int64_t warmup = 0;                 // updates of linear rise
-  double step_epochs = 10;            // schedule step: epochs between drops
-  double gamma = 0.1;                 // schedule step: factor of a drop
-  uint64_t seed = 1;                  // initial parameters, shuffling, dropout
+  int64_t max_steps = 0;               // stop after this many updates; 0: no limit
+  int accumulate = 1;                  // micro-batches per update and worker
+  space::UpdaterOptions optimizer{};   // kind, lr, momentum, …
+  std::string schedule = "constant";   // constant, step, cosine
+  int64_t warmup = 0;                  // updates of linear rise
+  double step_epochs = 10;             // schedule step: epochs between drops
+  double gamma = 0.1;                  // schedule step: factor of a drop
+  uint64_t seed = 1;                   // initial parameters, shuffling, dropout
   exchange::Sync sync = exchange::Sync::shared;
-  exchange::Rate rate = exchange::Rate::share;           // what one gradient counts where they are applied one by one
-  ps::Stale stale = ps::Stale::full;                     // parameter servers: what a stale gradient is worth
+  exchange::Rate rate = exchange::Rate::share;  // what one gradient counts where they are applied one by one
+  ps::Stale stale = ps::Stale::full;            // parameter servers: what a stale gradient is worth
   double clip = 0;  // norm above which a gradient is scaled down; 0: none. See ParallelOptions
-  exchange::OnNan on_nan = exchange::OnNan::stop;        // a loss or a gradient that is NaN or infinite
-  bool plain_mean = false;                               // every worker's gradient counts the same, however many samples it has
-  int straggler = -1;                                    // a worker that is made slow, to see what that does; -1: none
-  double straggler_factor = 1;                           // how many times as long it takes for a step
+  exchange::OnNan on_nan = exchange::OnNan::stop;  // a loss or a gradient that is NaN or infinite
+  bool plain_mean = false;      // every worker's gradient counts the same, however many samples it has
+  int straggler = -1;           // a worker that is made slow, to see what that does; -1: none
+  double straggler_factor = 1;  // how many times as long it takes for a step
   MemoryFormat memory_format = MemoryFormat::automatic;  // of convolution weights; automatic measures and remembers
-  Loss loss = Loss::automatic;                           // automatic: cross entropy for classes, mean squared error for numbers
-  std::string dtype = "f32";                             // f32 or f64
+  Loss loss = Loss::automatic;  // automatic: cross entropy for classes, mean squared error for numbers
+  std::string dtype = "f32";    // f32 or f64
   size_t bucket_bytes = 1 << 20;
   bool overlap = true;
   bool sync_batch_norm = false;  // batch norm over the samples of all workers
-  std::string cache;   // file that remembers measured choices, or ""
-  std::string report;  // JSON file, or ""
-  std::string save;    // safetensors file, or ""
+  std::string cache;             // file that remembers measured choices, or ""
+  std::string report;            // JSON file, or ""
+  std::string save;              // safetensors file, or ""
 };
 
-/// Throws InvalidArgument or IoError for what cannot be honoured, as far as that shows without data and model: before the training, not after it.
-/// Makes the folders of `report` and `save`.
+/// Throws InvalidArgument or IoError for what cannot be honoured, as far as that shows without data and model: before
+/// the training, not after it. Makes the folders of `report` and `save`.
 void check(const Options& options);
 
 /// Passes over the training set where nobody says how many: 10. CSV files are small as a rule; they are passed over

@@ -1,25 +1,25 @@
-#include <trireme/train/trainer.h>
-
+#include <nlohmann/json.hpp>
 #include <torch/nn/functional/loss.h>
 #include <torch/utils.h>
 #include <torch/version.h>
 
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <thread>
+#include <utility>
+
 #include <trireme/base/error.h>
 #include <trireme/base/sha256.h>
-#include <trireme/cluster/slate.h>
+#include <trireme/cluster/launching/slate.h>
 #include <trireme/data/loader.h>
 #include <trireme/models/catalogue.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
 #include <trireme/train/diagnosis.h>
 #include <trireme/train/memory_format.h>
-#include <cmath>
-#include <filesystem>
-#include <fstream>
-#include <map>
-#include <nlohmann/json.hpp>
-#include <thread>
-#include <utility>
+#include <trireme/train/trainer.h>
 
 namespace trireme::train {
 namespace {
@@ -31,7 +31,11 @@ constexpr int kStepsToTime = 20;  // before a straggler becomes slow
 class Run {
  public:
   Run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop)
-      : world_(world), options_(options), listener_(listener), stop_(stop), dtype_(options.dtype == "f64" ? torch::kFloat64 : torch::kFloat32) {
+      : world_(world),
+        options_(options),
+        listener_(listener),
+        stop_(stop),
+        dtype_(options.dtype == "f64" ? torch::kFloat64 : torch::kFloat32) {
     check(options);
   }
 
@@ -56,16 +60,19 @@ class Run {
     const data::Splits splits = data::open(world_.local(), options_.data, data_options());
     compare_data(splits);
     for (size_t i = 0; world_.first() && i < splits.notes.size(); i++) listener_.note(splits.notes[i]);
-    const data::Loader loader(splits.train, world_.rank(), world_.size(),
-                              {.batch = options_.batch, .accumulate = options_.accumulate, .seed = options_.seed, .dtype = dtype_});
+    const data::Loader loader(
+        splits.train, world_.rank(), world_.size(),
+        {.batch = options_.batch, .accumulate = options_.accumulate, .seed = options_.seed, .dtype = dtype_});
     mse_ = options_.loss == Loss::mse || (options_.loss == Loss::automatic && splits.train.task == data::Task::regress);
     if (!mse_ && splits.train.task == data::Task::regress)
-      fail<InvalidArgument>("cross-entropy needs classes, but the labels of {} are not whole numbers from 0", splits.train.name);
+      fail<InvalidArgument>("cross-entropy needs classes, but the labels of {} are not whole numbers from 0",
+                            splits.train.name);
     torch::manual_seed(options_.seed);
     net_ = models::make(options_.model, splits.train.shape, mse_ ? 1 : splits.train.classes);
     net_->to(dtype_);
     const bool channels_last = choose_format(splits.train);
-    torch::manual_seed(options_.seed * 1000003 + static_cast<uint64_t>(world_.rank()));  // dropout differs between workers
+    torch::manual_seed(options_.seed * 1000003 +
+                       static_cast<uint64_t>(world_.rank()));  // dropout differs between workers
 
     const auto steps = static_cast<int64_t>(loader.steps_per_epoch());
     choose_epochs(splits, steps);
@@ -91,11 +98,15 @@ class Run {
                     .seed = options_.seed});
     result_.parameters = train.exchange().layout().elements();
     if (world_.first())
-      listener_.note(fmt::format("{}: {} parameters; {}: {} training and {} test samples; {} worker{}{}, sync {}, batch {} ({} steps an epoch)", options_.model,
-                                 result_.parameters, options_.data, splits.train.count, splits.test.count, world_.size(), world_.size() == 1 ? "" : "s",
-                                 servers_text(), exchange::name_of(options_.sync), options_.batch, steps));
+      listener_.note(fmt::format(
+          "{}: {} parameters; {}: {} training and {} test samples; {} worker{}{}, sync {}, batch {} ({} steps an "
+          "epoch)",
+          options_.model, result_.parameters, options_.data, splits.train.count, splits.test.count, world_.size(),
+          world_.size() == 1 ? "" : "s", servers_text(), exchange::name_of(options_.sync), options_.batch, steps));
     if (world_.first() && world_.size() > 1 && models::has_batch_norm(options_.model) && !options_.sync_batch_norm)
-      listener_.note("batch norm: each worker uses the statistics of its own samples; --sync-batch-norm uses those of the whole batch");
+      listener_.note(
+          "batch norm: each worker uses the statistics of its own samples; --sync-batch-norm uses those of the whole "
+          "batch");
     for (int epoch = 0; epoch < epochs_ && !result_.stopped && !enough(); epoch++) {
       run_epoch(train, loader, epoch);
       if (!result_.stopped) evaluate(train, splits.test, Patience::until_stopped);
@@ -113,8 +124,8 @@ class Run {
   void introduce() {
     for (const std::string& warning : world_.warnings()) listener_.note("warning: " + warning);
     if (world_.launcher() != "trireme launch" || world_.machines() > 1)
-      listener_.note(fmt::format("started by {}: {} ranks on {} machine{}; {}", world_.launcher(), world_.size(), world_.machines(),
-                                 world_.machines() == 1 ? "" : "s", world_.engine()));
+      listener_.note(fmt::format("started by {}: {} ranks on {} machine{}; {}", world_.launcher(), world_.size(),
+                                 world_.machines(), world_.machines() == 1 ? "" : "s", world_.engine()));
   }
 
   data::OpenOptions data_options() const {
@@ -148,7 +159,9 @@ class Run {
     terms.add("model", options_.model).add("data", files ? "files" : options_.data).add("label", options_.label);
     terms.add("normalize", options_.normalize.value_or(true)).add("test", options_.test.value_or(-1));
     terms.add("batch", options_.batch);
-    terms.add("epochs", options_.epochs.value_or(-1)).add("max_steps", options_.max_steps).add("accumulate", options_.accumulate);
+    terms.add("epochs", options_.epochs.value_or(-1))
+        .add("max_steps", options_.max_steps)
+        .add("accumulate", options_.accumulate);
     terms.add("seed", options_.seed).add("plain_mean", options_.plain_mean).add("dtype", options_.dtype);
     terms.add("memory_format", memory_format_names()[static_cast<size_t>(options_.memory_format)]);
     terms.add("loss", loss_names()[static_cast<size_t>(options_.loss)])
@@ -181,21 +194,27 @@ class Run {
           options_.data, world_.rank());
   }
 
-  std::string servers_text() const { return world_.servers() == 0 ? "" : fmt::format(" and {} server{}", world_.servers(), world_.servers() == 1 ? "" : "s"); }
+  std::string servers_text() const {
+    return world_.servers() == 0 ? ""
+                                 : fmt::format(" and {} server{}", world_.servers(), world_.servers() == 1 ? "" : "s");
+  }
 
   bool enough() const { return options_.max_steps > 0 && position_ >= options_.max_steps; }
 
   torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& y) const {
-    return mse_ ? torch::mse_loss(output, y.to(output.dtype()).view_as(output)) : torch::nn::functional::cross_entropy(output, y);
+    return mse_ ? torch::mse_loss(output, y.to(output.dtype()).view_as(output))
+                : torch::nn::functional::cross_entropy(output, y);
   }
 
   bool choose_format(const data::Dataset& set) {
     if (options_.memory_format != MemoryFormat::automatic) return options_.memory_format == MemoryFormat::channels_last;
-    const size_t share = std::max<size_t>(1, options_.batch / static_cast<size_t>(world_.size()) / static_cast<size_t>(options_.accumulate));
+    const size_t share = std::max<size_t>(
+        1, options_.batch / static_cast<size_t>(world_.size()) / static_cast<size_t>(options_.accumulate));
     const auto order = data::epoch_order(std::min(share, set.count), 0, 0, false);
     const data::Batch batch = data::make_batch(set, order, 0, order.size(), dtype_);
     const FormatChoice choice = choose_memory_format(
-        world_, net_, batch.x, [&](const torch::Tensor& output) { return loss_of(output, batch.y); }, options_.model, options_.cache);
+        world_, net_, batch.x, [&](const torch::Tensor& output) { return loss_of(output, batch.y); }, options_.model,
+        options_.cache);
     if (world_.first()) listener_.note(choice.reason);
     return choice.channels_last;
   }
@@ -238,7 +257,8 @@ class Run {
 
   /// Pieces of steps, as long as there are some: fast workers do more of them.
   void take_pieces(Parallel& train, const data::Loader& loader, int number, EpochResult& epoch, Pace& pace) {
-    const auto steps = static_cast<int64_t>(loader.steps_per_epoch()), first = number * steps, size = static_cast<int64_t>(world_.size());
+    const auto steps = static_cast<int64_t>(loader.steps_per_epoch()), first = number * steps,
+               size = static_cast<int64_t>(world_.size());
     const int64_t wanted = options_.max_steps > 0 ? std::min(steps, options_.max_steps - first) : steps;
     const auto order = loader.order(number);
     ps::Work work;
@@ -248,7 +268,8 @@ class Run {
       if (work.what != ps::Work::piece) break;
       Step done;
       for (int micro = 0; micro < options_.accumulate; micro++) {
-        const data::Batch batch = loader.batch(order, static_cast<size_t>(work.index / size), static_cast<int>(work.index % size), micro);
+        const data::Batch batch =
+            loader.batch(order, static_cast<size_t>(work.index / size), static_cast<int>(work.index % size), micro);
         pace.samples += batch.samples();
         done = step(train, batch);
       }
@@ -260,12 +281,16 @@ class Run {
 
   Step step(Parallel& train, const data::Batch& batch) {
     const auto start = Clock::now();
-    const double weight = options_.plain_mean && batch.weight > 0 ? 1.0 / (static_cast<double>(world_.size()) * options_.accumulate) : batch.weight;
+    const double weight = options_.plain_mean && batch.weight > 0
+                              ? 1.0 / (static_cast<double>(world_.size()) * options_.accumulate)
+                              : batch.weight;
     const Step done = train.step(weight, [&] {
-      if (world_.rank() == options_.straggler && timed_ == kStepsToTime) std::this_thread::sleep_for(Seconds(usual_) * (options_.straggler_factor - 1));
+      if (world_.rank() == options_.straggler && timed_ == kStepsToTime)
+        std::this_thread::sleep_for(Seconds(usual_) * (options_.straggler_factor - 1));
       return loss_of(net_->forward(batch.x), batch.y);
     });
-    if (timed_ < kStepsToTime && ++timed_ > 1) usual_ = usual_ == 0 ? seconds_since(start) : std::min(usual_, seconds_since(start));
+    if (timed_ < kStepsToTime && ++timed_ > 1)
+      usual_ = usual_ == 0 ? seconds_since(start) : std::min(usual_, seconds_since(start));
     return done;
   }
 
@@ -278,10 +303,11 @@ class Run {
     }
   }
 
-  /// Workers that went their own ways: the loss is the mean over all their steps, and the time that of the last. Also a meeting before anybody evaluates.
+  /// Workers that went their own ways: the loss is the mean over all their steps, and the time that of the last. Also a
+  /// meeting before anybody evaluates.
   void add_up(EpochResult& epoch, Pace& pace) {
-    double sums[4] = {epoch.loss * static_cast<double>(pace.steps), static_cast<double>(pace.steps), static_cast<double>(pace.samples),
-                      static_cast<double>(result_.updates)};
+    double sums[4] = {epoch.loss * static_cast<double>(pace.steps), static_cast<double>(pace.steps),
+                      static_cast<double>(pace.samples), static_cast<double>(result_.updates)};
     double longest[2] = {epoch.seconds, result_.stopped ? 1.0 : 0.0};
     world_.comm().allreduce(sums, 4, DType::f64, Op::sum, "the workers' epochs");
     world_.comm().allreduce(longest, 2, DType::f64, Op::max, "the longest epoch");
@@ -364,7 +390,8 @@ class Run {
                                         .momentum = options_.optimizer.kind == space::Optimizer::momentum,
                                         .full_rate = options_.rate == exchange::Rate::full})
                           .sentence;
-    if (!result_.warning.empty() && !std::exchange(warned_, true) && world_.first()) listener_.note("warning: " + result_.warning);
+    if (!result_.warning.empty() && !std::exchange(warned_, true) && world_.first())
+      listener_.note("warning: " + result_.warning);
   }
 
   World& world_;
@@ -397,7 +424,8 @@ Result run(World& world, const Options& options, const Listener& listener, const
 }
 
 std::string torch_description() {
-  return fmt::format("{}, oneDNN {}", TORCH_VERSION, at::globalContext().userEnabledMkldnn() && at::hasMKLDNN() ? "on" : "off");
+  return fmt::format("{}, oneDNN {}", TORCH_VERSION,
+                     at::globalContext().userEnabledMkldnn() && at::hasMKLDNN() ? "on" : "off");
 }
 
 std::string report_json(const Options& options, int workers, const Result& result) {

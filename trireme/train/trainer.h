@@ -48,7 +48,8 @@ struct Listener {
   std::function<void(const EpochResult&)> epoch = [](const EpochResult&) {};
 };
 
-/// Trains. Collective. `stop`, when it becomes true on any rank, ends the run after the update that is under way; the model is still saved.
+/// Trains. Collective. `stop`, when it becomes true on any rank, ends the run after the update that is under way; the
+/// model is still saved.
 Result run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop);
 
 /// "1.13.1, oneDNN on"

@@ -27,7 +27,8 @@ TEST(Blas, TheUsersChoiceStays) {
   unsetenv("OPENBLAS_CORETYPE");
 }
 
-/// With the library that is installed here, whatever it is: what is set is what was found to be better, and it is a name that OpenBLAS knows.
+/// With the library that is installed here, whatever it is: what is set is what was found to be better, and it is a
+/// name that OpenBLAS knows.
 TEST(Blas, TheInstalledLibraryIsAsked) {
   unsetenv("OPENBLAS_CORETYPE");
   const std::string better = better_openblas_core(openblas_core(true), vector_units());

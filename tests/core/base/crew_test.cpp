@@ -33,7 +33,8 @@ TEST(Crew, VisitsEveryByteOnce) {
   for (int helpers : {0, 1, 3}) {
     Crew crew(helpers);
     EXPECT_EQ(crew.helpers(), helpers);
-    for (size_t total : {size_t{0}, size_t{1}, Crew::kLong - 1, Crew::kLong, Crew::kLong + 1, 2 * Crew::kLong + 12345, 7 * Crew::kPiece, size_t{3'000'001}})
+    for (size_t total : {size_t{0}, size_t{1}, Crew::kLong - 1, Crew::kLong, Crew::kLong + 1, 2 * Crew::kLong + 12345,
+                         7 * Crew::kPiece, size_t{3'000'001}})
       EXPECT_TRUE(all_ones(visits(crew, total))) << total << " bytes, " << helpers << " helpers";
   }
 }

@@ -58,7 +58,8 @@ TEST(Segment, ReservesItsPages) {
 TEST(Segment, ManyThreadsMayMapTheSameBlock) {
   const auto segment = Segment::create();
   std::vector<std::thread> threads;
-  for (int i = 0; i < 4; i++) threads.emplace_back([&, i] { segment->map(0, 1 << 20, "a test")[i] = std::byte(i + 1); });
+  for (int i = 0; i < 4; i++)
+    threads.emplace_back([&, i] { segment->map(0, 1 << 20, "a test")[i] = std::byte(i + 1); });
   for (std::thread& thread : threads) thread.join();
   for (int i = 0; i < 4; i++) EXPECT_EQ(segment->at(0)[i], std::byte(i + 1));
 }

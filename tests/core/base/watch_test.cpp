@@ -1,6 +1,5 @@
 // label: unit
 #include <gtest/gtest.h>
-
 #include <sys/eventfd.h>
 #include <unistd.h>
 

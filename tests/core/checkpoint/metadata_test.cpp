@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <trireme/checkpoint/safetensors.h>
+
 #include "../data/files.h"
 
 namespace trireme::tests {

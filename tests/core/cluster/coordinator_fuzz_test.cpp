@@ -1,11 +1,12 @@
 // label: unit
-// Requests of random and damaged bytes, through the parser and the handlers that the network's go through. The seed is fixed: a failure can be repeated.
+// Requests of random and damaged bytes, through the parser and the handlers that the network's go through. The seed is
+// fixed: a failure can be repeated.
 #include <gtest/gtest.h>
 
 #include <random>
 
-#include <trireme/cluster/coordinator.h>
-#include <trireme/cluster/requests.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/requests.h>
 
 namespace trireme::cluster::tests {
 namespace {

@@ -1,6 +1,6 @@
 // label: multiproc grpc
-// A real coordinator and real sessions over loopback, some of them in processes of their own that are killed or stopped. gRPC does not survive a fork, so those
-// are this program, started again with a role (see main).
+// A real coordinator and real sessions over loopback, some of them in processes of their own that are killed or
+// stopped. gRPC does not survive a fork, so those are this program, started again with a role (see main).
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -21,10 +21,10 @@
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
-#include <trireme/cluster/coordinator.h>
-#include <trireme/cluster/launcher.h>
-#include <trireme/cluster/session.h>
-#include <trireme/cluster/tls.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/session.h>
+#include <trireme/cluster/coordination/tls.h>
+#include <trireme/cluster/launching/launcher.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -52,7 +52,9 @@ SessionOptions session_options(int port) {
 
 Member worker(int rank, const std::string& host = "b") { return {Member::worker, rank, 0, 0, host, 0}; }
 
-std::unique_ptr<Session> join(int port, int rank) { return std::make_unique<Session>(session_options(port), worker(rank)); }
+std::unique_ptr<Session> join(int port, int rank) {
+  return std::make_unique<Session>(session_options(port), worker(rank));
+}
 
 template <class E, class F>
 std::string message_of(const F& run) {
@@ -67,7 +69,8 @@ std::string message_of(const F& run) {
 }
 
 testing::AssertionResult has(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos ? testing::AssertionSuccess() : testing::AssertionFailure() << "'" << part << "' is not in: " << text;
+  return text.find(part) != std::string::npos ? testing::AssertionSuccess()
+                                              : testing::AssertionFailure() << "'" << part << "' is not in: " << text;
 }
 #define EXPECT_HAS(text, part) EXPECT_TRUE(has(text, part))
 
@@ -123,7 +126,8 @@ class Process {
 
 /// A worker process that has registered.
 std::unique_ptr<Process> worker_process(int port, int rank, double limit = 10) {
-  auto process = std::make_unique<Process>(std::vector<std::string>{"--worker", std::to_string(port), std::to_string(rank), std::to_string(limit)});
+  auto process = std::make_unique<Process>(
+      std::vector<std::string>{"--worker", std::to_string(port), std::to_string(rank), std::to_string(limit)});
   EXPECT_EQ(process->line(), "registered");
   return process;
 }
@@ -176,14 +180,16 @@ TEST(Coordinator, AMissingRankIsToldToThoseWhoWait) {
   SessionOptions options = session_options(coordinator.port());
   options.timeout = Seconds(2.5);
   options.heartbeat_limit = Seconds(1);
-  EXPECT_HAS(message_of<Timeout>([&] { Session(options, worker(-1)); }), "could not assign a rank within 2.5 s: 1 of 2 ranks have registered");
+  EXPECT_HAS(message_of<Timeout>([&] { Session(options, worker(-1)); }),
+             "could not assign a rank within 2.5 s: 1 of 2 ranks have registered");
 }
 
 TEST(Coordinator, AgentsLearnTheJobAndTellOfDeaths) {
   CoordinatorOptions options = coordinator_options(3);
   options.spec = {{{"a", 1}, {"b", 2}}, {"program", "--flag"}, {{"NAME", "value"}}};
   Coordinator coordinator(options);
-  Session b(session_options(coordinator.port()), {Member::agent, -1, 0, 0, "b", 0}), a(session_options(coordinator.port()), {Member::agent, -1, 0, 0, "a", 0});
+  Session b(session_options(coordinator.port()), {Member::agent, -1, 0, 0, "b", 0}),
+      a(session_options(coordinator.port()), {Member::agent, -1, 0, 0, "a", 0});
   EXPECT_EQ(b.rank(), 1);
   EXPECT_EQ(b.slots(), 2);
   EXPECT_EQ(a.spec().command, options.spec.command);
@@ -206,7 +212,10 @@ TEST(Coordinator, ServersAreMembersBesideTheRanks) {
   options.servers = 2;
   options.spec = {.hosts = {{"b", 1}}, .command = {"program"}, .server_command = {"server", "--flag"}};
   Coordinator coordinator(options);
-  const auto serve = [&](int index) { return std::make_unique<Session>(session_options(coordinator.port()), Member{Member::server, index, 1, 0, "s", 0, 2}); };
+  const auto serve = [&](int index) {
+    return std::make_unique<Session>(session_options(coordinator.port()),
+                                     Member{Member::server, index, 1, 0, "s", 0, 2});
+  };
   const auto rank = join(coordinator.port(), -1);  // placed though no server is there
   EXPECT_EQ(rank->rank(), 0);
   EXPECT_EQ(rank->servers(), 2);
@@ -246,7 +255,10 @@ TEST(Coordinator, TheTokenIsRequired) {
   SessionOptions options = session_options(coordinator.port());
   options.token = "wrong";
   const std::string text = message_of<InvalidArgument>([&] { Session(options, worker(0)); });
-  EXPECT_EQ(text, fmt::format("host b: the coordinator at 127.0.0.1:{} refuses the token: give the same TRIREME_TOKEN on all hosts", coordinator.port()));
+  EXPECT_EQ(
+      text,
+      fmt::format("host b: the coordinator at 127.0.0.1:{} refuses the token: give the same TRIREME_TOKEN on all hosts",
+                  coordinator.port()));
   EXPECT_EQ(coordinator.snapshot().epoch, 0u);
   EXPECT_HAS(message_of<InvalidArgument>([] { Coordinator({.token = ""}); }), "needs a token");
 }
@@ -261,7 +273,8 @@ TEST(Coordinator, OtherJobsVersionsAndRanksAreRefused) {
   const std::string text = message_of<Mismatch>([&] { Session(options, worker(0)); });
   EXPECT_HAS(text, "host b runs trireme 9.9, the coordinator on host a runs ");
   const auto first = join(coordinator.port(), 0);
-  const std::string conflict = message_of<InvalidArgument>([&] { Session(session_options(coordinator.port()), worker(0, "c")); });
+  const std::string conflict =
+      message_of<InvalidArgument>([&] { Session(session_options(coordinator.port()), worker(0, "c")); });
   EXPECT_HAS(conflict, "rank 0 is taken: host b");
   EXPECT_HAS(conflict, "host c");
   EXPECT_EQ(coordinator.snapshot().members.size(), 1u);
@@ -299,7 +312,8 @@ TEST(Coordinator, NobodyThereIsATimeoutThatNamesTheAddress) {
   SessionOptions options = session_options(port);
   options.timeout = Seconds(0.3);
   const std::string text = message_of<Timeout>([&] { Session(options, worker(0)); });
-  EXPECT_HAS(text, fmt::format("the coordinator at 127.0.0.1:{} has not answered within 0.3 s (Connection refused)", port));
+  EXPECT_HAS(text,
+             fmt::format("the coordinator at 127.0.0.1:{} has not answered within 0.3 s (Connection refused)", port));
   options.coordinator = "nowhere";
   EXPECT_HAS(message_of<InvalidArgument>([&] { Session(options, worker(0)); }), "host:port");
 }
@@ -311,8 +325,10 @@ TEST(Coordinator, TooLargeValuesAreRefusedAndTheRestGoesOn) {
   session->put("large", std::string(limits.value_bytes, 'x'));
   EXPECT_EQ(session->get("large", Deadline(kLong)).size(), limits.value_bytes);
   for (const size_t bytes : {limits.value_bytes + 1, limits.message_bytes, size_t{8} << 20})
-    EXPECT_HAS(message_of<InvalidArgument>([&] { session->put("huge", std::string(bytes, 'x')); }), fmt::format("'huge' ({} bytes)", bytes));
-  EXPECT_HAS(message_of<InvalidArgument>([&] { session->put(std::string(2000, 'k'), ""); }), "a key has 1 to 1024 bytes");
+    EXPECT_HAS(message_of<InvalidArgument>([&] { session->put("huge", std::string(bytes, 'x')); }),
+               fmt::format("'huge' ({} bytes)", bytes));
+  EXPECT_HAS(message_of<InvalidArgument>([&] { session->put(std::string(2000, 'k'), ""); }),
+             "a key has 1 to 1024 bytes");
   session->put("key", "value");
   EXPECT_EQ(session->get("key", Deadline(kLong)), "value");
   EXPECT_FALSE(session->failure());
@@ -321,7 +337,8 @@ TEST(Coordinator, TooLargeValuesAreRefusedAndTheRestGoesOn) {
 TEST(Coordinator, AnErrorOfOneEndsTheWaitsOfAll) {
   Coordinator coordinator(coordinator_options(3));
   const auto a = join(coordinator.port(), 0), b = join(coordinator.port(), 1), c = join(coordinator.port(), 2);
-  auto waiting = std::async(std::launch::async, [&] { return message_of<PeerLost>([&] { a->get("never", Deadline(Seconds(100))); }); });
+  auto waiting = std::async(std::launch::async,
+                            [&] { return message_of<PeerLost>([&] { a->get("never", Deadline(Seconds(100))); }); });
   usleep(20'000);
   c->leave(3, "no memory");
   EXPECT_HAS(waiting.get(), "failed with exit code 3: no memory");
@@ -385,7 +402,9 @@ TEST(Coordinator, AKilledCoordinatorIsNoticedAtOnceAndAStoppedOneAfterTheLimit) 
     SessionOptions options = session_options(port);
     options.heartbeat_limit = Seconds(1.5);
     Session session(options, worker(0));
-    auto waiting = std::async(std::launch::async, [&] { return message_of<PeerLost>([&] { session.get("never", Deadline(Seconds(100))); }); });
+    auto waiting = std::async(std::launch::async, [&] {
+      return message_of<PeerLost>([&] { session.get("never", Deadline(Seconds(100))); });
+    });
     usleep(20'000);
     const auto begin = Clock::now();
     coordinator.send(signal);
@@ -401,7 +420,8 @@ TEST(Coordinator, AKilledCoordinatorIsNoticedAtOnceAndAStoppedOneAfterTheLimit) 
 TEST(Coordinator, ItsEndIsPromptAndSeen) {
   auto coordinator = std::make_unique<Coordinator>(coordinator_options(2));
   const auto session = join(coordinator->port(), 0);
-  auto waiting = std::async(std::launch::async, [&] { return message_of<PeerLost>([&] { session->get("never", Deadline(Seconds(100))); }); });
+  auto waiting = std::async(
+      std::launch::async, [&] { return message_of<PeerLost>([&] { session->get("never", Deadline(Seconds(100))); }); });
   usleep(20'000);
   const auto begin = Clock::now();
   coordinator.reset();
@@ -473,7 +493,10 @@ TEST(Coordinator, GarbageOnThePortDoesNotDisturb) {
   std::vector<Descriptor> open;
   for (int i = 0; i < 200; i++) {
     open.emplace_back(raw_connection(coordinator.port()));
-    std::string bytes = i % 4 == 0 ? preface.substr(0, random() % preface.size()) : i % 4 == 1 ? preface : i % 4 == 2 ? "GET / HTTP/1.1\r\n\r\n" : "";
+    std::string bytes = i % 4 == 0   ? preface.substr(0, random() % preface.size())
+                        : i % 4 == 1 ? preface
+                        : i % 4 == 2 ? "GET / HTTP/1.1\r\n\r\n"
+                                     : "";
     if (i % 4 != 0)
       for (unsigned n = random() % 2000; n > 0; n--) bytes += static_cast<char>(random());
     send(open.back().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
@@ -590,7 +613,8 @@ int run_coordinator(int ranks) {
 
 int main(int argc, char** argv) {
   const std::string role = argc > 1 ? argv[1] : "";
-  if (role == "--worker") return trireme::cluster::tests::run_worker(std::atoi(argv[2]), std::atoi(argv[3]), std::atof(argv[4]));
+  if (role == "--worker")
+    return trireme::cluster::tests::run_worker(std::atoi(argv[2]), std::atoi(argv[3]), std::atof(argv[4]));
   if (role == "--coordinator") return trireme::cluster::tests::run_coordinator(std::atoi(argv[2]));
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();

@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include <trireme/cluster/desk.h>
+#include <trireme/cluster/coordination/desk.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -44,7 +44,9 @@ DeskOptions options_for(int ranks) {
 
 double wall_clock() { return Seconds(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
-Hello hello_of(int rank, const std::string& host = "b") { return {"job", "1", {Member::worker, rank, 0, 0, host, 7}, "10.0.0.1", wall_clock()}; }
+Hello hello_of(int rank, const std::string& host = "b") {
+  return {"job", "1", {Member::worker, rank, 0, 0, host, 7}, "10.0.0.1", wall_clock()};
+}
 
 struct Seat {
   std::shared_ptr<Recorder> line = std::make_shared<Recorder>();
@@ -66,7 +68,8 @@ TEST(Desk, RefusesOtherVersionsAndJobs) {
   Hello hello = hello_of(0);
   hello.version = "2";
   EXPECT_EQ(desk.attend("secret", hello, line), 0u);
-  EXPECT_EQ(line->text, "refuses: host b runs trireme 2, the coordinator on host a runs 1: install the same version on all hosts");
+  EXPECT_EQ(line->text,
+            "refuses: host b runs trireme 2, the coordinator on host a runs 1: install the same version on all hosts");
   hello = hello_of(0);
   hello.job = "other";
   EXPECT_EQ(desk.attend("secret", hello, line), 0u);
@@ -91,7 +94,8 @@ TEST(Desk, FailureReachesEverybodyAndEveryGet) {
   Desk desk(options_for(3));
   Seat a(desk, 0), b(desk, 1), c(desk, 2);
   int refused = 0;
-  desk.get("secret", a.id, "key", [&](const auto& answer) { refused += std::get<Refusal>(answer).kind == Refused::failed; });
+  desk.get("secret", a.id, "key",
+           [&](const auto& answer) { refused += std::get<Refusal>(answer).kind == Refused::failed; });
   desk.leave("secret", c.id, 0, "", -1);
   EXPECT_EQ(c.line->farewells, 1);
   EXPECT_EQ(a.line->notices, 0);
@@ -155,10 +159,18 @@ TEST(Desk, ComingAndGoingDoesNotFillTheBooks) {
 
 TEST(Desk, LimitsHold) {
   DeskOptions options = options_for(1);
-  options.limits = {.message_bytes = 1 << 20, .key_bytes = 4, .value_bytes = 10, .keys = 2, .total_bytes = 20, .members = 1, .waiting = 1};
+  options.limits = {.message_bytes = 1 << 20,
+                    .key_bytes = 4,
+                    .value_bytes = 10,
+                    .keys = 2,
+                    .total_bytes = 20,
+                    .members = 1,
+                    .waiting = 1};
   Desk desk(std::move(options));
   Seat a(desk, 0);
-  const auto kind = [&](const char* key, size_t bytes) { return desk.put("secret", a.id, key, std::string(bytes, 'x')); };
+  const auto kind = [&](const char* key, size_t bytes) {
+    return desk.put("secret", a.id, key, std::string(bytes, 'x'));
+  };
   EXPECT_EQ(kind("", 1)->kind, Refused::limit);
   EXPECT_EQ(kind("abcde", 1)->kind, Refused::limit);
   EXPECT_EQ(kind("a", 11)->kind, Refused::limit);
@@ -251,7 +263,8 @@ TEST(Desk, ServersComeAndGoBesideTheRanks) {
   EXPECT_EQ(rank.line->notices, 1);
   EXPECT_EQ(rank.line->rank_of_failure, -1);
   ASSERT_EQ(desk.snapshot().failures.size(), 1u);
-  EXPECT_EQ(desk.snapshot().failures[0].reason.find("server 1 on host b (process 7) is gone"), 0u) << desk.snapshot().failures[0].reason;
+  EXPECT_EQ(desk.snapshot().failures[0].reason.find("server 1 on host b (process 7) is gone"), 0u)
+      << desk.snapshot().failures[0].reason;
 }
 
 TEST(Desk, AnAgentNamesAServerOnlyIfThereIsOne) {
@@ -266,8 +279,8 @@ TEST(Desk, AnAgentNamesAServerOnlyIfThereIsOne) {
     desk.attend("secret", hello, line);
     desk.leave("secret", line->id, 137, "killed", -1, server);
     const std::string reason = desk.snapshot().failures.at(0).reason;
-    EXPECT_EQ(reason,
-              server == 0 ? "server 0 on host b failed with exit code 137: killed" : "the agent of host b (process 7) failed with exit code 137: killed");
+    EXPECT_EQ(reason, server == 0 ? "server 0 on host b failed with exit code 137: killed"
+                                  : "the agent of host b (process 7) failed with exit code 137: killed");
   }
 }
 

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <trireme/base/error.h>
-#include <trireme/cluster/nodelist.h>
+#include <trireme/cluster/environment/nodelist.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -61,7 +61,8 @@ TEST(Nodelist, RefusesTheRest) {
       expand_nodelist(text, 1);
       ADD_FAILURE() << "taken: " << text;
     } catch (const InvalidArgument& error) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << "no \"" << part << "\" in: " << error.what();
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << "no \"" << part << "\" in: " << error.what();
     }
 }
 

@@ -4,7 +4,7 @@
 #include <map>
 
 #include <trireme/base/error.h>
-#include <trireme/cluster/environment.h>
+#include <trireme/cluster/environment/environment.h>
 #include <trireme/cluster/world.h>
 
 namespace trireme::cluster::tests {
@@ -24,7 +24,9 @@ void expect_refused(const Variables& variables, const std::vector<std::string>& 
     place(variables);
     FAIL() << "taken";
   } catch (const InvalidArgument& error) {
-    for (const std::string& part : parts) EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << "no \"" << part << "\" in: " << error.what();
+    for (const std::string& part : parts)
+      EXPECT_NE(std::string(error.what()).find(part), std::string::npos)
+          << "no \"" << part << "\" in: " << error.what();
   }
 }
 
@@ -51,7 +53,9 @@ TEST(Place, OfTorchrun) {
   EXPECT_EQ(here.launcher, "torchrun-style variables");
 }
 
-TEST(Place, OwnVariablesGoFirst) { EXPECT_EQ(place({{"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "2"}, {"RANK", "5"}, {"WORLD_SIZE", "6"}}).rank, 1); }
+TEST(Place, OwnVariablesGoFirst) {
+  EXPECT_EQ(place({{"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "2"}, {"RANK", "5"}, {"WORLD_SIZE", "6"}}).rank, 1);
+}
 
 TEST(Place, BadValuesAreRefusedByName) {
   expect_refused({{"RANK", "0"}}, {"no WORLD_SIZE"});
@@ -73,7 +77,8 @@ struct Case {
 };
 
 /// Fields by name, so that a table reads.
-Place expect(const char* launcher, int rank, int size, const std::string& job, const std::string& coordinator = "", bool hosts = false) {
+Place expect(const char* launcher, int rank, int size, const std::string& job, const std::string& coordinator = "",
+             bool hosts = false) {
   Place place{rank, size, job, launcher};
   place.coordinator = coordinator;
   place.hosts_coordinator = hosts;
@@ -82,9 +87,13 @@ Place expect(const char* launcher, int rank, int size, const std::string& job, c
 
 Place with_mpi(Place place) { return place.mpi = true, place; }
 
-Place with_role(Place place, const char* role, int servers) { return place.role = role, place.servers = servers, place; }
+Place with_role(Place place, const char* role, int servers) {
+  return place.role = role, place.servers = servers, place;
+}
 
-Place with_server(Place place, int server, int servers) { return place.role = "server", place.server = server, place.servers = servers, place; }
+Place with_server(Place place, int server, int servers) {
+  return place.role = "server", place.server = server, place.servers = servers, place;
+}
 
 Variables join(Variables base, const Variables& more) {
   for (const auto& [name, value] : more) base[name] = value;
@@ -115,17 +124,28 @@ TEST(Place, OwnVariables) {
   const Variables own = {{"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "4"}};
   check({
       {"one machine", join(own, {{"TRIREME_JOB", "j"}}), expect("trireme launch", 1, 4, "j")},
-      {"several", join(own, {{"TRIREME_JOB", "j"}, {"TRIREME_COORDINATOR", "node1:7070"}}), expect("trireme launch", 1, 4, "j", "node1:7070")},
-      {"the coordinator knows the job", join(own, {{"TRIREME_COORDINATOR", "[fd00::1]:7070"}}), expect("trireme launch", 1, 4, "", "[fd00::1]:7070")},
-      {"empty is not set", join(own, {{"TRIREME_JOB", "j"}, {"TRIREME_COORDINATOR", ""}}), expect("trireme launch", 1, 4, "j")},
-      {"inside of everything else", join(own, {{"TRIREME_JOB", "j"}, {"OMPI_COMM_WORLD_RANK", "7"}, {"SLURM_PROCID", "x"}, {"DMLC_ROLE", "cook"}}),
+      {"several", join(own, {{"TRIREME_JOB", "j"}, {"TRIREME_COORDINATOR", "node1:7070"}}),
+       expect("trireme launch", 1, 4, "j", "node1:7070")},
+      {"the coordinator knows the job", join(own, {{"TRIREME_COORDINATOR", "[fd00::1]:7070"}}),
+       expect("trireme launch", 1, 4, "", "[fd00::1]:7070")},
+      {"empty is not set", join(own, {{"TRIREME_JOB", "j"}, {"TRIREME_COORDINATOR", ""}}),
+       expect("trireme launch", 1, 4, "j")},
+      {"inside of everything else",
+       join(own, {{"TRIREME_JOB", "j"}, {"OMPI_COMM_WORLD_RANK", "7"}, {"SLURM_PROCID", "x"}, {"DMLC_ROLE", "cook"}}),
        expect("trireme launch", 1, 4, "j")},
   });
 }
 
 TEST(Place, OfServers) {
-  const Variables own = {{"TRIREME_ROLE", "server"}, {"TRIREME_SERVER", "1"}, {"TRIREME_SERVERS", "2"}, {"TRIREME_SIZE", "4"}, {"TRIREME_JOB", "j"}};
-  const Variables far = {{"TRIREME_ROLE", "server"}, {"TRIREME_SERVERS", "2"}, {"TRIREME_SIZE", "4"}, {"TRIREME_COORDINATOR", "node1:7070"}};
+  const Variables own = {{"TRIREME_ROLE", "server"},
+                         {"TRIREME_SERVER", "1"},
+                         {"TRIREME_SERVERS", "2"},
+                         {"TRIREME_SIZE", "4"},
+                         {"TRIREME_JOB", "j"}};
+  const Variables far = {{"TRIREME_ROLE", "server"},
+                         {"TRIREME_SERVERS", "2"},
+                         {"TRIREME_SIZE", "4"},
+                         {"TRIREME_COORDINATOR", "node1:7070"}};
   const auto expect_server = [](int server, const std::string& job, const std::string& coordinator = "") {
     return with_server(expect("trireme launch", -1, 4, job, coordinator), server, 2);
   };
@@ -135,7 +155,8 @@ TEST(Place, OfServers) {
       {"the coordinator assigns", far, expect_server(-1, "", "node1:7070")},
       {"an indexed job of servers", join(far, {{"JOB_COMPLETION_INDEX", "1"}}), expect_server(1, "", "node1:7070")},
       {"own number goes first", join(own, {{"JOB_COMPLETION_INDEX", "7"}}), expect_server(1, "j")},
-      {"inside of everything else", join(own, {{"RANK", "7"}, {"OMPI_COMM_WORLD_RANK", "7"}, {"SLURM_PROCID", "x"}, {"DMLC_ROLE", "cook"}}),
+      {"inside of everything else",
+       join(own, {{"RANK", "7"}, {"OMPI_COMM_WORLD_RANK", "7"}, {"SLURM_PROCID", "x"}, {"DMLC_ROLE", "cook"}}),
        expect_server(1, "j")},
   });
   for (const char* missing : {"TRIREME_SIZE", "TRIREME_SERVERS", "TRIREME_SERVER"}) {
@@ -156,7 +177,8 @@ TEST(Place, OfServers) {
 }
 
 TEST(Place, RanksHearOfServers) {
-  const Variables rank = {{"TRIREME_ROLE", "worker"}, {"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "4"}, {"TRIREME_SERVERS", "2"}};
+  const Variables rank = {
+      {"TRIREME_ROLE", "worker"}, {"TRIREME_RANK", "1"}, {"TRIREME_SIZE", "4"}, {"TRIREME_SERVERS", "2"}};
   const Variables torchrun = {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"TRIREME_SERVERS", "2"}};
   check({
       {"of trireme launch", rank, with_role(expect("trireme launch", 1, 4, ""), "worker", 2)},
@@ -172,22 +194,28 @@ TEST(Place, RanksHearOfServers) {
 }
 
 TEST(Place, OfKubernetes) {
-  const Variables pod = {{"JOB_COMPLETION_INDEX", "2"}, {"TRIREME_SIZE", "4"}, {"TRIREME_COORDINATOR", "trireme-coordinator:7070"}};
+  const Variables pod = {
+      {"JOB_COMPLETION_INDEX", "2"}, {"TRIREME_SIZE", "4"}, {"TRIREME_COORDINATOR", "trireme-coordinator:7070"}};
   check({
       {"indexed job", pod, expect("Kubernetes indexed Job", 2, 4, "", "trireme-coordinator:7070")},
-      {"with a name", join(pod, {{"TRIREME_JOB", "j"}}), expect("Kubernetes indexed Job", 2, 4, "j", "trireme-coordinator:7070")},
-      {"own rank goes first", join(pod, {{"TRIREME_RANK", "3"}}), expect("trireme launch", 3, 4, "", "trireme-coordinator:7070")},
+      {"with a name", join(pod, {{"TRIREME_JOB", "j"}}),
+       expect("Kubernetes indexed Job", 2, 4, "j", "trireme-coordinator:7070")},
+      {"own rank goes first", join(pod, {{"TRIREME_RANK", "3"}}),
+       expect("trireme launch", 3, 4, "", "trireme-coordinator:7070")},
       {"a sweep of runs that are alone", {{"JOB_COMPLETION_INDEX", "2"}}, expect("alone", 0, 1, "")},
   });
   expect_refused({{"JOB_COMPLETION_INDEX", "2"}, {"TRIREME_SIZE", "4"}}, {"no TRIREME_COORDINATOR", "Service"});
   expect_refused({{"JOB_COMPLETION_INDEX", "2"}, {"TRIREME_COORDINATOR", "a:1"}}, {"no TRIREME_SIZE"});
-  expect_refused({{"JOB_COMPLETION_INDEX", "4"}, {"TRIREME_SIZE", "4"}, {"TRIREME_COORDINATOR", "a:1"}}, {"JOB_COMPLETION_INDEX=4", "0 to 3"});
-  expect_refused({{"JOB_COMPLETION_INDEX", "x"}, {"TRIREME_SIZE", "4"}, {"TRIREME_COORDINATOR", "a:1"}}, {"JOB_COMPLETION_INDEX='x'"});
+  expect_refused({{"JOB_COMPLETION_INDEX", "4"}, {"TRIREME_SIZE", "4"}, {"TRIREME_COORDINATOR", "a:1"}},
+                 {"JOB_COMPLETION_INDEX=4", "0 to 3"});
+  expect_refused({{"JOB_COMPLETION_INDEX", "x"}, {"TRIREME_SIZE", "4"}, {"TRIREME_COORDINATOR", "a:1"}},
+                 {"JOB_COMPLETION_INDEX='x'"});
 }
 
 TEST(Place, OfTorchrunOnSeveralMachines) {
-  const Variables torchrun = {{"RANK", "2"},       {"WORLD_SIZE", "4"},      {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"},
-                              {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}};
+  const Variables torchrun = {
+      {"RANK", "2"},       {"WORLD_SIZE", "4"},      {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"},
+      {"LOCAL_RANK", "0"}, {"LOCAL_WORLD_SIZE", "2"}};
   const char* name = "torchrun-style variables";
   check({
       {"one of several machines", torchrun, expect(name, 2, 4, "node1:29500", "node1:29501")},
@@ -197,11 +225,18 @@ TEST(Place, OfTorchrunOnSeveralMachines) {
       {"localhost", join(torchrun, {{"MASTER_ADDR", "localhost"}}), expect(name, 2, 4, "localhost:29500")},
       {"127.0.0.1", join(torchrun, {{"MASTER_ADDR", "127.0.0.1"}}), expect(name, 2, 4, "127.0.0.1:29500")},
       {"::1", join(torchrun, {{"MASTER_ADDR", "::1"}}), expect(name, 2, 4, "::1:29500")},
-      {"a host that only begins like it", join(torchrun, {{"MASTER_ADDR", "localhost7"}}), expect(name, 2, 4, "localhost7:29500", "localhost7:29501")},
-      {"by hand on this machine", {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}}, expect(name, 1, 2, ":29500")},
-      {"one rank needs nobody", {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "node1"}}, expect(name, 0, 1, "node1:")},
-      {"somebody runs a coordinator", join(torchrun, {{"RANK", "0"}, {"TRIREME_COORDINATOR", "other:1"}}), expect(name, 0, 4, "", "other:1")},
-      {"inside of Slurm and mpirun", join(torchrun, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"OMPI_COMM_WORLD_RANK", "0"}}),
+      {"a host that only begins like it", join(torchrun, {{"MASTER_ADDR", "localhost7"}}),
+       expect(name, 2, 4, "localhost7:29500", "localhost7:29501")},
+      {"by hand on this machine",
+       {{"RANK", "1"}, {"WORLD_SIZE", "2"}, {"MASTER_PORT", "29500"}},
+       expect(name, 1, 2, ":29500")},
+      {"one rank needs nobody",
+       {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "node1"}},
+       expect(name, 0, 1, "node1:")},
+      {"somebody runs a coordinator", join(torchrun, {{"RANK", "0"}, {"TRIREME_COORDINATOR", "other:1"}}),
+       expect(name, 0, 4, "", "other:1")},
+      {"inside of Slurm and mpirun",
+       join(torchrun, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"OMPI_COMM_WORLD_RANK", "0"}}),
        expect(name, 2, 4, "node1:29500", "node1:29501")},
   });
   for (const char* missing : {"WORLD_SIZE", "MASTER_PORT"}) {
@@ -265,13 +300,17 @@ TEST(Place, OfOpenMpi) {
   check({
       {"one machine", kMpirun, expect("Open MPI", 1, 2, job)},
       {"several, MPI can tell", several, with_mpi(expect("Open MPI", 1, 2, job))},
-      {"several, MASTER_ADDR says", join(several, {{"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}}), expect("Open MPI", 1, 2, job, "node1:29501")},
-      {"rank 0 hosts", join(several, {{"OMPI_COMM_WORLD_RANK", "0"}, {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}}),
+      {"several, MASTER_ADDR says", join(several, {{"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}}),
+       expect("Open MPI", 1, 2, job, "node1:29501")},
+      {"rank 0 hosts",
+       join(several, {{"OMPI_COMM_WORLD_RANK", "0"}, {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}}),
        expect("Open MPI", 0, 2, job, "node1:29501", true)},
-      {"several, somebody runs a coordinator", join(several, {{"OMPI_COMM_WORLD_RANK", "0"}, {"TRIREME_COORDINATOR", "node1:7070"}}),
+      {"several, somebody runs a coordinator",
+       join(several, {{"OMPI_COMM_WORLD_RANK", "0"}, {"TRIREME_COORDINATOR", "node1:7070"}}),
        expect("Open MPI", 0, 2, "", "node1:7070")},
       {"mpirun in an allocation starts its daemons by srun",
-       join(several, {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_JOB_ID", "9"}}),
+       join(several,
+            {{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_JOB_ID", "9"}}),
        with_mpi(expect("Open MPI", 1, 2, job))},
       {"a name from a person", join(kMpirun, {{"TRIREME_JOB", "j"}}), expect("Open MPI", 1, 2, "j")},
   });
@@ -286,28 +325,40 @@ TEST(Place, OfOpenMpi) {
   anonymous.erase("OMPI_MCA_ess_base_jobid");
   expect_refused(anonymous, {"no PMIX_NAMESPACE", "TRIREME_JOB"});
   EXPECT_EQ(place(join(anonymous, {{"TRIREME_JOB", "j"}})).job, "j");
-  expect_refused(join(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}}), {"OMPI_COMM_WORLD_LOCAL_SIZE=3", "OMPI_COMM_WORLD_SIZE=2"});
+  expect_refused(join(kMpirun, {{"OMPI_COMM_WORLD_LOCAL_SIZE", "3"}}),
+                 {"OMPI_COMM_WORLD_LOCAL_SIZE=3", "OMPI_COMM_WORLD_SIZE=2"});
   expect_refused(join(kMpirun, {{"OMPI_COMM_WORLD_RANK", "2"}}), {"OMPI_COMM_WORLD_RANK=2", "0 to 1"});
   expect_refused(join(several, {{"MASTER_ADDR", "node1"}}), {"no MASTER_PORT"});
-  expect_refused(join(several, {{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}}), {"MASTER_ADDR='localhost'", "several machines"});
+  expect_refused(join(several, {{"MASTER_ADDR", "localhost"}, {"MASTER_PORT", "29500"}}),
+                 {"MASTER_ADDR='localhost'", "several machines"});
 }
 
 // What Slurm 22.05 sets: seen with tests/hosts/slurm.py.
-const Variables kSrun = {{"SLURM_PROCID", "1"},         {"SLURM_NTASKS", "2"},          {"SLURM_NPROCS", "2"},
-                         {"SLURM_JOB_ID", "2"},         {"SLURM_JOBID", "2"},           {"SLURM_STEP_ID", "0"},
-                         {"SLURM_STEPID", "0"},         {"SLURM_STEP_NUM_TASKS", "2"},  {"SLURM_STEP_NUM_NODES", "2"},
-                         {"SLURM_NNODES", "2"},         {"SLURM_STEP_NODELIST", "a,b"}, {"SLURM_NODELIST", "a,b"},
-                         {"SLURM_JOB_NODELIST", "a,b"}, {"SLURM_NODEID", "1"},          {"SLURM_LOCALID", "0"},
-                         {"SLURM_GTIDS", "1"},          {"SLURMD_NODENAME", "b"},       {"SLURM_LAUNCH_NODE_IPADDR", "10.77.0.1"}};
-const Variables kBatchScript = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "4"},        {"SLURM_NPROCS", "4"},     {"SLURM_JOB_ID", "4"}, {"SLURM_JOBID", "4"},
-                                {"SLURM_NNODES", "2"}, {"SLURM_JOB_NUM_NODES", "2"}, {"SLURM_NODELIST", "a,b"}, {"SLURM_NODEID", "0"}, {"SLURM_LOCALID", "0"}};
-const Variables kSallocShell = {{"SLURM_NTASKS", "4"}, {"SLURM_NPROCS", "4"}, {"SLURM_JOB_ID", "5"}, {"SLURM_NNODES", "2"}, {"SLURM_NODELIST", "a,b"}};
-const Variables kInteractiveStep = {{"SLURM_PROCID", "0"},           {"SLURM_NTASKS", "4"},          {"SLURM_JOB_ID", "1"},
-                                    {"SLURM_STEP_ID", "4294967290"}, {"SLURM_STEPID", "4294967290"}, {"SLURM_STEP_NUM_TASKS", "1"},
-                                    {"SLURM_STEP_NUM_NODES", "1"},   {"SLURM_NNODES", "2"},          {"SLURM_STEP_NODELIST", "a"}};
+const Variables kSrun = {
+    {"SLURM_PROCID", "1"},         {"SLURM_NTASKS", "2"},          {"SLURM_NPROCS", "2"},
+    {"SLURM_JOB_ID", "2"},         {"SLURM_JOBID", "2"},           {"SLURM_STEP_ID", "0"},
+    {"SLURM_STEPID", "0"},         {"SLURM_STEP_NUM_TASKS", "2"},  {"SLURM_STEP_NUM_NODES", "2"},
+    {"SLURM_NNODES", "2"},         {"SLURM_STEP_NODELIST", "a,b"}, {"SLURM_NODELIST", "a,b"},
+    {"SLURM_JOB_NODELIST", "a,b"}, {"SLURM_NODEID", "1"},          {"SLURM_LOCALID", "0"},
+    {"SLURM_GTIDS", "1"},          {"SLURMD_NODENAME", "b"},       {"SLURM_LAUNCH_NODE_IPADDR", "10.77.0.1"}};
+const Variables kBatchScript = {{"SLURM_PROCID", "0"},        {"SLURM_NTASKS", "4"},     {"SLURM_NPROCS", "4"},
+                                {"SLURM_JOB_ID", "4"},        {"SLURM_JOBID", "4"},      {"SLURM_NNODES", "2"},
+                                {"SLURM_JOB_NUM_NODES", "2"}, {"SLURM_NODELIST", "a,b"}, {"SLURM_NODEID", "0"},
+                                {"SLURM_LOCALID", "0"}};
+const Variables kSallocShell = {{"SLURM_NTASKS", "4"},
+                                {"SLURM_NPROCS", "4"},
+                                {"SLURM_JOB_ID", "5"},
+                                {"SLURM_NNODES", "2"},
+                                {"SLURM_NODELIST", "a,b"}};
+const Variables kInteractiveStep = {
+    {"SLURM_PROCID", "0"},           {"SLURM_NTASKS", "4"},          {"SLURM_JOB_ID", "1"},
+    {"SLURM_STEP_ID", "4294967290"}, {"SLURM_STEPID", "4294967290"}, {"SLURM_STEP_NUM_TASKS", "1"},
+    {"SLURM_STEP_NUM_NODES", "1"},   {"SLURM_NNODES", "2"},          {"SLURM_STEP_NODELIST", "a"}};
 // sbatch called inside of a task of `srun -n 2`: the new job's variables, and the old step's.
-const Variables kBatchFromAStep = {{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "1"},         {"SLURM_JOB_ID", "3"},         {"SLURM_STEP_ID", "0"},
-                                   {"SLURM_NNODES", "1"}, {"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "a,b"}};
+const Variables kBatchFromAStep = {{"SLURM_PROCID", "0"},         {"SLURM_NTASKS", "1"},
+                                   {"SLURM_JOB_ID", "3"},         {"SLURM_STEP_ID", "0"},
+                                   {"SLURM_NNODES", "1"},         {"SLURM_STEP_NUM_TASKS", "2"},
+                                   {"SLURM_STEP_NUM_NODES", "2"}, {"SLURM_STEP_NODELIST", "a,b"}};
 
 TEST(Place, OfSlurm) {
   const std::string meeting = "a:20194";
@@ -315,18 +366,25 @@ TEST(Place, OfSlurm) {
   check({
       {"rank 1 on the second node", kSrun, expect("Slurm", 1, 2, "slurm-2.0", meeting)},
       {"rank 0 on the first node", first, expect("Slurm", 0, 2, "slurm-2.0", meeting, true)},
-      {"arbitrary distribution, rank 0 elsewhere", join(kSrun, {{"SLURM_PROCID", "0"}}), expect("Slurm", 0, 2, "slurm-2.0", meeting)},
-      {"arbitrary distribution, another rank on the first node", join(kSrun, {{"SLURM_NODEID", "0"}}), expect("Slurm", 1, 2, "slurm-2.0", meeting, true)},
+      {"arbitrary distribution, rank 0 elsewhere", join(kSrun, {{"SLURM_PROCID", "0"}}),
+       expect("Slurm", 0, 2, "slurm-2.0", meeting)},
+      {"arbitrary distribution, another rank on the first node", join(kSrun, {{"SLURM_NODEID", "0"}}),
+       expect("Slurm", 1, 2, "slurm-2.0", meeting, true)},
       {"a later step", join(kSrun, {{"SLURM_STEP_ID", "3"}}), expect("Slurm", 1, 2, "slurm-2.3", "a:20197")},
       {"large numbers", join(kSrun, {{"SLURM_JOB_ID", "4294967295"}, {"SLURM_STEP_ID", "4000000000"}}),
        expect("Slurm", 1, 2, "slurm-4294967295.4000000000", "a:28575")},
-      {"one node", join(kSrun, {{"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_STEP_NODELIST", "a"}}), expect("Slurm", 1, 2, "slurm-2.0")},
-      {"ranges", join(kSrun, {{"SLURM_STEP_NODELIST", "gpu[007-123]"}}), expect("Slurm", 1, 2, "slurm-2.0", "gpu007:20194")},
-      {"very many", join(kSrun, {{"SLURM_STEP_NODELIST", "n[0-999999999],m[0-999999999]"}}), expect("Slurm", 1, 2, "slurm-2.0", "n0:20194")},
+      {"one node", join(kSrun, {{"SLURM_STEP_NUM_NODES", "1"}, {"SLURM_STEP_NODELIST", "a"}}),
+       expect("Slurm", 1, 2, "slurm-2.0")},
+      {"ranges", join(kSrun, {{"SLURM_STEP_NODELIST", "gpu[007-123]"}}),
+       expect("Slurm", 1, 2, "slurm-2.0", "gpu007:20194")},
+      {"very many", join(kSrun, {{"SLURM_STEP_NODELIST", "n[0-999999999],m[0-999999999]"}}),
+       expect("Slurm", 1, 2, "slurm-2.0", "n0:20194")},
       {"MASTER_ADDR in the script", join(first, {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "29500"}, {"WORLD_SIZE", "2"}}),
        expect("Slurm", 0, 2, "slurm-2.0", "a:29501", true)},
-      {"somebody runs a coordinator", join(first, {{"TRIREME_COORDINATOR", "login:7070"}}), expect("Slurm", 0, 2, "", "login:7070")},
-      {"srun --pty, or a node for one command", join(first, {{"SLURM_NTASKS", "1"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_STEP_NUM_NODES", "1"}}),
+      {"somebody runs a coordinator", join(first, {{"TRIREME_COORDINATOR", "login:7070"}}),
+       expect("Slurm", 0, 2, "", "login:7070")},
+      {"srun --pty, or a node for one command",
+       join(first, {{"SLURM_NTASKS", "1"}, {"SLURM_STEP_NUM_TASKS", "1"}, {"SLURM_STEP_NUM_NODES", "1"}}),
        expect("alone", 0, 1, "")},
       {"script of sbatch", kBatchScript, expect("alone", 0, 1, "")},
       {"the same, older", join(kBatchScript, {{"SLURM_STEP_ID", "batch"}}), expect("alone", 0, 1, "")},
@@ -359,13 +417,17 @@ TEST(Place, WrongSlurmVariablesAreRefused) {
   expect_refused(join(kSrun, {{"SLURM_STEP_NUM_NODES", "3"}}), {"SLURM_STEP_NUM_NODES=3", "2 tasks"});
   expect_refused(join(kSrun, {{"SLURM_STEP_NUM_NODES", "0"}}), {"SLURM_STEP_NUM_NODES='0'"});
   expect_refused(join(kSrun, {{"SLURM_NTASKS", "7"}}), {"SLURM_STEP_NUM_TASKS=2", "SLURM_NTASKS=7"});
-  expect_refused(join(kSrun, {{"SLURM_STEP_NODELIST", "a[1-"}}), {"SLURM_STEP_NODELIST", "a[1-", "TRIREME_COORDINATOR"});
+  expect_refused(join(kSrun, {{"SLURM_STEP_NODELIST", "a[1-"}}),
+                 {"SLURM_STEP_NODELIST", "a[1-", "TRIREME_COORDINATOR"});
   expect_refused(join(kSrun, {{"SLURM_NODEID", "x"}}), {"SLURM_NODEID='x'"});
 }
 
 TEST(Place, OfPsLite) {
-  const Variables dmlc = {
-      {"DMLC_ROLE", "worker"}, {"DMLC_NUM_WORKER", "4"}, {"DMLC_NUM_SERVER", "2"}, {"DMLC_PS_ROOT_URI", "10.0.0.1"}, {"DMLC_PS_ROOT_PORT", "9000"}};
+  const Variables dmlc = {{"DMLC_ROLE", "worker"},
+                          {"DMLC_NUM_WORKER", "4"},
+                          {"DMLC_NUM_SERVER", "2"},
+                          {"DMLC_PS_ROOT_URI", "10.0.0.1"},
+                          {"DMLC_PS_ROOT_PORT", "9000"}};
   const auto expect_role = [](int rank, const char* role, bool hosts = false) {
     return with_role(expect("ps-lite variables", rank, 4, "10.0.0.1:9000", "10.0.0.1:9000", hosts), role, 2);
   };
@@ -379,7 +441,8 @@ TEST(Place, OfPsLite) {
       {"the same number twice", join(dmlc, {{"TRIREME_SERVERS", "2"}}), expect_role(-1, "worker")},
       {"scheduler", join(dmlc, {{"DMLC_ROLE", "scheduler"}}), expect_role(-1, "scheduler", true)},
       {"started by mpirun and srun", join(join(dmlc, kMpirun), kSrun), expect_role(-1, "worker")},
-      {"the same meeting point twice", join(dmlc, {{"TRIREME_COORDINATOR", "10.0.0.1:9000"}}), expect_role(-1, "worker")},
+      {"the same meeting point twice", join(dmlc, {{"TRIREME_COORDINATOR", "10.0.0.1:9000"}}),
+       expect_role(-1, "worker")},
   });
   for (const auto& [missing, value] : dmlc) {
     Variables variables = dmlc;
@@ -406,7 +469,8 @@ TEST(Place, OfPsLite) {
 TEST(Place, SettingsAreHeardWhoeverLaunched) {
   const Variables settings = {{"TRIREME_TOKEN", "secret"}, {"TRIREME_TLS", "certificates"}, {"TRIREME_ENGINE", "gloo"}};
   const Variables torchrun = {{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "node1"}, {"MASTER_PORT", "29500"}};
-  for (const Variables& launcher : {Variables{}, torchrun, kMpirun, kSrun, Variables{{"TRIREME_RANK", "0"}, {"TRIREME_SIZE", "1"}}}) {
+  for (const Variables& launcher :
+       {Variables{}, torchrun, kMpirun, kSrun, Variables{{"TRIREME_RANK", "0"}, {"TRIREME_SIZE", "1"}}}) {
     const Place here = place(join(launcher, settings));
     EXPECT_EQ(here.token, "secret");
     EXPECT_FALSE(here.token_derived);
@@ -426,8 +490,8 @@ TEST(Place, DerivedTokens) {
 }
 
 TEST(Place, CoordinatorsAreChecked) {
-  for (const char* text : {"node", ":7070", "node:", "node:0", "node:65536", "node:x", "node:7070x", "no de:1", "fd00::1:7070", "[]:1", "[fd00::1]",
-                           "http://node:1", "node:+1", "a,b:1"})
+  for (const char* text : {"node", ":7070", "node:", "node:0", "node:65536", "node:x", "node:7070x", "no de:1",
+                           "fd00::1:7070", "[]:1", "[fd00::1]", "http://node:1", "node:+1", "a,b:1"})
     expect_refused({{"TRIREME_RANK", "0"}, {"TRIREME_SIZE", "2"}, {"TRIREME_COORDINATOR", text}},
                    {"TRIREME_COORDINATOR='" + std::string(text) + "'", "HOST:PORT"});
 }

@@ -1,6 +1,6 @@
 // label: multiproc grpc
-// launch_on_hosts() with two names of this machine as hosts. This program is also the agent of each, as `trireme join` would be (see main). gRPC does not
-// survive a fork, so it is used in forked processes only.
+// launch_on_hosts() with two names of this machine as hosts. This program is also the agent of each, as `trireme join`
+// would be (see main). gRPC does not survive a fork, so it is used in forked processes only.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -13,7 +13,7 @@
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
-#include <trireme/cluster/hosts.h>
+#include <trireme/cluster/launching/hosts.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -49,7 +49,8 @@ Ended launch_apart(const HostsOptions& options) {
   }
   int status = 0;
   waitpid(pid, &status, 0);
-  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), content_of(out), content_of(err), content_of(reason)};
+  return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), content_of(out), content_of(err),
+          content_of(reason)};
 }
 
 HostsOptions two_hosts(const std::string& ranks, int servers, const std::string& server) {
@@ -64,7 +65,8 @@ HostsOptions two_hosts(const std::string& ranks, int servers, const std::string&
 
 TEST(Hosts, ServersAreDealtOutToTheHosts) {
   HostsOptions options = two_hosts("echo agent $PPID; echo servers $TRIREME_SERVERS", 3,
-                                   "echo agent $PPID; echo $TRIREME_ROLE $TRIREME_SERVER/$TRIREME_SERVERS $TRIREME_SIZE; [ -n \"$TRIREME_COORDINATOR\" ] && "
+                                   "echo agent $PPID; echo $TRIREME_ROLE $TRIREME_SERVER/$TRIREME_SERVERS "
+                                   "$TRIREME_SIZE; [ -n \"$TRIREME_COORDINATOR\" ] && "
                                    "[ \"$TRIREME_TOKEN\" = secret ] && echo knows where");
   options.token = "secret";
   const Ended ended = launch_apart(options);
@@ -72,30 +74,36 @@ TEST(Hosts, ServersAreDealtOutToTheHosts) {
   std::map<std::string, std::string> agent_of;
   std::istringstream lines(ended.output);
   for (std::string line; std::getline(lines, line);)
-    if (const size_t at = line.find("] agent "); at != std::string::npos) agent_of[line.substr(1, at - 1)] = line.substr(at + 8);
+    if (const size_t at = line.find("] agent "); at != std::string::npos)
+      agent_of[line.substr(1, at - 1)] = line.substr(at + 8);
   EXPECT_EQ(agent_of.size(), 5u) << ended.output;
   EXPECT_NE(agent_of["0"], agent_of["1"]);
   EXPECT_EQ(agent_of["server 0"], agent_of["0"]);
   EXPECT_EQ(agent_of["server 1"], agent_of["1"]);
   EXPECT_EQ(agent_of["server 2"], agent_of["0"]);
   for (int server : {0, 1, 2}) {
-    EXPECT_NE(ended.output.find(fmt::format("[server {0}] server {0}/3 2\n", server)), std::string::npos) << ended.output;
+    EXPECT_NE(ended.output.find(fmt::format("[server {0}] server {0}/3 2\n", server)), std::string::npos)
+        << ended.output;
     EXPECT_NE(ended.output.find(fmt::format("[server {}] knows where\n", server)), std::string::npos) << ended.output;
   }
-  for (int rank : {0, 1}) EXPECT_NE(ended.output.find(fmt::format("[{}] servers 3\n", rank)), std::string::npos) << ended.output;
+  for (int rank : {0, 1})
+    EXPECT_NE(ended.output.find(fmt::format("[{}] servers 3\n", rank)), std::string::npos) << ended.output;
 }
 
 TEST(Hosts, AServerThatDiesIsNamedWithItsHost) {
-  const Ended ended = launch_apart(two_hosts("exec sleep 100", 2, "if [ $TRIREME_SERVER = 1 ]; then echo no memory; kill -9 $$; fi; exec sleep 100"));
+  const Ended ended = launch_apart(two_hosts(
+      "exec sleep 100", 2, "if [ $TRIREME_SERVER = 1 ]; then echo no memory; kill -9 $$; fi; exec sleep 100"));
   EXPECT_NE(ended.exit_code, 0);
-  EXPECT_EQ(ended.reason.find("server 1 on host 127.0.0.1 failed with exit code 137: server 1 (process "), 0u) << ended.reason;
+  EXPECT_EQ(ended.reason.find("server 1 on host 127.0.0.1 failed with exit code 137: server 1 (process "), 0u)
+      << ended.reason;
   EXPECT_NE(ended.reason.find("no memory"), std::string::npos) << ended.reason;  // its last words
 }
 
 TEST(Hosts, ServersStayForTheRanksOfOtherHosts) {
-  // Longer than a launcher gives lingering servers: server 0 outlives the rank beside it until the other rank has ended, and is asked to end then.
-  const Ended ended =
-      launch_apart(two_hosts("[ $TRIREME_RANK = 0 ] || sleep 6; echo rank has ended", 1, "trap 'echo asked; exit 0' TERM; while true; do sleep 0.05; done"));
+  // Longer than a launcher gives lingering servers: server 0 outlives the rank beside it until the other rank has
+  // ended, and is asked to end then.
+  const Ended ended = launch_apart(two_hosts("[ $TRIREME_RANK = 0 ] || sleep 6; echo rank has ended", 1,
+                                             "trap 'echo asked; exit 0' TERM; while true; do sleep 0.05; done"));
   EXPECT_EQ(ended.exit_code, 0) << ended.reason << ended.errors;
   const size_t last_rank = ended.output.find("[1] rank has ended"), asked = ended.output.find("[server 0] asked");
   EXPECT_NE(asked, std::string::npos) << ended.output;

@@ -1,5 +1,6 @@
 // label: unit
-// Random environments out of names that launchers use and values that they should not: the outcome is a valid place or InvalidArgument, soon.
+// Random environments out of names that launchers use and values that they should not: the outcome is a valid place or
+// InvalidArgument, soon.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +8,7 @@
 #include <random>
 
 #include <trireme/base/error.h>
-#include <trireme/cluster/environment.h>
+#include <trireme/cluster/environment/environment.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -18,10 +19,12 @@ const std::vector<std::vector<const char*>> kFamilies = {
     {"TRIREME_RANK", "TRIREME_SIZE", "TRIREME_JOB", "TRIREME_COORDINATOR", "JOB_COMPLETION_INDEX"},
     {"TRIREME_ROLE", "TRIREME_SERVER", "TRIREME_SERVERS", "TRIREME_SIZE", "TRIREME_JOB", "TRIREME_COORDINATOR"},
     {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "LOCAL_WORLD_SIZE"},
-    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"},
-    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_NODES",
-     "SLURM_NNODES", "SLURM_STEP_NODELIST", "SLURM_NODEID", "SLURM_LOCALID"},
-    {"DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID", "DMLC_SERVER_ID"},
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE",
+     "OMPI_MCA_ess_base_jobid"},
+    {"SLURM_PROCID", "SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_STEP_ID",
+     "SLURM_STEPID", "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_STEP_NODELIST", "SLURM_NODEID", "SLURM_LOCALID"},
+    {"DMLC_ROLE", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT", "DMLC_WORKER_ID",
+     "DMLC_SERVER_ID"},
     {"TRIREME_TOKEN", "TRIREME_TLS", "TRIREME_ENGINE"},
 };
 
@@ -35,10 +38,12 @@ class Source {
   /// Often plausible for the name, else anything.
   std::string value(const std::string& name) {
     if (!one_in(6)) {
-      if (name.ends_with("ADDR") || name.ends_with("URI")) return pick({"node1", "localhost", "127.0.0.1", "10.0.0.1", "::1", "fd00::1", "[fd00::1]", "a.b.c"});
+      if (name.ends_with("ADDR") || name.ends_with("URI"))
+        return pick({"node1", "localhost", "127.0.0.1", "10.0.0.1", "::1", "fd00::1", "[fd00::1]", "a.b.c"});
       if (name.ends_with("COORDINATOR")) return pick({"node1:7070", "[fd00::1]:1", "a:65535"});
       if (name.ends_with("NODELIST"))
-        return one_in(2) ? random_text("abn[]-,0123456789", 24) : pick({"a", "a,b", "n[1-3]", "n[0-999999999]", "r[1-9]x[01-99],y"});
+        return one_in(2) ? random_text("abn[]-,0123456789", 24)
+                         : pick({"a", "a,b", "n[1-3]", "n[0-999999999]", "r[1-9]x[01-99],y"});
       if (name.ends_with("ROLE")) return pick({"worker", "server", "scheduler"});
       if (name.ends_with("PORT")) return pick({"29500", "65534", "1"});
       if (name.ends_with("ENGINE")) return pick({"auto", "gloo", "mpi", "nccl"});
@@ -150,7 +155,8 @@ TEST(LaunchVariables, AnythingIsAPlaceOrRefused) {
     } catch (const InvalidArgument& error) {
       const std::string text = error.what();
       const bool named = std::any_of(kFamilies.begin(), kFamilies.end(), [&](const auto& family) {
-        return std::any_of(family.begin(), family.end(), [&](const char* name) { return text.find(name) != std::string::npos; });
+        return std::any_of(family.begin(), family.end(),
+                           [&](const char* name) { return text.find(name) != std::string::npos; });
       });
       EXPECT_TRUE(named) << text;
       EXPECT_LT(text.size(), 1000u);
@@ -160,8 +166,8 @@ TEST(LaunchVariables, AnythingIsAPlaceOrRefused) {
       for (const auto& [name, value] : variables) ADD_FAILURE() << "environment " << i << ": " << name << "=" << value;
   }
   // The generator reaches every launcher, or it proves little.
-  for (const char* launcher : {"alone", "trireme launch", "Kubernetes indexed Job", "torchrun-style variables", "ps-lite variables", "Open MPI", "Slurm",
-                               "refused", "server", "scheduler"})
+  for (const char* launcher : {"alone", "trireme launch", "Kubernetes indexed Job", "torchrun-style variables",
+                               "ps-lite variables", "Open MPI", "Slurm", "refused", "server", "scheduler"})
     EXPECT_GT(seen[launcher], kEnvironments / 1000) << launcher;
 }
 

@@ -1,5 +1,6 @@
 // label: multiproc
-// launch() with shells as ranks. It writes to descriptors 1 and 2, so each launcher is a forked process whose output goes to files.
+// launch() with shells as ranks. It writes to descriptors 1 and 2, so each launcher is a forked process whose output
+// goes to files.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -14,7 +15,7 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
-#include <trireme/cluster/launcher.h>
+#include <trireme/cluster/launching/launcher.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -53,8 +54,8 @@ class Launcher {
     int code = 99;
     try {
       const LaunchResult result = launch(options);
-      const std::string text = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n", result.exit_code, result.first_failed, result.interrupted, result.reason,
-                                           result.failed_server, result.culprit);
+      const std::string text = fmt::format("{}\n{}\n{}\n{}\n{}\n{}\n", result.exit_code, result.first_failed,
+                                           result.interrupted, result.reason, result.failed_server, result.culprit);
       code = write(result_.get(), text.data(), text.size()) > 0 ? result.exit_code : 98;
       for (const std::string& line : result.last_lines)
         if (write(result_.get(), (line + "\n").data(), line.size() + 1) < 0) code = 98;
@@ -100,7 +101,9 @@ class Launcher {
   bool ended_ = false;
 };
 
-LaunchOptions shell(int ranks, const std::string& script) { return {.command = {"/bin/sh", "-c", script}, .ranks = ranks}; }
+LaunchOptions shell(int ranks, const std::string& script) {
+  return {.command = {"/bin/sh", "-c", script}, .ranks = ranks};
+}
 
 std::vector<pid_t> printed_pids(const std::string& output) {
   std::vector<pid_t> pids;
@@ -109,7 +112,9 @@ std::vector<pid_t> printed_pids(const std::string& output) {
   return pids;
 }
 
-void expect_within(const std::string& text, const std::string& part) { EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text; }
+void expect_within(const std::string& text, const std::string& part) {
+  EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
+}
 
 // ---- going well ----
 
@@ -124,7 +129,8 @@ TEST(Launch, AllWell) {
 
 TEST(Launch, SetsTheEnvironment) {
   auto options = shell(2,
-                       "echo $TRIREME_RANK/$TRIREME_SIZE $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR $OMP_NUM_THREADS $COLOUR; echo "
+                       "echo $TRIREME_RANK/$TRIREME_SIZE $RANK/$WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE $MASTER_ADDR "
+                       "$OMP_NUM_THREADS $COLOUR; echo "
                        "job=$TRIREME_JOB:$MASTER_PORT");
   options.threads = 3;
   options.environment = {{"COLOUR", "blue"}, {"COLOUR", "red"}};
@@ -203,7 +209,8 @@ TEST(Launch, GivesTheExitCodeOfTheFirstFailedRank) {
 }
 
 TEST(Launch, NamesTheSignalAndTheLastLines) {
-  Launcher launcher(shell(2, "[ $RANK = 0 ] && exec sleep 100; i=0; while [ $i -lt 20 ]; do echo step $i; i=$((i+1)); done; kill -9 $$"));
+  Launcher launcher(shell(
+      2, "[ $RANK = 0 ] && exec sleep 100; i=0; while [ $i -lt 20 ]; do echo step $i; i=$((i+1)); done; kill -9 $$"));
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
   EXPECT_EQ(launcher.result.first_failed, 1);
   expect_within(launcher.result.reason, "rank 1");
@@ -225,7 +232,8 @@ TEST(Launch, AKillIsTheCauseAndAnErrorItsConsequence) {
 }
 
 TEST(Launch, WhoOnlyLostAPeerIsNotTheCause) {
-  Launcher launcher(shell(3, fmt::format("case $RANK in 0) exit {};; 1) sleep 0.3; exit 6;; esac; exec sleep 100", kPeerLostExit)));
+  Launcher launcher(
+      shell(3, fmt::format("case $RANK in 0) exit {};; 1) sleep 0.3; exit 6;; esac; exec sleep 100", kPeerLostExit)));
   EXPECT_EQ(launcher.wait(), 6);
   EXPECT_EQ(launcher.result.first_failed, 1);
 }
@@ -266,8 +274,8 @@ TEST(Launch, OfTwoExceptionsTheFirstIsTheCause) {
   const std::string first = testing::TempDir() + "first-" + std::to_string(getpid());
   Launcher launcher(shell(2, "echo pid $$; if [ $RANK = 0 ]; then while [ ! -s " + first + " ]; do sleep 0.02; done; " +
                                  "while kill -0 $(cat " + first + ") 2>/dev/null; do sleep 0.02; done; " +
-                                 terminate("connection closed by peer") + "; fi; echo $$ > " + first +
-                                 "; sleep 0.2; " + terminate("boom")));
+                                 terminate("connection closed by peer") + "; fi; echo $$ > " + first + "; sleep 0.2; " +
+                                 terminate("boom")));
   EXPECT_EQ(launcher.wait(), 128 + SIGABRT);
   EXPECT_EQ(launcher.result.first_failed, 1);
   expect_within(launcher.result.reason, "boom");
@@ -289,7 +297,8 @@ TEST(Launch, RefusesNonsense) {
 // ---- leaving nobody behind ----
 
 TEST(Launch, EndsARankThatIgnoresSigterm) {
-  auto options = shell(2, "trap '' TERM; echo pid $$; if [ $RANK = 0 ]; then sleep 0.3; exit 3; fi; while true; do sleep 0.1; done");
+  auto options = shell(
+      2, "trap '' TERM; echo pid $$; if [ $RANK = 0 ]; then sleep 0.3; exit 3; fi; while true; do sleep 0.1; done");
   options.grace = Seconds(0.2);
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 3);
@@ -454,7 +463,9 @@ LaunchOptions with_servers(LaunchOptions options, int servers, const std::string
 }
 
 /// A rank's script that begins when `file` is there: no rank may be faster than the server it is about.
-std::string after(const std::string& file, const std::string& script) { return fmt::format("while [ ! -e {} ]; do sleep 0.01; done; {}", file, script); }
+std::string after(const std::string& file, const std::string& script) {
+  return fmt::format("while [ ! -e {} ]; do sleep 0.01; done; {}", file, script);
+}
 
 class ServerLaunch : public testing::Test {
  protected:
@@ -479,7 +490,8 @@ class ServerLaunch : public testing::Test {
 TEST_F(ServerLaunch, TellsServersAndRanksWhoTheyAre) {
   auto options =
       with_servers(shell(2, "echo $TRIREME_ROLE $TRIREME_RANK/$TRIREME_SIZE [$TRIREME_SERVER]/$TRIREME_SERVERS"), 2,
-                   "echo $TRIREME_ROLE [$TRIREME_RANK$RANK]/$TRIREME_SIZE $TRIREME_SERVER/$TRIREME_SERVERS $OMP_NUM_THREADS $COLOUR job=$TRIREME_JOB");
+                   "echo $TRIREME_ROLE [$TRIREME_RANK$RANK]/$TRIREME_SIZE $TRIREME_SERVER/$TRIREME_SERVERS "
+                   "$OMP_NUM_THREADS $COLOUR job=$TRIREME_JOB");
   options.servers = {2, 0};
   options.total_servers = 3;
   options.threads = 3;
@@ -493,12 +505,14 @@ TEST_F(ServerLaunch, TellsServersAndRanksWhoTheyAre) {
   EXPECT_EQ(launcher.wait(), 0);
   const std::string output = launcher.output();
   for (int rank : {0, 1}) expect_within(output, fmt::format("[{0}] worker {0}/2 []/3\n", rank));
-  for (int server : {0, 2}) expect_within(output, fmt::format("[server {0}] server []/2 {0}/3 1 red job=abc\n", server));
+  for (int server : {0, 2})
+    expect_within(output, fmt::format("[server {0}] server []/2 {0}/3 1 red job=abc\n", server));
   EXPECT_EQ(lines_of(output).size(), 4u);
 }
 
 TEST_F(ServerLaunch, AKilledServerFailsTheJob) {
-  auto options = with_servers(shell(2, "exec sleep 100"), 2, "echo pid $$; [ $TRIREME_SERVER = 0 ] && kill -9 $$; exec sleep 100");
+  auto options =
+      with_servers(shell(2, "exec sleep 100"), 2, "echo pid $$; [ $TRIREME_SERVER = 0 ] && kill -9 $$; exec sleep 100");
   options.show = Show::first;
   Launcher launcher(options);
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
@@ -513,7 +527,8 @@ TEST_F(ServerLaunch, AKilledServerFailsTheJob) {
 }
 
 TEST_F(ServerLaunch, ARankOutranksAServerThatOnlyLostIt) {
-  Launcher launcher(with_servers(shell(2, "if [ $RANK = 1 ]; then sleep 0.3; exit 6; fi; exec sleep 100"), 1, fmt::format("exit {}", kPeerLostExit)));
+  Launcher launcher(with_servers(shell(2, "if [ $RANK = 1 ]; then sleep 0.3; exit 6; fi; exec sleep 100"), 1,
+                                 fmt::format("exit {}", kPeerLostExit)));
   EXPECT_EQ(launcher.wait(), 6);
   EXPECT_EQ(launcher.result.culprit, "rank 1");
   EXPECT_EQ(launcher.result.first_failed, 1);
@@ -521,7 +536,8 @@ TEST_F(ServerLaunch, ARankOutranksAServerThatOnlyLostIt) {
 }
 
 TEST_F(ServerLaunch, AServersErrorIsTheCauseOfWhatRanksLost) {
-  Launcher launcher(with_servers(shell(2, fmt::format("exit {}", kPeerLostExit)), 1, "echo no memory; sleep 0.3; exit 3"));
+  Launcher launcher(
+      with_servers(shell(2, fmt::format("exit {}", kPeerLostExit)), 1, "echo no memory; sleep 0.3; exit 3"));
   EXPECT_EQ(launcher.wait(), 3);
   EXPECT_EQ(launcher.result.culprit, "server 0");
   EXPECT_EQ(launcher.result.last_lines, std::vector<std::string>{"no memory"});
@@ -541,7 +557,8 @@ TEST_F(ServerLaunch, AServerThatFailsAfterTheRanksFailsTheJob) {
 }
 
 TEST_F(ServerLaunch, EndsServersThatLinger) {
-  const std::string script = "[ $TRIREME_SERVER = 1 ] && trap '' TERM; echo pid $$; : > " + file_ + "$TRIREME_SERVER; while true; do sleep 0.05; done";
+  const std::string script = "[ $TRIREME_SERVER = 1 ] && trap '' TERM; echo pid $$; : > " + file_ +
+                             "$TRIREME_SERVER; while true; do sleep 0.05; done";
   Launcher launcher(with_servers(shell(2, after(file_ + "0", after(file_ + "1", "exit 0"))), 2, script));
   const auto begin = Clock::now();
   EXPECT_EQ(launcher.wait(), 0);
@@ -563,8 +580,9 @@ TEST_F(ServerLaunch, EndsServersSoonWhenARankDies) {
 
 TEST_F(ServerLaunch, AnInterruptionIsForTheRanks) {
   // The server would say so if it were told; it ends when the ranks have saved.
-  Launcher launcher(with_servers(shell(2, "trap 'sleep 0.3; echo saved; : > " + file_ + "; exit 0' INT; echo pid $$; while true; do sleep 0.02; done"), 1,
-                                 "trap 'echo told' INT TERM; echo pid $$; " + after(file_, "echo gone")));
+  Launcher launcher(with_servers(shell(2, "trap 'sleep 0.3; echo saved; : > " + file_ +
+                                              "; exit 0' INT; echo pid $$; while true; do sleep 0.02; done"),
+                                 1, "trap 'echo told' INT TERM; echo pid $$; " + after(file_, "echo gone")));
   ASSERT_TRUE(eventually([&] { return printed_pids(launcher.output()).size() == 3; }));
   kill(launcher.pid(), SIGINT);
   EXPECT_EQ(launcher.wait(), 128 + SIGINT);

@@ -6,8 +6,8 @@
 #include <random>
 #include <set>
 
-#include <trireme/cluster/launcher.h>
-#include <trireme/cluster/membership.h>
+#include <trireme/cluster/coordination/membership.h>
+#include <trireme/cluster/launching/launcher.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -21,7 +21,9 @@ Member agent(const std::string& host, int slots = 0, int rank = -1) { return {Me
 
 Member server(const std::string& host, int index = -1, int pid = 1) { return {Member::server, index, 0, 0, host, pid}; }
 
-MembershipOptions options_for(int ranks, std::vector<std::pair<std::string, int>> hosts = {}) { return {ranks, Seconds(3), std::move(hosts), 4096}; }
+MembershipOptions options_for(int ranks, std::vector<std::pair<std::string, int>> hosts = {}) {
+  return {ranks, Seconds(3), std::move(hosts), 4096};
+}
 
 /// A job's books, filled as the coordinator fills them.
 struct Books {
@@ -175,7 +177,8 @@ TEST(Membership, SilenceOverTheLimitIsALoss) {
   ASSERT_TRUE(decision.departures[0].failure);
   EXPECT_EQ(decision.departures[0].failure->rank, 1);
   EXPECT_EQ(decision.departures[0].failure->host, "b");
-  EXPECT_TRUE(has(decision.departures[0].failure->reason, "rank 1 on host b (process 42) has not been heard of for 3.5 s (limit 3 s)"));
+  EXPECT_TRUE(has(decision.departures[0].failure->reason,
+                  "rank 1 on host b (process 42) has not been heard of for 3.5 s (limit 3 s)"));
   EXPECT_FALSE(decision.ended);
 }
 
@@ -204,7 +207,8 @@ TEST(Membership, AGoodbyeIsNoFailureAndAnErrorIs) {
   books.attendees[1].report = "out of memory";
   decision = books.decide(0);
   ASSERT_EQ(decision.departures.size(), 1u);
-  EXPECT_EQ(decision.departures[0].failure->reason, "rank 1 on host b (process 1) failed with exit code 3: out of memory");
+  EXPECT_EQ(decision.departures[0].failure->reason,
+            "rank 1 on host b (process 1) failed with exit code 3: out of memory");
   EXPECT_TRUE(decision.ended);
   EXPECT_TRUE(books.decide(100).departures.empty());  // who is gone does not go again
 }
@@ -280,23 +284,28 @@ TEST(Membership, ARankThatWasLeftCanBeTakenAgain) {
 
 TEST(Membership, ClocksAreCompared) {
   EXPECT_EQ(clock_warning("b", 1000, "a", 1004.9), "");
-  EXPECT_TRUE(has(clock_warning("b", 1012.3, "a", 1000), "the clock of host b is 12.3 s ahead of that of the coordinator's host a"));
+  EXPECT_TRUE(has(clock_warning("b", 1012.3, "a", 1000),
+                  "the clock of host b is 12.3 s ahead of that of the coordinator's host a"));
   EXPECT_TRUE(has(clock_warning("b", 900, "a", 1000), "100.0 s behind"));
   EXPECT_NE(clock_warning("b", std::numeric_limits<double>::quiet_NaN(), "a", 0), "");
 }
 
-/// Whatever happens: ranks are unique per kind and in range, a rank never changes, the epoch grows with every change, nobody leaves twice.
+/// Whatever happens: ranks are unique per kind and in range, a rank never changes, the epoch grows with every change,
+/// nobody leaves twice.
 TEST(Membership, RandomHistoriesKeepTheRules) {
   std::mt19937 random(7);
   const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
   for (int round = 0; round < 2000; round++) {
-    Books books{
-        options_for(1 + below(6), below(2) == 0 ? std::vector<std::pair<std::string, int>>{} : std::vector<std::pair<std::string, int>>{{"a", 1}, {"b", 2}})};
+    Books books{options_for(1 + below(6), below(2) == 0
+                                              ? std::vector<std::pair<std::string, int>>{}
+                                              : std::vector<std::pair<std::string, int>>{{"a", 1}, {"b", 2}})};
     uint64_t epoch = 0;
     std::vector<int> before;
     for (int step = 0; step < 20; step++) {
       const std::string host(1, static_cast<char>('a' + below(3)));
-      const bool joined = below(2) == 0 && books.add(below(3) == 0 ? agent(host, below(3)) : worker(host, below(3) == 0 ? below(7) - 1 : -1)).empty();
+      const bool joined =
+          below(2) == 0 &&
+          books.add(below(3) == 0 ? agent(host, below(3)) : worker(host, below(3) == 0 ? below(7) - 1 : -1)).empty();
       if (!joined && !books.attendees.empty()) {
         Attendee& attendee = books.attendees[static_cast<size_t>(below(static_cast<int>(books.attendees.size())))];
         if (attendee.standing == Standing::present && !attendee.exit_code) {
@@ -313,7 +322,8 @@ TEST(Membership, RandomHistoriesKeepTheRules) {
       for (const Attendee& attendee : books.attendees) {
         const int ranks = attendee.member.kind == Member::agent ? attendee.member.slots : 1;
         if (attendee.standing != Standing::present || attendee.member.rank < 0) continue;
-        for (int i = 0; i < ranks; i++) EXPECT_TRUE(held.emplace(attendee.member.kind, attendee.member.rank + i).second);
+        for (int i = 0; i < ranks; i++)
+          EXPECT_TRUE(held.emplace(attendee.member.kind, attendee.member.rank + i).second);
         EXPECT_LE(attendee.member.rank + ranks, std::max(books.options.ranks, 3));
       }
       const std::vector<int> ranks = books.ranks();
@@ -348,7 +358,8 @@ TEST(Membership, RanksArePlacedWithoutServers) {
   for (const char* host : {"a", "b"}) EXPECT_EQ(books.add(worker(host)), "");
   EXPECT_EQ(books.ranks(), (std::vector{0, 1}));
   EXPECT_FALSE(books.decide(0).complete);
-  EXPECT_EQ(books.decide(0).reason, "all 2 ranks have registered; 0 of 2 servers have registered; servers 0 and 1 have not");
+  EXPECT_EQ(books.decide(0).reason,
+            "all 2 ranks have registered; 0 of 2 servers have registered; servers 0 and 1 have not");
   books.add(server("a", 1));
   EXPECT_EQ(books.decide(0).reason, "all 2 ranks have registered; 1 of 2 servers have registered; server 0 has not");
   books.add(server("a"));
@@ -384,7 +395,8 @@ TEST(Membership, ALostServerFailsTheJobByName) {
   EXPECT_EQ(decision.departures[0].failure->rank, -1);
   EXPECT_EQ(decision.departures[0].failure->host, "b");
   EXPECT_EQ(decision.departures[0].failure->reason,
-            "server 1 on host b (process 4242) is gone: its connection ended without a goodbye, so it was killed or has crashed");
+            "server 1 on host b (process 4242) is gone: its connection ended without a goodbye, so it was killed or "
+            "has crashed");
   // The other gave up because of it.
   books.attendees[1].exit_code = kPeerLostExit;
   EXPECT_EQ(books.decide(0).departures.at(0).reason, "server 0 on host a (process 1) gave up because of the failure");
@@ -394,7 +406,8 @@ TEST(Membership, ASilentServerIsLost) {
   Books books{with_servers(1, 1)};
   books.add(server("b", 0));
   EXPECT_TRUE(books.decide(3).departures.empty());
-  EXPECT_TRUE(has(books.decide(3.5).departures.at(0).reason, "server 0 on host b (process 1) has not been heard of for 3.5 s"));
+  EXPECT_TRUE(
+      has(books.decide(3.5).departures.at(0).reason, "server 0 on host b (process 1) has not been heard of for 3.5 s"));
 }
 
 TEST(Membership, AgentsTellOfServersThatDied) {
@@ -413,7 +426,8 @@ TEST(Membership, AgentsTellOfServersThatDied) {
 
 TEST(Membership, ImpossibleServersAreRefused) {
   Books none{options_for(2)};
-  EXPECT_TRUE(has(none.add(server("b", 0)), "host b brings a parameter server, but the coordinator was started for a job without any"));
+  EXPECT_TRUE(has(none.add(server("b", 0)),
+                  "host b brings a parameter server, but the coordinator was started for a job without any"));
   EXPECT_TRUE(has(none.add({Member::worker, 0, 0, 0, "b", 1, 2}), "for a job of 2 servers, the coordinator for 0"));
   Books books{with_servers(4, 2)};
   EXPECT_TRUE(has(books.add(server("b", 2)), "host b registers as server 2, but the job has 2 servers, 0 to 1"));
@@ -422,7 +436,8 @@ TEST(Membership, ImpossibleServersAreRefused) {
   EXPECT_TRUE(has(books.add({Member::server, 0, 4, 0, "b", 1, 1}), "for a job of 1 server, the coordinator for 2"));
   EXPECT_EQ(books.add({Member::server, 0, 4, 0, "a", 17, 2}), "");
   const std::string taken = books.add(server("b", 0, 18));
-  EXPECT_TRUE(has(taken, "server 0 is taken: host a (process 17)") && has(taken, "before host b (process 18)")) << taken;
+  EXPECT_TRUE(has(taken, "server 0 is taken: host a (process 17)") && has(taken, "before host b (process 18)"))
+      << taken;
   EXPECT_EQ(books.add(server("b")), "");
   EXPECT_TRUE(has(books.add(server("c")), "host c brings 1 server, but of the job's 2 servers 2 are taken, by a, b"));
   EXPECT_EQ(books.add(worker("c", 0)), "");  // its number is a rank's

@@ -4,7 +4,7 @@
 
 #include <functional>
 
-#include <trireme/cluster/preflight.h>
+#include <trireme/cluster/launching/preflight.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -32,7 +32,9 @@ struct Network {
       if (link.from == host || link.to == host) change(link);
   }
   Preflight judge() const { return judge_preflight(hosts, links); }
-  std::string verdict(size_t from, size_t to) { return judge().links[static_cast<size_t>(&link(from, to) - links.data())]; }
+  std::string verdict(size_t from, size_t to) {
+    return judge().links[static_cast<size_t>(&link(from, to) - links.data())];
+  }
 };
 
 TEST(Preflight, GoodHosts) {
@@ -58,7 +60,8 @@ TEST(Preflight, OtherVersion) {
   const Preflight found = network.judge();
   EXPECT_EQ(found.hosts, (std::vector<std::string>{"ok", "VERSION", "ok"}));
   ASSERT_EQ(found.problems.size(), 1);
-  for (const char* part : {"host b", "0.9", "host a", "1.0", "Install"}) EXPECT_TRUE(has(found.problems[0], part)) << found.problems[0];
+  for (const char* part : {"host b", "0.9", "host a", "1.0", "Install"})
+    EXPECT_TRUE(has(found.problems[0], part)) << found.problems[0];
 }
 
 TEST(Preflight, Clocks) {
@@ -80,7 +83,8 @@ TEST(Preflight, OneSlowDirection) {
   EXPECT_EQ(network.verdict(1, 0), "SLOW");
   const Preflight found = network.judge();
   ASSERT_EQ(found.problems.size(), 1);
-  for (const char* part : {"from host b to host a", "1 Gbit/s", "10 are usual", "duplex"}) EXPECT_TRUE(has(found.problems[0], part)) << found.problems[0];
+  for (const char* part : {"from host b to host a", "1 Gbit/s", "10 are usual", "duplex"})
+    EXPECT_TRUE(has(found.problems[0], part)) << found.problems[0];
 }
 
 TEST(Preflight, AHostWithABadCableIsNamedOnce) {
@@ -103,7 +107,8 @@ TEST(Preflight, FarAway) {
   EXPECT_EQ(network.verdict(2, 1), "ok");
   const Preflight found = network.judge();
   ASSERT_EQ(found.problems.size(), 1);
-  for (const char* part : {"host a", "30000 us", "50 are usual"}) EXPECT_TRUE(has(found.problems[0], part)) << found.problems[0];
+  for (const char* part : {"host a", "30000 us", "50 are usual"})
+    EXPECT_TRUE(has(found.problems[0], part)) << found.problems[0];
 }
 
 TEST(Preflight, BlockedPorts) {
@@ -113,7 +118,8 @@ TEST(Preflight, BlockedPorts) {
   EXPECT_EQ(network.verdict(2, 0), "ok");
   const Preflight found = network.judge();
   ASSERT_EQ(found.problems.size(), 1);
-  for (const char* part : {"host c, from all others", "port 4242", "timed out", "firewall"}) EXPECT_TRUE(has(found.problems[0], part)) << found.problems[0];
+  for (const char* part : {"host c, from all others", "port 4242", "timed out", "firewall"})
+    EXPECT_TRUE(has(found.problems[0], part)) << found.problems[0];
 }
 
 TEST(Preflight, NoConnectionAtAll) {

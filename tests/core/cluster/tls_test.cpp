@@ -7,7 +7,7 @@
 #include <fstream>
 
 #include <trireme/base/error.h>
-#include <trireme/cluster/tls.h>
+#include <trireme/cluster/coordination/tls.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -45,7 +45,8 @@ TEST_F(TlsFolder, KeysArePrivateAndTheRestLoads) {
     EXPECT_EQ(info.st_mode & 0777, 0600u) << key;
   }
   const Certificates certificates = load_certificates(folder("new/deep"));
-  EXPECT_TRUE(has(certificates.authority, "BEGIN CERTIFICATE") && has(certificates.certificate, "BEGIN CERTIFICATE") && has(certificates.key, "PRIVATE KEY"));
+  EXPECT_TRUE(has(certificates.authority, "BEGIN CERTIFICATE") && has(certificates.certificate, "BEGIN CERTIFICATE") &&
+              has(certificates.key, "PRIVATE KEY"));
 }
 
 TEST_F(TlsFolder, ExistingFilesAreReplacedOnlyByForce) {
@@ -65,8 +66,11 @@ TEST_F(TlsFolder, ExpiredSaysSinceWhen) {
 
 TEST_F(TlsFolder, TheHostIsNamed) {
   make_certificates(folder("old"), {.days = -2});
-  EXPECT_TRUE(message_of<InvalidArgument>([&] { load_certificates(folder("old"), "oak"); }).starts_with("host oak: the certificate "));
-  EXPECT_TRUE(message_of<IoError>([&] { load_certificates(folder("none"), "oak"); }).starts_with("host oak: cannot read "));
+  EXPECT_TRUE(message_of<InvalidArgument>([&] {
+                load_certificates(folder("old"), "oak");
+              }).starts_with("host oak: the certificate "));
+  EXPECT_TRUE(
+      message_of<IoError>([&] { load_certificates(folder("none"), "oak"); }).starts_with("host oak: cannot read "));
 }
 
 TEST_F(TlsFolder, AMissingFileIsNamed) {
@@ -80,7 +84,8 @@ TEST_F(TlsFolder, MixedFoldersAreNoticed) {
   make_certificates(folder("a"));
   make_certificates(folder("b"));
   const auto copy = [&](const char* name) {
-    std::filesystem::copy_file(folder("b/") + name, folder("a/") + name, std::filesystem::copy_options::overwrite_existing);
+    std::filesystem::copy_file(folder("b/") + name, folder("a/") + name,
+                               std::filesystem::copy_options::overwrite_existing);
   };
   copy("node.key");
   EXPECT_TRUE(has(message_of<InvalidArgument>([&] { load_certificates(folder("a")); }), "is not the key of"));

@@ -7,7 +7,7 @@
 #include <fstream>
 #include <limits>
 
-#include <trireme/cluster/tuning.h>
+#include <trireme/cluster/environment/tuning.h>
 
 namespace trireme::cluster::tests {
 namespace {
@@ -18,7 +18,8 @@ constexpr size_t kAll = std::numeric_limits<size_t>::max();
 TEST(Crossover, RingIsTakenFromWhereItStaysFaster) {
   const Timings direct = {{1, 10}, {2, 20}, {4, 40}, {8, 80}};
   EXPECT_EQ(best_direct_bytes(direct, {{1, 30}, {2, 30}, {4, 30}, {8, 30}}), 2);
-  EXPECT_EQ(best_direct_bytes(direct, {{1, 9}, {2, 30}, {4, 50}, {8, 30}}), 4);  // a win that does not last says nothing
+  EXPECT_EQ(best_direct_bytes(direct, {{1, 9}, {2, 30}, {4, 50}, {8, 30}}),
+            4);  // a win that does not last says nothing
   EXPECT_EQ(best_direct_bytes(direct, {{1, 1}, {2, 2}, {4, 4}, {8, 8}}), 0);
   EXPECT_EQ(best_direct_bytes(direct, {{1, 1}, {2, 2}, {4, 4}, {8, 90}}), kAll);
 }
@@ -62,8 +63,9 @@ TEST_F(Kept, AbsentAndDamagedFilesSayNothing) {
   EXPECT_EQ(kept_direct_bytes(file_, "gloo", 2), std::nullopt);
   EXPECT_EQ(kept_direct_bytes(fs::temp_directory_path().string(), "gloo", 2), std::nullopt);
   for (const char* text :
-       {"", "{", "[1]", "3", "null", "\xff\xfe", R"({"gloo, 2 machines": 3})", R"({"gloo, 2 machines": {}})", R"({"gloo, 2 machines": {"direct_bytes": -1}})",
-        R"({"gloo, 2 machines": {"direct_bytes": 1e99}})", R"({"gloo, 2 machines": {"direct_bytes": "some"}})"}) {
+       {"", "{", "[1]", "3", "null", "\xff\xfe", R"({"gloo, 2 machines": 3})", R"({"gloo, 2 machines": {}})",
+        R"({"gloo, 2 machines": {"direct_bytes": -1}})", R"({"gloo, 2 machines": {"direct_bytes": 1e99}})",
+        R"({"gloo, 2 machines": {"direct_bytes": "some"}})"}) {
     write(text);
     EXPECT_EQ(kept_direct_bytes(file_, "gloo", 2), std::nullopt) << text;
   }

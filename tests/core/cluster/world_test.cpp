@@ -1,13 +1,14 @@
 // label: multiproc grpc
-// A world of one rank that has a coordinator and a parameter server: what it knows of them, and how it hears that the job has failed.
+// A world of one rank that has a coordinator and a parameter server: what it knows of them, and how it hears that the
+// job has failed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <future>
 
 #include <trireme/base/error.h>
-#include <trireme/cluster/coordinator.h>
-#include <trireme/cluster/session.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/session.h>
 #include <trireme/cluster/world.h>
 
 namespace trireme::cluster::tests {
@@ -34,8 +35,10 @@ class WorldWithServer : public testing::Test {
   }
 
   std::unique_ptr<Session> serve() const {
-    return std::make_unique<Session>(SessionOptions{.coordinator = place().coordinator, .token = "secret", .timeout = kLong, .heartbeat_limit = Seconds(10)},
-                                     Member{.kind = Member::server, .host = "s"});
+    return std::make_unique<Session>(
+        SessionOptions{
+            .coordinator = place().coordinator, .token = "secret", .timeout = kLong, .heartbeat_limit = Seconds(10)},
+        Member{.kind = Member::server, .host = "s"});
   }
 
   World join() const { return {place(), {.timeout = kLong, .heartbeat_limit = Seconds(10)}}; }
@@ -81,7 +84,8 @@ TEST_F(WorldWithServer, TellsAllWhoWatchThatTheJobHasFailed) {
     EXPECT_EQ(reason.get().find("server 0 on host s "), 0u);
   }
   std::string late;
-  const FailureWatch now = world.on_failure([&](const std::string& reason) { late = reason; });  // at once, by this thread
+  const FailureWatch now =
+      world.on_failure([&](const std::string& reason) { late = reason; });  // at once, by this thread
   EXPECT_EQ(late.find("server 0 on host s "), 0u);
   EXPECT_EQ(unregistered, 0);
 }

@@ -5,7 +5,9 @@
 
 namespace trireme::tests {
 
-std::string case_name(const testing::TestParamInfo<Case>& info) { return fmt::format("{}_{}", std::get<0>(info.param).name, std::get<1>(info.param)); }
+std::string case_name(const testing::TestParamInfo<Case>& info) {
+  return fmt::format("{}_{}", std::get<0>(info.param).name, std::get<1>(info.param));
+}
 
 // ---- allreduce ----
 
@@ -24,7 +26,8 @@ TEST_P(Contract, AllreduceGivesTheSameBitsOnEveryRank) {
   for (bool own : {false, true})
     run([&](Communicator& group) {
       std::vector<float> mine(kCount), all(kCount * static_cast<size_t>(group.size()));
-      for (size_t i = 0; i < kCount; i++) mine[i] = static_cast<float>(std::sin(static_cast<double>(i + 1) * (group.rank() + 1.7)));
+      for (size_t i = 0; i < kCount; i++)
+        mine[i] = static_cast<float>(std::sin(static_cast<double>(i + 1) * (group.rank() + 1.7)));
       float* data = mine.data();
       if (own) {
         data = reinterpret_cast<float*>(allocate(group, kCount * sizeof(float)));
@@ -32,7 +35,8 @@ TEST_P(Contract, AllreduceGivesTheSameBitsOnEveryRank) {
       }
       group.allreduce(data, kCount, DType::f32, Op::mean, "sines");
       group.all_gather(data, all.data(), kCount, DType::f32, "everybody's result");
-      for (size_t r = 0; r < static_cast<size_t>(group.size()); r++) EXPECT_EQ(std::memcmp(all.data() + r * kCount, data, kCount * sizeof(float)), 0);
+      for (size_t r = 0; r < static_cast<size_t>(group.size()); r++)
+        EXPECT_EQ(std::memcmp(all.data() + r * kCount, data, kCount * sizeof(float)), 0);
       for (size_t i = 0; i < kCount; i += 997) {
         double mean = 0;
         for (int r = 0; r < group.size(); r++) mean += std::sin(static_cast<double>(i + 1) * (r + 1.7)) / group.size();
@@ -56,7 +60,9 @@ TEST_P(Contract, SeveralAllreducesAreOpenAtOnce) {
       for (size_t k = 0; k < works.size(); k++) works[backwards ? works.size() - 1 - k : k]->wait();
       for (size_t k = 0; k < works.size(); k++) {
         EXPECT_TRUE(works[k]->test());
-        EXPECT_TRUE(same(kTypes[k], data[k], encode(kTypes[k], kCounts[k], [&](size_t i) { return reduced(Op::sum, group.size(), i + k); })));
+        EXPECT_TRUE(same(kTypes[k], data[k], encode(kTypes[k], kCounts[k], [&](size_t i) {
+                           return reduced(Op::sum, group.size(), i + k);
+                         })));
       }
     }
   });
@@ -68,7 +74,8 @@ TEST_P(Contract, TestAloneCompletesAnAllreduce) {
     copy(data, encode(DType::f32, 5000, [&](size_t i) { return value(group.rank(), i); }));
     const auto work = group.start_allreduce(data, 5000, DType::f32, Op::max, "polled");
     while (!work->test()) std::this_thread::yield();
-    EXPECT_TRUE(same(DType::f32, data, encode(DType::f32, 5000, [&](size_t i) { return reduced(Op::max, group.size(), i); })));
+    EXPECT_TRUE(
+        same(DType::f32, data, encode(DType::f32, 5000, [&](size_t i) { return reduced(Op::max, group.size(), i); })));
   });
 }
 
@@ -99,10 +106,13 @@ TEST_P(Contract, StartedAllreducesOfMixedSizesAndTypes) {
       copy(data[k], encode(type(k), count(k), [&](size_t i) { return value(group.rank(), i + k); }));
     }
     std::vector<std::unique_ptr<comm::Work>> works;
-    for (size_t k = 0; k < kWorks; k++) works.push_back(group.start_allreduce(data[k], count(k), type(k), op(k), fmt::format("bucket {}", k)));
+    for (size_t k = 0; k < kWorks; k++)
+      works.push_back(group.start_allreduce(data[k], count(k), type(k), op(k), fmt::format("bucket {}", k)));
     for (const auto& work : works) work->wait();
     for (size_t k = 0; k < kWorks; k++)
-      EXPECT_TRUE(same(type(k), data[k], encode(type(k), count(k), [&](size_t i) { return reduced(op(k), group.size(), i + k); }))) << "bucket " << k;
+      EXPECT_TRUE(same(type(k), data[k],
+                       encode(type(k), count(k), [&](size_t i) { return reduced(op(k), group.size(), i + k); })))
+          << "bucket " << k;
   });
 }
 
@@ -119,7 +129,8 @@ TEST_P(Contract, AnotherCollectiveCompletesWhatWasStarted) {
   });
 }
 
-// Rank 1 starts the second allreduce only after a message that rank 0 takes after the first; rank 0 has done its part of the first before it waits.
+// Rank 1 starts the second allreduce only after a message that rank 0 takes after the first; rank 0 has done its part
+// of the first before it waits.
 TEST_P(Contract, WaitingForTheFirstDoesNotWaitForTheSecond) {
   if (ranks() != 2) GTEST_SKIP() << "for two ranks";
   run([&](Communicator& group) {
@@ -159,7 +170,9 @@ TEST_P(Contract, ReduceScatter) {
       const Bytes input = encode(type, count * n, [&](size_t i) { return value(group.rank(), i); });
       Bytes output(count * size_of(type));
       group.reduce_scatter(input.data(), output.data(), count, type, op, "blocks");
-      EXPECT_TRUE(same(type, output.data(), encode(type, count, [&](size_t i) { return reduced(op, group.size(), me * count + i); }))) << name_of(op);
+      EXPECT_TRUE(same(type, output.data(),
+                       encode(type, count, [&](size_t i) { return reduced(op, group.size(), me * count + i); })))
+          << name_of(op);
     };
     for_types_and_sizes([&](DType type, size_t count) { check(type, Op::sum, count); });
     for (DType type : kTypes)
@@ -174,7 +187,8 @@ TEST_P(Contract, AllGather) {
       Bytes output(input.size() * static_cast<size_t>(group.size()));
       group.all_gather(input.data(), output.data(), count, type, "pieces");
       for (int r = 0; r < group.size(); r++)
-        EXPECT_TRUE(same(type, output.data() + static_cast<size_t>(r) * input.size(), encode(type, count, [&](size_t i) { return value(r, i); })));
+        EXPECT_TRUE(same(type, output.data() + static_cast<size_t>(r) * input.size(),
+                         encode(type, count, [&](size_t i) { return value(r, i); })));
     });
   });
 }
@@ -184,7 +198,8 @@ TEST_P(Contract, BroadcastFromEachRoot) {
     const auto check = [&](int root, DType type, size_t count) {
       Bytes data = encode(type, count, [&](size_t i) { return value(group.rank(), i); });
       group.broadcast(data.data(), count, type, root, "word");
-      EXPECT_TRUE(same(type, data.data(), encode(type, count, [&](size_t i) { return value(root, i); }))) << "root " << root;
+      EXPECT_TRUE(same(type, data.data(), encode(type, count, [&](size_t i) { return value(root, i); })))
+          << "root " << root;
     };
     for (int root = 0; root < group.size(); root++) {
       check(root, DType::f64, kLarge[0]);

@@ -1,6 +1,8 @@
 #pragma once
 // What every Communicator must do. An engine's test instantiates the suite with one line:
-//   INSTANTIATE_TEST_SUITE_P(Shm, Contract, testing::Combine(testing::Values(shm_engine()), testing::Values(1, 2, 4)), case_name);
+//   INSTANTIATE_TEST_SUITE_P(Shm, Contract, testing::Combine(testing::Values(shm_engine()), testing::Values(1, 2, 4)),
+//   case_name);
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,7 +12,6 @@
 #include <tuple>
 #include <vector>
 
-#include <fmt/format.h>
 #include <trireme/base/error.h>
 #include <trireme/comm/communicator.h>
 
@@ -25,11 +26,13 @@ struct Engine {
   std::function<void(int ranks, const std::function<void(Communicator&)>&)> run;
   /// Collective: memory that the engine knows best, the kind that start_allreduce takes.
   std::function<std::byte*(Communicator&, size_t bytes)> allocate;
-  bool threads = true;  // ranks are threads of this process and see each other's variables; else each runs the test in its own process
+  bool threads = true;  // ranks are threads of this process and see each other's variables; else each runs the test in
+                        // its own process
 };
 
 using Case = std::tuple<Engine, int>;
-std::string case_name(const testing::TestParamInfo<Case>& info);  // brings the tests, which are compiled once, out of their library
+std::string case_name(
+    const testing::TestParamInfo<Case>& info);  // brings the tests, which are compiled once, out of their library
 inline void PrintTo(const Engine& engine, std::ostream* out) { *out << engine.name; }
 
 constexpr DType kTypes[] = {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64};
@@ -39,7 +42,9 @@ constexpr size_t kLarge[] = {65537, 150001};  // 16-bit types cross 256 KiB only
 
 // ---- values: whole numbers so small that sums over 8 ranks are exact in every type ----
 
-inline double value(int rank, size_t i) { return static_cast<double>((i * 5 + static_cast<size_t>(rank) * 7 + i / 64) % 23) - 11; }
+inline double value(int rank, size_t i) {
+  return static_cast<double>((i * 5 + static_cast<size_t>(rank) * 7 + i / 64) % 23) - 11;
+}
 
 inline uint16_t bf16_of(float x) {
   uint32_t bits = 0;
@@ -100,7 +105,8 @@ inline testing::AssertionResult same(DType type, const std::byte* got, const Byt
   if (wanted.empty() || std::memcmp(got, wanted.data(), wanted.size()) == 0) return testing::AssertionSuccess();
   for (size_t i = 0; i < wanted.size(); i++)
     if (got[i] != wanted[i])
-      return testing::AssertionFailure() << name_of(type) << ": element " << i / size_of(type) << " of " << wanted.size() / size_of(type) << " is wrong";
+      return testing::AssertionFailure() << name_of(type) << ": element " << i / size_of(type) << " of "
+                                         << wanted.size() / size_of(type) << " is wrong";
   return testing::AssertionSuccess();
 }
 
@@ -108,10 +114,13 @@ class Contract : public testing::TestWithParam<Case> {
  protected:
   static int ranks() { return std::get<1>(GetParam()); }
   static void run(const std::function<void(Communicator&)>& body) { std::get<0>(GetParam()).run(ranks(), body); }
-  static std::byte* allocate(Communicator& group, size_t bytes) { return std::get<0>(GetParam()).allocate(group, bytes); }
+  static std::byte* allocate(Communicator& group, size_t bytes) {
+    return std::get<0>(GetParam()).allocate(group, bytes);
+  }
 
   /// `own` says which ranks bring memory from allocate().
-  static void check_allreduce(Communicator& group, std::byte* memory, const std::function<bool(int)>& own, DType type, Op op, size_t count) {
+  static void check_allreduce(Communicator& group, std::byte* memory, const std::function<bool(int)>& own, DType type,
+                              Op op, size_t count) {
     Bytes mine = encode(type, count, [&](size_t i) { return value(group.rank(), i); });
     const Bytes wanted = encode(type, count, [&](size_t i) { return reduced(op, group.size(), i); });
     std::byte* data = mine.data();

@@ -15,7 +15,8 @@ Engine shm_engine() {
           }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Contract, testing::Combine(testing::Values(shm_engine()), testing::Values(1, 2, 3, 4, 8)), case_name);
+INSTANTIATE_TEST_SUITE_P(Engines, Contract,
+                         testing::Combine(testing::Values(shm_engine()), testing::Values(1, 2, 3, 4, 8)), case_name);
 
 TEST(ShmCommunicator, AllocatedMemoryIsZeroAndReachableByAll) {
   expect_all_well(run_ranks(3, [](comm::shm::Communicator& group) {
@@ -50,7 +51,8 @@ TEST(ShmCommunicator, SmallStagesGiveTheSameResults) {
   expect_all_well(run_ranks(3,
                             [](comm::shm::Communicator& group) {
                               std::vector<int32_t> data(10007), all(3 * data.size()), mine(data.size());
-                              for (size_t i = 0; i < data.size(); i++) data[i] = static_cast<int32_t>(i) * (group.rank() + 1);
+                              for (size_t i = 0; i < data.size(); i++)
+                                data[i] = static_cast<int32_t>(i) * (group.rank() + 1);
                               group.all_gather(data.data(), all.data(), data.size(), DType::i32, "all");
                               EXPECT_EQ(all[2 * data.size() + 10006], 3 * 10006);
                               group.reduce_scatter(all.data(), mine.data(), data.size(), DType::i32, Op::sum, "mine");
@@ -63,7 +65,8 @@ TEST(ShmCommunicator, SmallStagesGiveTheSameResults) {
 
 TEST(ShmCommunicator, StagesThatCannotWorkAreRefused) {
   for (size_t bytes : {size_t{0}, size_t{64}, size_t{1001}})
-    for (const auto& outcome : run_ranks(2, [](comm::shm::Communicator&) {}, {.stage_bytes = bytes})) expect_error<InvalidArgument>(outcome, {"stage"});
+    for (const auto& outcome : run_ranks(2, [](comm::shm::Communicator&) {}, {.stage_bytes = bytes}))
+      expect_error<InvalidArgument>(outcome, {"stage"});
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <trireme/comm/gathering.h>
+
 #include "machines.h"
 
 namespace trireme::comm::tests {

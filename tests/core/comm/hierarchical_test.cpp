@@ -1,5 +1,6 @@
 // label: unit
-// The contract of comm::Communicator for jobs that span machines: ranks as threads, a segment per machine, sockets between them.
+// The contract of comm::Communicator for jobs that span machines: ranks as threads, a segment per machine, sockets
+// between them.
 #include "contract.h"
 #include "machines.h"
 
@@ -10,19 +11,23 @@ using comm::hierarchical::Topology;
 using Group = comm::hierarchical::Communicator;
 
 Outcomes run_machines(const std::vector<int>& machine_of, const std::function<void(Group&)>& body) {
-  return tests::run_machines(machine_of, std::function<void(const OnMachine&)>([&](const OnMachine& rank) { body(rank.all); }));
+  return tests::run_machines(machine_of,
+                             std::function<void(const OnMachine&)>([&](const OnMachine& rank) { body(rank.all); }));
 }
 
 Engine machines(const char* name, const std::vector<int>& machine_of) {
   return {name, [=](int, const auto& body) { expect_all_well(run_machines(machine_of, body)); },
           [](Communicator& group, size_t bytes) {
             auto& here = dynamic_cast<Group&>(group);
-            return here.allocate(bytes, "a test's memory").parts[static_cast<size_t>(here.topology().place(here.rank()).local)];
+            return here.allocate(bytes, "a test's memory")
+                .parts[static_cast<size_t>(here.topology().place(here.rank()).local)];
           }};
 }
 
-#define TRIREME_SHAPE(name, ranks, ...) \
-  INSTANTIATE_TEST_SUITE_P(name, Contract, testing::Combine(testing::Values(machines(#name, __VA_ARGS__)), testing::Values(ranks)), case_name)
+#define TRIREME_SHAPE(name, ranks, ...)                                                                             \
+  INSTANTIATE_TEST_SUITE_P(name, Contract,                                                                          \
+                           testing::Combine(testing::Values(machines(#name, __VA_ARGS__)), testing::Values(ranks)), \
+                           case_name)
 TRIREME_SHAPE(OneRank, 1, {0});
 TRIREME_SHAPE(OneMachineOfFour, 4, {0, 0, 0, 0});
 TRIREME_SHAPE(TwoMachinesOfOne, 2, {0, 1});
@@ -50,7 +55,8 @@ TEST(Hierarchical, MachinesNeedNotAgreeOnWhereTheirDataIs) {
   expect_all_well(run_machines({0, 0, 1, 1}, [](Group& group) {
     const auto block = group.allocate(4000, "memory");
     std::vector<float> mine(1000);
-    float* const data = group.rank() < 2 ? reinterpret_cast<float*>(block.parts[static_cast<size_t>(group.rank())]) : mine.data();
+    float* const data =
+        group.rank() < 2 ? reinterpret_cast<float*>(block.parts[static_cast<size_t>(group.rank())]) : mine.data();
     std::fill_n(data, 1000, static_cast<float>(group.rank()));
     group.allreduce(data, 1000, DType::f32, Op::mean, "w");
     for (int i = 0; i < 1000; i++) ASSERT_EQ(data[i], 1.5f);

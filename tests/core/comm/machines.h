@@ -35,7 +35,8 @@ inline Outcomes run_machines(const std::vector<int>& machine_of, const std::func
         if (local < topology.lanes()) {
           std::vector<int> names;
           for (int other = 0; other < topology.machines(); other++) names.push_back(topology.ranks_on(other)[l]);
-          lane = std::make_unique<comm::network::Communicator>(std::move(lanes[l][m]), comm::network::Options{.names = names});
+          lane = std::make_unique<comm::network::Communicator>(std::move(lanes[l][m]),
+                                                               comm::network::Options{.names = names});
         }
         comm::shm::Communicator here(segments[m], local, static_cast<int>(topology.ranks_on(machine).size()));
         comm::hierarchical::Communicator all(topology, static_cast<int>(rank), here, lane.get(), flat);

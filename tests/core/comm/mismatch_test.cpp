@@ -13,13 +13,16 @@ namespace {
 using Group = comm::shm::Communicator;
 
 /// Rank 0 does one thing, the others another; all must get a Mismatch that names both ranks and both calls.
-void expect_mismatch(const std::function<void(Group&)>& first, const std::function<void(Group&)>& others, const std::vector<std::string>& parts) {
+void expect_mismatch(const std::function<void(Group&)>& first, const std::function<void(Group&)>& others,
+                     const std::vector<std::string>& parts) {
   for (int ranks : {2, 3}) {
-    const Outcomes outcomes = run_ranks(ranks, [&](Group& group) { group.rank() == 0 ? first(group) : others(group); }, {.timeout = Seconds(20)});
+    const Outcomes outcomes = run_ranks(ranks, [&](Group& group) { group.rank() == 0 ? first(group) : others(group); },
+                                        {.timeout = Seconds(20)});
     for (int rank = 0; rank < ranks; rank++) {
       SCOPED_TRACE(fmt::format("rank {} of {}", rank, ranks));
       expect_error<Mismatch>(outcomes[static_cast<size_t>(rank)], parts);
-      expect_error<Mismatch>(outcomes[static_cast<size_t>(rank)], {"rank 0", rank == 0 ? "rank 1" : fmt::format("rank {}", rank)});
+      expect_error<Mismatch>(outcomes[static_cast<size_t>(rank)],
+                             {"rank 0", rank == 0 ? "rank 1" : fmt::format("rank {}", rank)});
     }
   }
 }
@@ -32,9 +35,14 @@ void allreduce(Group& group, size_t count, DType type, Op op, const char* name) 
 }
 
 TEST(Mismatch, OfOrder) {
-  expect_mismatch([](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "fc1.weight"), allreduce(g, 5, DType::f32, Op::sum, "fc1.bias"); },
-                  [](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "fc1.bias"), allreduce(g, 5, DType::f32, Op::sum, "fc1.weight"); },
-                  {"'fc1.weight'", "'fc1.bias'", "allreduce"});
+  expect_mismatch(
+      [](Group& g) {
+        allreduce(g, 5, DType::f32, Op::sum, "fc1.weight"), allreduce(g, 5, DType::f32, Op::sum, "fc1.bias");
+      },
+      [](Group& g) {
+        allreduce(g, 5, DType::f32, Op::sum, "fc1.bias"), allreduce(g, 5, DType::f32, Op::sum, "fc1.weight");
+      },
+      {"'fc1.weight'", "'fc1.bias'", "allreduce"});
 }
 
 TEST(Mismatch, OfKind) {
@@ -43,28 +51,29 @@ TEST(Mismatch, OfKind) {
 }
 
 TEST(Mismatch, OfCount) {
-  expect_mismatch([](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); }, [](Group& g) { allreduce(g, 6, DType::f32, Op::sum, "w"); },
-                  {"'w' of 5 × f32", "'w' of 6 × f32"});
+  expect_mismatch([](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); },
+                  [](Group& g) { allreduce(g, 6, DType::f32, Op::sum, "w"); }, {"'w' of 5 × f32", "'w' of 6 × f32"});
 }
 
 TEST(Mismatch, OfCountInLargeData) {
-  expect_mismatch([](Group& g) { allreduce(g, 500000, DType::f32, Op::sum, "w"); }, [](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); },
-                  {"500000 × f32", " 5 × f32"});
+  expect_mismatch([](Group& g) { allreduce(g, 500000, DType::f32, Op::sum, "w"); },
+                  [](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); }, {"500000 × f32", " 5 × f32"});
 }
 
 TEST(Mismatch, OfType) {
-  expect_mismatch([](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); }, [](Group& g) { allreduce(g, 5, DType::i32, Op::sum, "w"); },
-                  {"'w' of 5 × f32", "'w' of 5 × i32"});
+  expect_mismatch([](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); },
+                  [](Group& g) { allreduce(g, 5, DType::i32, Op::sum, "w"); }, {"'w' of 5 × f32", "'w' of 5 × i32"});
 }
 
 TEST(Mismatch, OfOperation) {
-  expect_mismatch([](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); }, [](Group& g) { allreduce(g, 5, DType::f32, Op::mean, "w"); },
-                  {"(sum) 'w'", "(mean) 'w'"});
+  expect_mismatch([](Group& g) { allreduce(g, 5, DType::f32, Op::sum, "w"); },
+                  [](Group& g) { allreduce(g, 5, DType::f32, Op::mean, "w"); }, {"(sum) 'w'", "(mean) 'w'"});
 }
 
 TEST(Mismatch, OfName) {
   expect_mismatch([](Group& g) { g.all_gather(data, data + 100, 2, DType::f32, "left"); },
-                  [](Group& g) { g.all_gather(data, data + 200, 2, DType::f32, "right"); }, {"all-gather 'left'", "all-gather 'right'"});
+                  [](Group& g) { g.all_gather(data, data + 200, 2, DType::f32, "right"); },
+                  {"all-gather 'left'", "all-gather 'right'"});
 }
 
 TEST(Mismatch, OfLongNamesThatBeginAlike) {
@@ -100,7 +109,8 @@ TEST(Mismatch, OfStartedAndBlockingAllreduce) {
     return [split](Group& g) {
       const auto block = g.allocate(64, "memory");
       std::byte* mine = block.parts[static_cast<size_t>(g.rank())];
-      split ? g.start_allreduce(mine, 4, DType::f32, Op::sum, "w")->wait() : g.allreduce(mine, 4, DType::f32, Op::sum, "w");
+      split ? g.start_allreduce(mine, 4, DType::f32, Op::sum, "w")->wait()
+            : g.allreduce(mine, 4, DType::f32, Op::sum, "w");
     };
   };
   expect_mismatch(run(true), run(false), {"called allreduce (sum) 'w'", "called started allreduce (sum) 'w'"});
@@ -115,11 +125,13 @@ TEST(Mismatch, OfMessages) {
   const auto exchange = [](size_t sent, DType sent_type, const char* sent_name) {
     return run_ranks(2, [=](Group& group) {
       int64_t room[8] = {};
-      group.rank() == 0 ? group.send(room, sent, sent_type, 1, sent_name) : group.receive(room, 2, DType::f32, 0, "activations");
+      group.rank() == 0 ? group.send(room, sent, sent_type, 1, sent_name)
+                        : group.receive(room, 2, DType::f32, 0, "activations");
     });
   };
   EXPECT_FALSE(exchange(2, DType::f32, "activations")[1]);
-  expect_error<Mismatch>(exchange(3, DType::f32, "activations")[1], {"rank 1 expects 'activations' of 2 × f32 from rank 0", "sent 'activations' of 3 × f32"});
+  expect_error<Mismatch>(exchange(3, DType::f32, "activations")[1],
+                         {"rank 1 expects 'activations' of 2 × f32 from rank 0", "sent 'activations' of 3 × f32"});
   expect_error<Mismatch>(exchange(2, DType::f16, "activations")[1], {"2 × f32", "2 × f16"});
   expect_error<Mismatch>(exchange(2, DType::f32, "gradients")[1], {"'activations'", "'gradients'"});
 }

@@ -1,6 +1,7 @@
 // label: multiproc
-// The contract of comm::Communicator on Open MPI. Started plainly, this program starts itself eight times under mpirun; there each process is a rank, all run
-// the same tests in the same order, and a test for fewer ranks leaves the others out.
+// The contract of comm::Communicator on Open MPI. Started plainly, this program starts itself eight times under mpirun;
+// there each process is a rank, all run the same tests in the same order, and a test for fewer ranks leaves the others
+// out.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -54,7 +55,8 @@ class Files final : public comm::network::KeyValue {
 std::unique_ptr<comm::network::Transport> meet(int ranks, Seconds timeout = Seconds(60)) {
   static int groups = 0;
   Files store;
-  return comm::network::engine_named("mpi").connect({store, fmt::format("group {}", groups++), world_rank, ranks, "", timeout});
+  return comm::network::engine_named("mpi").connect(
+      {store, fmt::format("group {}", groups++), world_rank, ranks, "", timeout});
 }
 
 /// The first `ranks` processes, in an order that MPI does not have by itself.
@@ -64,7 +66,8 @@ void run_processes(int ranks, const std::function<void(Communicator&)>& body) {
   if (world_rank >= ranks) return;
   Files store;
   const int rank = ranks - 1 - world_rank;
-  auto transport = comm::network::engine_named("mpi").connect({store, fmt::format("turned {}", groups), rank, ranks, "", Seconds(60)});
+  auto transport = comm::network::engine_named("mpi").connect(
+      {store, fmt::format("turned {}", groups), rank, ranks, "", Seconds(60)});
   EXPECT_EQ(transport->rank(), rank);
   EXPECT_EQ(transport->size(), ranks);
   comm::network::Communicator group(std::move(transport), {.timeout = Seconds(60)});
@@ -85,7 +88,8 @@ Engine mpi_engine() {
           [=](Communicator&, size_t bytes) { return memory->take(bytes); }, false};
 }
 
-INSTANTIATE_TEST_SUITE_P(Engines, Contract, testing::Combine(testing::Values(mpi_engine()), testing::Values(1, 2, 3, 5, 8)), case_name);
+INSTANTIATE_TEST_SUITE_P(Engines, Contract,
+                         testing::Combine(testing::Values(mpi_engine()), testing::Values(1, 2, 3, 5, 8)), case_name);
 
 TEST(Mpi, WorldNeedsNoStore) {
   comm::network::Communicator group(comm::mpi::world());
@@ -103,7 +107,9 @@ TEST(Mpi, RanksThatDoNotComeAreATimeoutThatNamesThem) {
     comm::network::engine_named("mpi").connect({store, "lonely", 0, 3, "", Seconds(0.2)});
     ADD_FAILURE() << "no error";
   } catch (const Timeout& error) {
-    EXPECT_NE(std::string(error.what()).find("2 of 3 ranks did not come to the group 'lonely' within 0.2 s; the first is rank 1"), std::string::npos)
+    EXPECT_NE(std::string(error.what())
+                  .find("2 of 3 ranks did not come to the group 'lonely' within 0.2 s; the first is rank 1"),
+              std::string::npos)
         << error.what();
   }
 }
@@ -114,7 +120,9 @@ TEST(MpiFailure, DisagreementAbsenceAndInterruptAreErrors) {
   std::vector<float> data(100000);
   if (world_rank < 2) {
     comm::network::Communicator group(meet(2), {.timeout = Seconds(20)});
-    const auto call = [&] { group.allreduce(data.data(), data.size() - static_cast<size_t>(world_rank), DType::f32, Op::sum, "w"); };
+    const auto call = [&] {
+      group.allreduce(data.data(), data.size() - static_cast<size_t>(world_rank), DType::f32, Op::sum, "w");
+    };
     std::exception_ptr error;
     try {
       call();
@@ -152,14 +160,17 @@ TEST(MpiFailure, DisagreementAbsenceAndInterruptAreErrors) {
 class Quiet final : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (result.failed())
-      std::fprintf(stderr, "process %d, %s: %s:%d: %s\n", world_rank, testing::UnitTest::GetInstance()->current_test_info()->name(), result.file_name(),
+      std::fprintf(stderr, "process %d, %s: %s:%d: %s\n", world_rank,
+                   testing::UnitTest::GetInstance()->current_test_info()->name(), result.file_name(),
                    result.line_number(), result.message());
   }
 };
 
 /// Runs this program under mpirun. Returns mpirun's exit code.
 int launch(const std::string& program, std::vector<std::string> arguments) {
-  std::vector<std::string> words = {"mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-n", std::to_string(kProcesses), program};
+  std::vector<std::string> words = {
+      "mpirun", "--oversubscribe", "--allow-run-as-root", "--bind-to", "none", "-n", std::to_string(kProcesses),
+      program};
   words.insert(words.end(), arguments.begin(), arguments.end());
   std::vector<char*> pointers;
   for (std::string& word : words) pointers.push_back(word.data());
@@ -175,7 +186,8 @@ int launch(const std::string& program, std::vector<std::string> arguments) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
-/// mpirun takes processes that part without MPI_Finalize for failed, whatever they return. So those of the second run leave a note, and wait for the others'.
+/// mpirun takes processes that part without MPI_Finalize for failed, whatever they return. So those of the second run
+/// leave a note, and wait for the others'.
 void leave_note(int code) {
   Files notes;
   notes.put(fmt::format("note {}", world_rank), code == 0 ? "passed" : "failed");

@@ -1,5 +1,6 @@
 // label: unit
-// The algorithms of a network group: the contract with everything in a ring and with everything direct, and that the two agree.
+// The algorithms of a network group: the contract with everything in a ring and with everything direct, and that the
+// two agree.
 #include <mutex>
 
 #include "network_engine.h"
@@ -9,8 +10,12 @@ namespace {
 
 constexpr size_t kHuge = size_t{1} << 40;
 
-INSTANTIATE_TEST_SUITE_P(Ring, Contract, testing::Combine(testing::Values(network_engine("ring", 0)), testing::Values(2, 5)), case_name);
-INSTANTIATE_TEST_SUITE_P(Direct, Contract, testing::Combine(testing::Values(network_engine("direct", kHuge)), testing::Values(3)), case_name);
+INSTANTIATE_TEST_SUITE_P(Ring, Contract,
+                         testing::Combine(testing::Values(network_engine("ring", 0)), testing::Values(2, 5)),
+                         case_name);
+INSTANTIATE_TEST_SUITE_P(Direct, Contract,
+                         testing::Combine(testing::Values(network_engine("direct", kHuge)), testing::Values(3)),
+                         case_name);
 
 /// Sizes around which chunks become empty, segments begin, and data no longer fits into an opening.
 TEST(NetworkCommunicator, RingAndDirectAgree) {
@@ -23,7 +28,8 @@ TEST(NetworkCommunicator, RingAndDirectAgree) {
         expect_all_well(run_network(3,
                                     [&](Communicator& group) {
                                       std::vector<float> data(count);
-                                      for (size_t i = 0; i < count; i++) data[i] = static_cast<float>(value(group.rank(), i));
+                                      for (size_t i = 0; i < count; i++)
+                                        data[i] = static_cast<float>(value(group.rank(), i));
                                       group.allreduce(data.data(), count, DType::f32, op, "w");
                                       const std::lock_guard lock(mutex);
                                       results.push_back(data);
@@ -40,7 +46,8 @@ TEST(NetworkCommunicator, RingsOfSeveralSegmentsPassOnEverything) {
     std::vector<int32_t> data(kCount), all(3 * kCount), mine(kCount);
     for (size_t i = 0; i < kCount; i++) data[i] = static_cast<int32_t>(i) * (group.rank() + 1);
     group.all_gather(data.data(), all.data(), kCount, DType::i32, "all");
-    for (size_t r = 0; r < 3; r++) ASSERT_EQ(all[r * kCount + kCount - 1], static_cast<int32_t>((kCount - 1) * (r + 1)));
+    for (size_t r = 0; r < 3; r++)
+      ASSERT_EQ(all[r * kCount + kCount - 1], static_cast<int32_t>((kCount - 1) * (r + 1)));
     group.reduce_scatter(all.data(), mine.data(), kCount, DType::i32, Op::sum, "mine");
     ASSERT_EQ(mine[70001], 3 * 70001 * (group.rank() + 1));
     group.allreduce(data.data(), kCount, DType::i32, Op::sum, "data");

@@ -11,13 +11,16 @@ using Group = comm::network::Communicator;
 using comm::network::Options;
 
 /// Rank 0 does one thing, the others another; all must get a Mismatch that names both ranks and both calls.
-void expect_mismatch(const std::function<void(Group&)>& first, const std::function<void(Group&)>& others, const std::vector<std::string>& parts) {
+void expect_mismatch(const std::function<void(Group&)>& first, const std::function<void(Group&)>& others,
+                     const std::vector<std::string>& parts) {
   for (int ranks : {2, 3}) {
-    const Outcomes outcomes = run_network(ranks, [&](Group& group) { group.rank() == 0 ? first(group) : others(group); }, {.timeout = Seconds(20)});
+    const Outcomes outcomes = run_network(
+        ranks, [&](Group& group) { group.rank() == 0 ? first(group) : others(group); }, {.timeout = Seconds(20)});
     for (int rank = 0; rank < ranks; rank++) {
       SCOPED_TRACE(fmt::format("rank {} of {}", rank, ranks));
       expect_error<Mismatch>(outcomes[static_cast<size_t>(rank)], parts);
-      expect_error<Mismatch>(outcomes[static_cast<size_t>(rank)], {"rank 0", rank == 0 ? "rank 1" : fmt::format("rank {}", rank)});
+      expect_error<Mismatch>(outcomes[static_cast<size_t>(rank)],
+                             {"rank 0", rank == 0 ? "rank 1" : fmt::format("rank {}", rank)});
     }
   }
 }
@@ -30,29 +33,38 @@ std::function<void(Group&)> allreduce(size_t count, DType type, Op op, const cha
 }
 
 TEST(NetworkMismatch, OfOrder) {
-  const auto weight = allreduce(5, DType::f32, Op::sum, "fc1.weight"), bias = allreduce(5, DType::f32, Op::sum, "fc1.bias");
-  expect_mismatch([&](Group& g) { weight(g), bias(g); }, [&](Group& g) { bias(g), weight(g); }, {"'fc1.weight'", "'fc1.bias'", "allreduce"});
+  const auto weight = allreduce(5, DType::f32, Op::sum, "fc1.weight"),
+             bias = allreduce(5, DType::f32, Op::sum, "fc1.bias");
+  expect_mismatch([&](Group& g) { weight(g), bias(g); }, [&](Group& g) { bias(g), weight(g); },
+                  {"'fc1.weight'", "'fc1.bias'", "allreduce"});
 }
 
 TEST(NetworkMismatch, OfOrderInAnEpoch) {
-  const auto weight = allreduce(50000, DType::f32, Op::sum, "fc1.weight"), bias = allreduce(5, DType::f32, Op::sum, "fc1.bias");
+  const auto weight = allreduce(50000, DType::f32, Op::sum, "fc1.weight"),
+             bias = allreduce(5, DType::f32, Op::sum, "fc1.bias");
   expect_mismatch([&](Group& g) { weight(g), weight(g), bias(g); }, [&](Group& g) { weight(g), bias(g), weight(g); },
                   {"in collective 1:", "'fc1.weight' of 50000", "'fc1.bias' of 5"});
 }
 
 TEST(NetworkMismatch, OfKind) {
-  expect_mismatch([](Group& g) { g.barrier("epoch"); }, allreduce(5, DType::f32, Op::sum, "loss"), {"barrier 'epoch'", "allreduce (sum) 'loss'"});
+  expect_mismatch([](Group& g) { g.barrier("epoch"); }, allreduce(5, DType::f32, Op::sum, "loss"),
+                  {"barrier 'epoch'", "allreduce (sum) 'loss'"});
 }
 
 TEST(NetworkMismatch, OfCount) {
-  expect_mismatch(allreduce(5, DType::f32, Op::sum, "w"), allreduce(6, DType::f32, Op::sum, "w"), {"'w' of 5 × f32", "'w' of 6 × f32"});
-  expect_mismatch(allreduce(500000, DType::f32, Op::sum, "w"), allreduce(5, DType::f32, Op::sum, "w"), {"500000 × f32", " 5 × f32"});
-  expect_mismatch(allreduce(500000, DType::f32, Op::sum, "w"), allreduce(500001, DType::f32, Op::sum, "w"), {"500000 × f32", "500001 × f32"});
+  expect_mismatch(allreduce(5, DType::f32, Op::sum, "w"), allreduce(6, DType::f32, Op::sum, "w"),
+                  {"'w' of 5 × f32", "'w' of 6 × f32"});
+  expect_mismatch(allreduce(500000, DType::f32, Op::sum, "w"), allreduce(5, DType::f32, Op::sum, "w"),
+                  {"500000 × f32", " 5 × f32"});
+  expect_mismatch(allreduce(500000, DType::f32, Op::sum, "w"), allreduce(500001, DType::f32, Op::sum, "w"),
+                  {"500000 × f32", "500001 × f32"});
 }
 
 TEST(NetworkMismatch, OfTypeAndOperation) {
-  expect_mismatch(allreduce(5, DType::f32, Op::sum, "w"), allreduce(5, DType::i32, Op::sum, "w"), {"'w' of 5 × f32", "'w' of 5 × i32"});
-  expect_mismatch(allreduce(5, DType::f32, Op::sum, "w"), allreduce(5, DType::f32, Op::mean, "w"), {"(sum) 'w'", "(mean) 'w'"});
+  expect_mismatch(allreduce(5, DType::f32, Op::sum, "w"), allreduce(5, DType::i32, Op::sum, "w"),
+                  {"'w' of 5 × f32", "'w' of 5 × i32"});
+  expect_mismatch(allreduce(5, DType::f32, Op::sum, "w"), allreduce(5, DType::f32, Op::mean, "w"),
+                  {"(sum) 'w'", "(mean) 'w'"});
 }
 
 TEST(NetworkMismatch, OfName) {
@@ -118,7 +130,8 @@ TEST(NetworkMismatch, OfMessages) {
                        {.timeout = Seconds(5)});
   };
   EXPECT_FALSE(exchange(2, DType::f32, "activations")[1]);
-  expect_error<Mismatch>(exchange(3, DType::f32, "activations")[1], {"rank 1 expects 'activations' of 2 × f32 from rank 0", "sent 'activations' of 3 × f32"});
+  expect_error<Mismatch>(exchange(3, DType::f32, "activations")[1],
+                         {"rank 1 expects 'activations' of 2 × f32 from rank 0", "sent 'activations' of 3 × f32"});
   expect_error<Mismatch>(exchange(3000, DType::f32, "activations")[1], {"2 × f32", "3000 × f32"});
   expect_error<Mismatch>(exchange(2, DType::f16, "activations")[1], {"2 × f32", "2 × f16"});
   expect_error<Mismatch>(exchange(2, DType::f32, "gradients")[1], {"'activations'", "'gradients'"});
@@ -139,7 +152,8 @@ TEST(NetworkLeaving, IsToldWithItsNameAndTheCallThatNeededIt) {
                                         [](Group& group) {
                                           std::vector<float> w(100000);
                                           group.allreduce(w.data(), w.size(), DType::f32, Op::sum, "first");
-                                          if (group.rank() == 0) group.allreduce(w.data(), w.size(), DType::f32, Op::sum, "second");
+                                          if (group.rank() == 0)
+                                            group.allreduce(w.data(), w.size(), DType::f32, Op::sum, "second");
                                         },
                                         {.names = {4, 9}});
   expect_error<PeerLost>(outcomes[0], {"rank 9 was lost", "rank 4 waited", "allreduce (sum) 'second' of 100000 × f32"});
@@ -192,9 +206,12 @@ Outcomes run_with_an_absent_rank(const std::function<void(Group&)>& body, const 
 
 TEST(NetworkAbsent, RankIsATimeoutThatNamesIt) {
   const Options options{.timeout = Seconds(0.2), .names = {}};
-  expect_error<Timeout>(run_with_an_absent_rank([](Group& group) { group.barrier("gate"); }, options)[0], {"rank 1", "barrier 'gate'", "0.2 s"});
+  expect_error<Timeout>(run_with_an_absent_rank([](Group& group) { group.barrier("gate"); }, options)[0],
+                        {"rank 1", "barrier 'gate'", "0.2 s"});
   float x = 0;
-  expect_error<Timeout>(run_with_an_absent_rank([&](Group& group) { group.receive(&x, 1, DType::f32, 1, "word"); }, options)[0], {"rank 1", "'word'", "0.2 s"});
+  expect_error<Timeout>(
+      run_with_an_absent_rank([&](Group& group) { group.receive(&x, 1, DType::f32, 1, "word"); }, options)[0],
+      {"rank 1", "'word'", "0.2 s"});
 }
 
 TEST(NetworkFailure, StaysTheSameForEverythingThatWasQueuedAndThatFollows) {
@@ -202,7 +219,8 @@ TEST(NetworkFailure, StaysTheSameForEverythingThatWasQueuedAndThatFollows) {
       [](Group& group) {
         std::vector<std::vector<float>> data(10, std::vector<float>(30000));
         std::vector<std::unique_ptr<comm::Work>> works;
-        for (auto& vector : data) works.push_back(group.start_allreduce(vector.data(), vector.size(), DType::f32, Op::sum, "bucket"));
+        for (auto& vector : data)
+          works.push_back(group.start_allreduce(vector.data(), vector.size(), DType::f32, Op::sum, "bucket"));
         std::vector<std::string> messages;
         const auto note = [&](const auto& action) {
           try {
@@ -230,7 +248,8 @@ TEST(NetworkInterrupt, EndsEveryWaitWithItsCause) {
     const Outcomes outcomes = run_with_an_absent_rank(
         [&](Group& group) {
           std::thread other([&] {
-            std::this_thread::sleep_for(std::chrono::milliseconds(50));  // most likely in the middle of the wait; before it is as good
+            std::this_thread::sleep_for(
+                std::chrono::milliseconds(50));  // most likely in the middle of the wait; before it is as good
             group.interrupt(std::make_exception_ptr(PeerLost("host b is on fire")));
             group.interrupt(std::make_exception_ptr(PeerLost("too late")));
           });

@@ -11,7 +11,8 @@
 namespace trireme::tests {
 
 /// Runs `body` once per rank, each in a thread of its own, and joins them all.
-inline Outcomes run_network(int ranks, const std::function<void(comm::network::Communicator&)>& body, const comm::network::Options& options = {}) {
+inline Outcomes run_network(int ranks, const std::function<void(comm::network::Communicator&)>& body,
+                            const comm::network::Options& options = {}) {
   auto transports = connect_by_sockets(ranks);
   Outcomes outcomes(transports.size());
   std::vector<std::thread> threads;

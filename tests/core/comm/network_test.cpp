@@ -10,7 +10,9 @@ namespace {
 
 using comm::network::Options;
 
-INSTANTIATE_TEST_SUITE_P(BySize, Contract, testing::Combine(testing::Values(network_engine("network", Options{}.direct_bytes)), testing::Values(1, 2, 3, 4, 8)),
+INSTANTIATE_TEST_SUITE_P(BySize, Contract,
+                         testing::Combine(testing::Values(network_engine("network", Options{}.direct_bytes)),
+                                          testing::Values(1, 2, 3, 4, 8)),
                          case_name);
 
 TEST(NetworkCommunicator, GathersInPlace) {
@@ -31,13 +33,15 @@ TEST(NetworkCommunicator, FlagsAndSumsTravelWithTheData) {
       flags[static_cast<size_t>(group.rank())] = 1;
       flags[299] = static_cast<uint8_t>(group.rank() * 100);
       std::vector<double> sums = {0.1 * (group.rank() + 1), -1};
-      group.start_allreduce(data.data(), count, DType::f32, Op::sum, {.flags = flags, .sums = sums}, "with flags")->wait();
+      group.start_allreduce(data.data(), count, DType::f32, Op::sum, {.flags = flags, .sums = sums}, "with flags")
+          ->wait();
       EXPECT_EQ(data, std::vector<float>(count, 6));
       std::vector<uint8_t> expected(300);
       expected[0] = expected[1] = expected[2] = 1;
       expected[299] = 200;
       EXPECT_EQ(flags, expected);
-      EXPECT_EQ(sums, (std::vector<double>{0.0 + 0.1 * 1 + 0.1 * 2 + 0.1 * 3, -3}));  // in the order of ranks: the same bits on all
+      EXPECT_EQ(sums, (std::vector<double>{0.0 + 0.1 * 1 + 0.1 * 2 + 0.1 * 3,
+                                           -3}));  // in the order of ranks: the same bits on all
     }));
   expect_all_well(run_network(2, [](comm::network::Communicator& group) {
     std::vector<uint8_t> flags(group.kMostFlags + 1);
@@ -53,7 +57,9 @@ TEST(Divide, EveryType) {
     for (int by : {1, 2, 7, 300}) {
       Bytes data = encode(type, 2500, [](size_t i) { return static_cast<double>(i % 200) - 100; });
       comm::network::divide(type, data.data(), 2500, by);
-      EXPECT_TRUE(same(type, data.data(), encode(type, 2500, [&](size_t i) { return (static_cast<double>(i % 200) - 100) / by; }))) << by;
+      EXPECT_TRUE(same(type, data.data(),
+                       encode(type, 2500, [&](size_t i) { return (static_cast<double>(i % 200) - 100) / by; })))
+          << by;
     }
   uint8_t bytes[] = {0, 7, 255};
   comm::network::divide(DType::u8, bytes, 3, 2);

@@ -95,7 +95,9 @@ class Process {
   std::string text_;
 };
 
-std::string job_name() { return fmt::format("{}-{}", testing::UnitTest::GetInstance()->current_test_info()->name(), getpid()); }
+std::string job_name() {
+  return fmt::format("{}-{}", testing::UnitTest::GetInstance()->current_test_info()->name(), getpid());
+}
 
 std::unique_ptr<Process> start_rank(const std::string& job, int rank, int ranks, Seconds timeout,
                                     const std::function<void(Group&, const Process::Say&)>& body) {
@@ -105,7 +107,8 @@ std::unique_ptr<Process> start_rank(const std::string& job, int rank, int ranks,
   });
 }
 
-std::vector<std::unique_ptr<Process>> start_ranks(int ranks, Seconds timeout, const std::function<void(Group&, const Process::Say&)>& body) {
+std::vector<std::unique_ptr<Process>> start_ranks(int ranks, Seconds timeout,
+                                                  const std::function<void(Group&, const Process::Say&)>& body) {
   std::vector<std::unique_ptr<Process>> processes;
   for (int rank = 0; rank < ranks; rank++) processes.push_back(start_rank(job_name(), rank, ranks, timeout, body));
   return processes;
@@ -127,7 +130,8 @@ void sum_for_ever(Group& group, const Process::Say& say) {
 }
 
 void expect_within(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
 }
 
 // ---- working ----
@@ -160,7 +164,8 @@ TEST(Processes, AKilledRankIsNoticedByAll) {
   const auto begin = Clock::now();
   kill(processes[1]->pid(), SIGKILL);
   for (size_t rank : {0, 2})
-    expect_within(processes[rank]->next_line(), {"PeerLost: rank 1", fmt::format("process {}", processes[1]->pid()), "died", "'ones'"});
+    expect_within(processes[rank]->next_line(),
+                  {"PeerLost: rank 1", fmt::format("process {}", processes[1]->pid()), "died", "'ones'"});
   EXPECT_LT(seconds_since(begin), 2);
   EXPECT_EQ(processes[1]->next_line(), "");
 }
@@ -233,7 +238,10 @@ TEST(Meeting, TwoProcessesWithTheSameRankAreRefused) {
              other = start_rank(job, 1, 3, Seconds(2), nothing);
   expect_within(first->next_line(), {"Mismatch: two processes claim to be rank 1"});
   const std::string a = one->next_line(), b = other->next_line();
-  EXPECT_NE(a.starts_with("Mismatch: two processes claim to be rank 1"), b.starts_with("Mismatch: two processes claim to be rank 1")) << a << "\n" << b;
+  EXPECT_NE(a.starts_with("Mismatch: two processes claim to be rank 1"),
+            b.starts_with("Mismatch: two processes claim to be rank 1"))
+      << a << "\n"
+      << b;
 }
 
 TEST(Meeting, DifferentWorldSizesAreRefused) {
@@ -267,8 +275,10 @@ TEST(Meeting, TwoJobsDoNotMeet) {
       if (x != 2 * mark) fail<Error>("met a rank of another job");
     };
   };
-  const auto a0 = start_rank(job + "a", 0, 2, Seconds(20), check(1)), b0 = start_rank(job + "b", 0, 2, Seconds(20), check(5));
-  const auto b1 = start_rank(job + "b", 1, 2, Seconds(20), check(5)), a1 = start_rank(job + "a", 1, 2, Seconds(20), check(1));
+  const auto a0 = start_rank(job + "a", 0, 2, Seconds(20), check(1)),
+             b0 = start_rank(job + "b", 0, 2, Seconds(20), check(5));
+  const auto b1 = start_rank(job + "b", 1, 2, Seconds(20), check(5)),
+             a1 = start_rank(job + "a", 1, 2, Seconds(20), check(1));
   for (Process* process : {a0.get(), a1.get(), b0.get(), b1.get()}) EXPECT_EQ(process->next_line(), "ok");
 }
 

@@ -16,7 +16,8 @@ namespace trireme::tests {
 using Outcomes = std::vector<std::exception_ptr>;
 
 /// Runs `body` once per rank, each in a thread of its own, and joins them all.
-inline Outcomes run_ranks(int ranks, const std::function<void(comm::shm::Communicator&)>& body, comm::shm::Options options = {}) {
+inline Outcomes run_ranks(int ranks, const std::function<void(comm::shm::Communicator&)>& body,
+                          comm::shm::Options options = {}) {
   const auto segment = Segment::create();
   Outcomes outcomes(static_cast<size_t>(ranks));
   std::vector<std::thread> threads;
@@ -50,7 +51,8 @@ void expect_error(const std::exception_ptr& error, const std::vector<std::string
   try {
     std::rethrow_exception(error);
   } catch (const E&) {
-    for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << "no \"" << part << "\" in: " << message;
+    for (const std::string& part : parts)
+      EXPECT_NE(message.find(part), std::string::npos) << "no \"" << part << "\" in: " << message;
   } catch (...) {
     ADD_FAILURE() << "an error of another type: " << message;
   }

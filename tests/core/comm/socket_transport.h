@@ -1,5 +1,6 @@
 #pragma once
-// A real engine in few lines: ranks of one process, each pair connected by a unix stream socket, a thread per rank that reads and writes.
+// A real engine in few lines: ranks of one process, each pair connected by a unix stream socket, a thread per rank that
+// reads and writes.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -25,7 +26,8 @@ namespace trireme::tests {
 class SocketTransport final : public comm::network::Transport {
  public:
   /// `sockets[p]` leads to rank p; this rank's own is empty.
-  SocketTransport(int rank, std::vector<Descriptor> sockets) : rank_(rank), bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), peers_(sockets.size()) {
+  SocketTransport(int rank, std::vector<Descriptor> sockets)
+      : rank_(rank), bell_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)), peers_(sockets.size()) {
     for (size_t p = 0; p < sockets.size(); p++) peers_[p].socket = std::move(sockets[p]);
     thread_ = std::thread([this] { work(); });
   }
@@ -42,7 +44,8 @@ class SocketTransport final : public comm::network::Transport {
   int size() const override { return static_cast<int>(peers_.size()); }
 
   std::unique_ptr<comm::network::Message> send(const void* data, size_t bytes, int to, uint32_t tag) override {
-    auto job = std::make_shared<Job>(Job{.to_send = static_cast<const std::byte*>(data), .bytes = bytes, .head = {tag, bytes}, .peer = to});
+    auto job = std::make_shared<Job>(
+        Job{.to_send = static_cast<const std::byte*>(data), .bytes = bytes, .head = {tag, bytes}, .peer = to});
     {
       const std::lock_guard lock(mutex_);
       peers_[static_cast<size_t>(to)].leaving.push_back(job);
@@ -52,7 +55,8 @@ class SocketTransport final : public comm::network::Transport {
   }
 
   std::unique_ptr<comm::network::Message> receive(void* data, size_t bytes, int from, uint32_t tag) override {
-    auto job = std::make_shared<Job>(Job{.room = static_cast<std::byte*>(data), .bytes = bytes, .head = {tag, bytes}, .peer = from});
+    auto job = std::make_shared<Job>(
+        Job{.room = static_cast<std::byte*>(data), .bytes = bytes, .head = {tag, bytes}, .peer = from});
     const std::lock_guard lock(mutex_);
     Peer& peer = peers_[static_cast<size_t>(from)];
     auto& early = peer.early[tag];
@@ -137,7 +141,8 @@ class SocketTransport final : public comm::network::Transport {
     while (!stopping_) {
       std::vector<pollfd> polls = {{bell_.get(), POLLIN, 0}};
       for (const Peer& peer : peers_)
-        polls.push_back({peer.lost || !peer.socket ? -1 : peer.socket.get(), static_cast<short>(POLLIN | (peer.leaving.empty() ? 0 : POLLOUT)), 0});
+        polls.push_back({peer.lost || !peer.socket ? -1 : peer.socket.get(),
+                         static_cast<short>(POLLIN | (peer.leaving.empty() ? 0 : POLLOUT)), 0});
       lock.unlock();
       poll(polls.data(), polls.size(), -1);
       lock.lock();
@@ -165,7 +170,8 @@ class SocketTransport final : public comm::network::Transport {
         peer.got = 0;
         continue;
       }
-      std::byte* const to = in_head ? reinterpret_cast<std::byte*>(&peer.head) + peer.got : peer.body.data() + (peer.got - sizeof(Head));
+      std::byte* const to =
+          in_head ? reinterpret_cast<std::byte*>(&peer.head) + peer.got : peer.body.data() + (peer.got - sizeof(Head));
       const size_t room = in_head ? sizeof(Head) - peer.got : peer.head.bytes - (peer.got - sizeof(Head));
       const ssize_t n = recv(peer.socket.get(), to, room, MSG_DONTWAIT);
       if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
@@ -186,7 +192,8 @@ class SocketTransport final : public comm::network::Transport {
         return;
       }
       const bool in_head = job.written < sizeof(Head);
-      const std::byte* const from = in_head ? reinterpret_cast<const std::byte*>(&job.head) + job.written : job.to_send + (job.written - sizeof(Head));
+      const std::byte* const from = in_head ? reinterpret_cast<const std::byte*>(&job.head) + job.written
+                                            : job.to_send + (job.written - sizeof(Head));
       const size_t left = in_head ? sizeof(Head) - job.written : job.bytes - (job.written - sizeof(Head));
       if (left > 0) {
         const ssize_t n = ::send(peer.socket.get(), from, left, MSG_DONTWAIT | MSG_NOSIGNAL);
@@ -220,12 +227,14 @@ inline std::vector<std::unique_ptr<comm::network::Transport>> connect_by_sockets
   for (size_t a = 0; a < n; a++)
     for (size_t b = a + 1; b < n; b++) {
       int pair[2];
-      if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) fail<IoError>("no socket pair: {}", errno_text());
+      if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+        fail<IoError>("no socket pair: {}", errno_text());
       sockets[a][b] = Descriptor(pair[0]);
       sockets[b][a] = Descriptor(pair[1]);
     }
   std::vector<std::unique_ptr<comm::network::Transport>> transports;
-  for (size_t r = 0; r < n; r++) transports.push_back(std::make_unique<SocketTransport>(static_cast<int>(r), std::move(sockets[r])));
+  for (size_t r = 0; r < n; r++)
+    transports.push_back(std::make_unique<SocketTransport>(static_cast<int>(r), std::move(sockets[r])));
   return transports;
 }
 

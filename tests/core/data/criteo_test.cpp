@@ -9,6 +9,7 @@
 #include <trireme/data/auc.h>
 #include <trireme/data/criteo.h>
 #include <trireme/ps/sparse_table.h>
+
 #include "files.h"
 
 namespace trireme::tests {
@@ -123,7 +124,8 @@ TEST_F(Lines, WhatCannotBeRead) {
 
 // ---- Criteo ----
 
-/// A line: the label, then `numbers` and `categories`, which stand for themselves where given and for something valid elsewhere.
+/// A line: the label, then `numbers` and `categories`, which stand for themselves where given and for something valid
+/// elsewhere.
 struct Line {
   std::string label = "1";
   std::map<size_t, std::string> numbers{}, categories{};
@@ -131,7 +133,8 @@ struct Line {
   std::string text() const {
     std::string line = label;
     for (size_t i = 0; i < 13; i++) line += "\t" + (numbers.contains(i) ? numbers.at(i) : std::to_string(i));
-    for (size_t i = 0; i < 26; i++) line += "\t" + (categories.contains(i) ? categories.at(i) : fmt::format("{:08x}", i * 0x1234567));
+    for (size_t i = 0; i < 26; i++)
+      line += "\t" + (categories.contains(i) ? categories.at(i) : fmt::format("{:08x}", i * 0x1234567));
     return line;
   }
 };
@@ -142,7 +145,8 @@ class Criteo : public testing::Test {
 
   /// Whichever rank has the line says where it is.
   void expect_bad(const std::string& bad, const Texts& parts) {
-    const std::string good = Line{}.text() + "\n", path = folder.write("day.tsv", good + good + "\n" + bad + "\n" + good + good);
+    const std::string good = Line{}.text() + "\n",
+                      path = folder.write("day.tsv", good + good + "\n" + bad + "\n" + good + good);
     for (int ranks = 1; ranks <= 5; ranks++) {
       int refused = 0;
       for (int rank = 0; rank < ranks; rank++) try {
@@ -161,7 +165,9 @@ class Criteo : public testing::Test {
 };
 
 TEST_F(Criteo, ALine) {
-  const Clicks clicks = read(Line{.numbers = {{0, "0"}, {1, "-3"}, {2, "100"}}, .categories = {{0, "05db9164"}, {25, "05db9164"}}}.text() + "\n");
+  const Clicks clicks = read(
+      Line{.numbers = {{0, "0"}, {1, "-3"}, {2, "100"}}, .categories = {{0, "05db9164"}, {25, "05db9164"}}}.text() +
+      "\n");
   ASSERT_EQ(clicks.size(), 1u);
   EXPECT_EQ(clicks.labels, Floats{1});
   ASSERT_EQ(clicks.numbers.size(), 13u);
@@ -176,8 +182,10 @@ TEST_F(Criteo, ALine) {
 
 TEST_F(Criteo, ALineOfTheRealSet) {  // the form of the Kaggle set's lines: empty cells in the middle and at the end
   const std::string line =
-      "0\t1\t1\t5\t0\t1382\t4\t15\t2\t181\t1\t2\t\t2\t68fd1e64\t80e26c9b\tfb936136\t7b4723c4\t25c83c98\t7e0ccccf\tde7995b8\t1f89b562\ta73ee510\ta8cd5504\t"
-      "b2cb9c98\t37c9c164\t2824a5f6\t1adce6ef\t8ba8b39a\t891b62e7\te5ba7672\tf54016b9\t21ddcdc9\tb1252a9d\t07b5194c\t\t3a171ecb\tc5c50484\t\t";
+      "0\t1\t1\t5\t0\t1382\t4\t15\t2\t181\t1\t2\t\t2\t68fd1e64\t80e26c9b\tfb936136\t7b4723c4\t25c83c98\t7e0ccccf\tde799"
+      "5b8\t1f89b562\ta73ee510\ta8cd5504\t"
+      "b2cb9c98\t37c9c164\t2824a5f6\t1adce6ef\t8ba8b39a\t891b62e7\te5ba7672\tf54016b9\t21ddcdc9\tb1252a9d\t07b5194c\t\t"
+      "3a171ecb\tc5c50484\t\t";
   const Clicks clicks = read(line + "\n" + line);
   ASSERT_EQ(clicks.size(), 2u);
   EXPECT_EQ(clicks.labels[0], 0);
@@ -196,12 +204,14 @@ TEST_F(Criteo, EmptyCells) {
   const Clicks clicks = read(line.text() + "\n");
   EXPECT_EQ(clicks.numbers, Floats(13));
   for (size_t i = 0; i < 26; i++) EXPECT_EQ(clicks.keys[i], category_key(i, ""));
-  EXPECT_EQ(std::set<uint64_t>(clicks.keys.begin(), clicks.keys.end()).size(), 26u) << "a missing category is one of its field";
+  EXPECT_EQ(std::set<uint64_t>(clicks.keys.begin(), clicks.keys.end()).size(), 26u)
+      << "a missing category is one of its field";
 }
 
 TEST_F(Criteo, WindowsEnds) {
   Line line{.categories = {{25, ""}}};
-  const Clicks plain = read(line.text() + "\n" + Line{}.text() + "\n"), windows = read(line.text() + "\r\n" + Line{}.text() + "\r\n");
+  const Clicks plain = read(line.text() + "\n" + Line{}.text() + "\n"),
+               windows = read(line.text() + "\r\n" + Line{}.text() + "\r\n");
   EXPECT_EQ(plain.keys, windows.keys);
   EXPECT_EQ(plain.numbers, windows.numbers);
 }
@@ -210,20 +220,24 @@ TEST_F(Criteo, KeysAreStable) {  // saved tables depend on them
   EXPECT_EQ(category_key(0, ""), category_key(0, ""));
   std::set<uint64_t> keys;
   for (size_t field = 0; field < 26; field++)
-    for (const char* text : {"", "0", "00", "68fd1e64", "68fd1e65", "000000000", "68fd1e6400000000", "0123456789abcdef"})
+    for (const char* text :
+         {"", "0", "00", "68fd1e64", "68fd1e65", "000000000", "68fd1e6400000000", "0123456789abcdef"})
       keys.insert(category_key(field, text));
   EXPECT_EQ(keys.size(), 26u * 8);
   EXPECT_EQ(category_key(3, "68fd1e64"), 1972327674574509634u);
 }
 
 TEST_F(Criteo, DamagedLines) {
-  for (const char* label : {"", "2", "-1", "01", "x", "1.0"}) expect_bad(Line{.label = label}.text(), {"column 1:", fmt::format("not '{}'", label)});
+  for (const char* label : {"", "2", "-1", "01", "x", "1.0"})
+    expect_bad(Line{.label = label}.text(), {"column 1:", fmt::format("not '{}'", label)});
   for (size_t i : {0, 7, 12})
     for (const char* number : {"x", "1.5", "12a", " 1", "+1", "99999999999999999999", "-"})
-      expect_bad(Line{.numbers = {{i, number}}}.text(), {fmt::format("column {}: '{}' is not a whole number", i + 2, number)});
+      expect_bad(Line{.numbers = {{i, number}}}.text(),
+                 {fmt::format("column {}: '{}' is not a whole number", i + 2, number)});
   for (size_t i : {0, 13, 25})
     for (const char* text : {"68fd1e6g", "0x12", " ", "-1", "00112233445566778"})
-      expect_bad(Line{.categories = {{i, text}}}.text(), {fmt::format("column {}: '{}' is not a category", i + 15, text)});
+      expect_bad(Line{.categories = {{i, text}}}.text(),
+                 {fmt::format("column {}: '{}' is not a category", i + 15, text)});
   expect_bad(Line{}.text() + "\t", {"41 columns"});
   expect_bad(Line{}.text().substr(2), {"39 columns", "without labels?"});
   expect_bad("hello", {"1 columns", "has 40"});
@@ -291,7 +305,8 @@ class Regression {
       const std::span<const uint64_t> keys(clicks.keys.data() + begin * 26, kBatch * 26);
       const Floats scores = score(keys);
       Floats gradients(keys.size());
-      for (size_t i = 0; i < keys.size(); i++) gradients[i] = (1 / (1 + std::exp(-scores[i / 26])) - clicks.labels[begin + i / 26]) / kBatch;
+      for (size_t i = 0; i < keys.size(); i++)
+        gradients[i] = (1 / (1 + std::exp(-scores[i / 26])) - clicks.labels[begin + i / 26]) / kBatch;
       table_.push(keys, gradients.data(), 0.08);
     }
   }
@@ -328,7 +343,9 @@ TEST_F(Criteo, AModelOfTheKeysLearnsWhatWasPlanted) {
 // ---- LIBSVM ----
 
 TEST_F(Criteo, LibsvmRows) {
-  const std::string path = folder.write("a.svm", "+1 3:0.5 7:-2e1\n-1\n# a comment\n0.25 \t 18446744073709551615:1  # rest 1:x\r\n   \n1 2:+4 0:1e-60 \n");
+  const std::string path = folder.write(
+      "a.svm",
+      "+1 3:0.5 7:-2e1\n-1\n# a comment\n0.25 \t 18446744073709551615:1  # rest 1:x\r\n   \n1 2:+4 0:1e-60 \n");
   for (int ranks = 1; ranks <= 5; ranks++) {
     Floats labels, values;
     std::vector<uint64_t> keys;
@@ -353,8 +370,10 @@ TEST_F(Criteo, DamagedLibsvmLines) {
     const std::string path = folder.write("a.svm", "1 1:1\n\n" + line + "\n1 1:1\n");
     expect_throw<Corruption>([&] { data::read_libsvm(path); }, {path + ", line 3, " + part});
   };
-  for (const char* label : {"x", "1:2", "nan", "inf", "+", "++1", "+-1", "1e99"}) expect_refused_line(std::string(label) + " 1:1", "column 1");
-  for (const char* entry : {"5", "5:", ":5", "-1:2", "a:1", "1:b", "1:2:3", "qid:3", "1.5:2", "1:nan", "1:inf", "18446744073709551616:1"})
+  for (const char* label : {"x", "1:2", "nan", "inf", "+", "++1", "+-1", "1e99"})
+    expect_refused_line(std::string(label) + " 1:1", "column 1");
+  for (const char* entry :
+       {"5", "5:", ":5", "-1:2", "a:1", "1:b", "1:2:3", "qid:3", "1.5:2", "1:nan", "1:inf", "18446744073709551616:1"})
     expect_refused_line(fmt::format("1 1:1 2:1 {} 9:9", entry), fmt::format("column 4: '{}'", entry));
 }
 
@@ -364,7 +383,8 @@ double brute_force(const Floats& scores, const Floats& labels) {
   double sum = 0, pairs = 0;
   for (size_t i = 0; i < scores.size(); i++)
     for (size_t j = 0; j < scores.size(); j++)
-      if (labels[i] == 1 && labels[j] == 0) pairs++, sum += scores[i] > scores[j] ? 1 : scores[i] == scores[j] ? 0.5 : 0;
+      if (labels[i] == 1 && labels[j] == 0)
+        pairs++, sum += scores[i] > scores[j] ? 1 : scores[i] == scores[j] ? 0.5 : 0;
   return sum / pairs;
 }
 

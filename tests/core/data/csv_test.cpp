@@ -7,6 +7,7 @@
 #include <random>
 
 #include <trireme/data/records.h>
+
 #include "files.h"
 
 namespace trireme::tests {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <trireme/data/dataset.h>
+
 #include "../comm/ranks.h"
 
 namespace trireme::tests {
@@ -53,7 +54,8 @@ struct Content {
 inline Content content_of(const data::Dataset& set) {
   Content content{set.count, set.shape, set.task, set.classes, {}, {}, {}};
   for (size_t i = 0; i < set.count * set.elements(); i++)
-    content.inputs.push_back(set.dtype == DType::u8 ? static_cast<double>(set.inputs[i]) : reinterpret_cast<const float*>(set.inputs)[i]);
+    content.inputs.push_back(set.dtype == DType::u8 ? static_cast<double>(set.inputs[i])
+                                                    : reinterpret_cast<const float*>(set.inputs)[i]);
   if (set.labels != nullptr) content.labels.assign(set.labels, set.labels + set.count);
   if (set.targets != nullptr) content.targets.assign(set.targets, set.targets + set.count);
   return content;
@@ -69,7 +71,8 @@ inline Content read_by(int ranks, const Read& read) {
     contents[static_cast<size_t>(group.rank())] = content_of(set);
     group.barrier("read");
   }));
-  for (int rank = 1; rank < ranks; rank++) EXPECT_EQ(contents[static_cast<size_t>(rank)], contents[0]) << "rank " << rank << " of " << ranks;
+  for (int rank = 1; rank < ranks; rank++)
+    EXPECT_EQ(contents[static_cast<size_t>(rank)], contents[0]) << "rank " << rank << " of " << ranks;
   return contents[0];
 }
 

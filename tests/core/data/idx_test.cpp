@@ -57,7 +57,8 @@ class Idx : public testing::Test {
 
 TEST_F(Idx, PlainAndZippedAreTheSameForAnyNumberOfRanks) {
   const std::string plain = folder.write("images", kImages), gz = folder.write("images.gz", zipped(kImages));
-  const std::string labels = folder.write("labels", labels_file(kCount)), labels_gz = folder.write("labels.gz", zipped(labels_file(kCount)));
+  const std::string labels = folder.write("labels", labels_file(kCount)),
+                    labels_gz = folder.write("labels.gz", zipped(labels_file(kCount)));
   for (int ranks : {1, 2, 3}) {
     const Content content = read_by(ranks, [&](auto& group) { return read_idx(group, plain, labels); });
     EXPECT_EQ(content.count, kCount);
@@ -65,7 +66,8 @@ TEST_F(Idx, PlainAndZippedAreTheSameForAnyNumberOfRanks) {
     EXPECT_EQ(content.classes, 7);
     EXPECT_EQ(content.task, data::Task::classify);
     ASSERT_EQ(content.inputs.size(), kImages.size() - 16);
-    for (size_t i = 0; i < content.inputs.size(); i++) ASSERT_EQ(content.inputs[i], static_cast<unsigned char>(kImages[16 + i])) << i;
+    for (size_t i = 0; i < content.inputs.size(); i++)
+      ASSERT_EQ(content.inputs[i], static_cast<unsigned char>(kImages[16 + i])) << i;
     for (size_t i = 0; i < kCount; i++) ASSERT_EQ(content.labels[i], static_cast<int64_t>(i % 7)) << i;
     EXPECT_EQ(read_by(ranks, [&](auto& group) { return read_idx(group, gz, labels_gz); }), content);
   }
@@ -82,16 +84,19 @@ TEST_F(Idx, PixelsAreScaledToOne) {
 }
 
 TEST_F(Idx, MoreRanksThanSamples) {
-  const std::string images = folder.write("images", header(8, {2, 3, 3}) + noise(18)), labels = folder.write("labels", labels_file(2));
+  const std::string images = folder.write("images", header(8, {2, 3, 3}) + noise(18)),
+                    labels = folder.write("labels", labels_file(2));
   const Content content = read_by(5, [&](auto& group) { return read_idx(group, images, labels); });
   EXPECT_EQ(content.labels, (std::vector<int64_t>{0, 1}));
 }
 
 TEST_F(Idx, OtherNumbersOfDimensions) {
-  const std::string flat = folder.write("flat", header(8, {4, 6}) + noise(24)), colour = folder.write("colour", header(8, {4, 3, 2, 1}) + noise(24));
+  const std::string flat = folder.write("flat", header(8, {4, 6}) + noise(24)),
+                    colour = folder.write("colour", header(8, {4, 3, 2, 1}) + noise(24));
   const std::string labels = folder.write("labels", labels_file(4));
   EXPECT_EQ(read_by(2, [&](auto& group) { return read_idx(group, flat, labels); }).shape, (std::vector<int64_t>{6}));
-  EXPECT_EQ(read_by(2, [&](auto& group) { return read_idx(group, colour, labels); }).shape, (std::vector<int64_t>{3, 2, 1}));
+  EXPECT_EQ(read_by(2, [&](auto& group) { return read_idx(group, colour, labels); }).shape,
+            (std::vector<int64_t>{3, 2, 1}));
 }
 
 TEST_F(Idx, MissingFileIsNamed) {
@@ -106,12 +111,14 @@ TEST_F(Idx, TruncatedHeader) {
 }
 
 TEST_F(Idx, TruncatedData) {
-  for (size_t bytes : {size_t{16}, size_t{17}, kImages.size() / 2, kImages.size() - 1}) expect_bad_images("images", kImages.substr(0, bytes), {"truncated"});
+  for (size_t bytes : {size_t{16}, size_t{17}, kImages.size() / 2, kImages.size() - 1})
+    expect_bad_images("images", kImages.substr(0, bytes), {"truncated"});
 }
 
 TEST_F(Idx, ZippedFileCutAnywhere) {
   const std::string whole = zipped(kImages);
-  for (size_t bytes : {size_t{12}, whole.size() / 3, whole.size() - 30, whole.size() - 8, whole.size() - 4, whole.size() - 1})
+  for (size_t bytes :
+       {size_t{12}, whole.size() / 3, whole.size() - 30, whole.size() - 8, whole.size() - 4, whole.size() - 1})
     expect_bad_images("images.gz", whole.substr(0, bytes), {"truncated"});
 }
 
@@ -144,19 +151,25 @@ TEST_F(Idx, InsaneExtentsAreNoAllocation) {
 }
 
 TEST_F(Idx, NoImages) {
-  const std::string images = folder.write("images", header(8, {0, 5, 6})), labels = folder.write("labels", labels_file(0));
+  const std::string images = folder.write("images", header(8, {0, 5, 6})),
+                    labels = folder.write("labels", labels_file(0));
   expect_refused<Corruption>(2, [&](auto& group) { return read_idx(group, images, labels); }, {images, "no images"});
 }
 
 TEST_F(Idx, CountsThatDiffer) {
   const std::string images = folder.write("images", kImages), labels = folder.write("labels", labels_file(kCount - 1));
-  expect_refused<Corruption>(2, [&](auto& group) { return read_idx(group, images, labels); }, {images, "50 images", labels, "49 labels"});
+  expect_refused<Corruption>(2, [&](auto& group) { return read_idx(group, images, labels); },
+                             {images, "50 images", labels, "49 labels"});
 }
 
 TEST_F(Idx, DamagedLabels) {
-  const std::string images = folder.write("images", kImages), labels = folder.write("labels", labels_file(kCount).substr(0, 30));
-  for (int ranks : {1, 2, 3}) expect_refused<Corruption>(ranks, [&](auto& group) { return read_idx(group, images, labels); }, {labels, "truncated"});
-  expect_refused<Corruption>(2, [&](auto& group) { return read_idx(group, images, images); }, {images, "one dimension"});
+  const std::string images = folder.write("images", kImages),
+                    labels = folder.write("labels", labels_file(kCount).substr(0, 30));
+  for (int ranks : {1, 2, 3})
+    expect_refused<Corruption>(ranks, [&](auto& group) { return read_idx(group, images, labels); },
+                               {labels, "truncated"});
+  expect_refused<Corruption>(2, [&](auto& group) { return read_idx(group, images, images); },
+                             {images, "one dimension"});
 }
 
 // ---- a folder of four files, through open() ----
@@ -165,7 +178,8 @@ class IdxFolder : public testing::Test {
  protected:
   IdxFolder() { write("train", 20, 4, 4), write("t10k", 6, 4, 4); }
   void write(const std::string& part, uint32_t count, uint32_t rows, uint32_t columns) const {
-    folder.write(part + "-images-idx3-ubyte", header(8, {count, rows, columns}) + noise(size_t{count} * rows * columns));
+    folder.write(part + "-images-idx3-ubyte",
+                 header(8, {count, rows, columns}) + noise(size_t{count} * rows * columns));
     folder.write(part + "-labels-idx1-ubyte", labels_file(count));
   }
   data::Dataset train(comm::shm::Communicator& group) const { return data::open(group, folder.path()).train; }
@@ -185,7 +199,8 @@ TEST_F(IdxFolder, HasBothParts) {
 
 TEST_F(IdxFolder, AMissingPartIsNamed) {
   std::filesystem::remove(folder.path("t10k-labels-idx1-ubyte"));
-  expect_refused<IoError>(2, [&](auto& group) { return train(group); }, {folder.path("t10k-labels-idx1-ubyte"), "missing"});
+  expect_refused<IoError>(2, [&](auto& group) { return train(group); },
+                          {folder.path("t10k-labels-idx1-ubyte"), "missing"});
 }
 
 TEST_F(IdxFolder, ImagesOfTwoSizesAreRefused) {

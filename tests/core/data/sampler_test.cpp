@@ -1,11 +1,12 @@
 // label: unit
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <numeric>
+
 #include <trireme/base/error.h>
 #include <trireme/data/random.h>
 #include <trireme/data/sampler.h>
-#include <algorithm>
-#include <numeric>
 
 namespace trireme::tests {
 namespace {
@@ -65,7 +66,8 @@ TEST(EpochOrder, WithoutShufflingIsTheIdentity) { EXPECT_EQ(epoch_order(5, 9, 4,
 
 /// Every sample of a step exactly once, pieces of about equal size, weights that add up to 1.
 void expect_whole(const Cut& cut) {
-  SCOPED_TRACE(testing::Message() << cut.count << " samples, batch " << cut.batch << ", " << cut.ranks << " ranks, accumulate " << cut.accumulate);
+  SCOPED_TRACE(testing::Message() << cut.count << " samples, batch " << cut.batch << ", " << cut.ranks
+                                  << " ranks, accumulate " << cut.accumulate);
   size_t next = 0;
   for (size_t step = 0; step < cut.steps(); step++) {
     double weights = 0;

@@ -17,7 +17,9 @@ TEST(Synthetic, IsTheSameForAnyNumberOfRanks) {
 }
 
 TEST(Synthetic, DependsOnTheSeed) {
-  const auto with = [](uint64_t seed) { return read_by(1, [&](auto& group) { return make_synthetic(group, 20, seed); }); };
+  const auto with = [](uint64_t seed) {
+    return read_by(1, [&](auto& group) { return make_synthetic(group, 20, seed); });
+  };
   EXPECT_EQ(with(1), with(1));
   EXPECT_NE(with(1), with(2));
 }
@@ -25,14 +27,16 @@ TEST(Synthetic, DependsOnTheSeed) {
 TEST(Synthetic, HasAllClassesAndPatternsToLearn) {
   const Content set = read_by(1, [](auto& group) { return make_synthetic(group, 500, 1); });
   EXPECT_EQ(std::set<int64_t>(set.labels.begin(), set.labels.end()).size(), 10u);
-  // The mean picture of a class is near its own pattern: samples of one class are nearer to each other than to those of another.
+  // The mean picture of a class is near its own pattern: samples of one class are nearer to each other than to those of
+  // another.
   const auto distance = [&](size_t a, size_t b) {
     double sum = 0;
     for (size_t p = 0; p < 784; p++) sum += std::abs(set.inputs[a * 784 + p] - set.inputs[b * 784 + p]);
     return sum;
   };
   double same = 0, other = 0, sames = 0, others = 0;
-  for (size_t i = 1; i < set.count; i++) (set.labels[i] == set.labels[0] ? (sames++, same) : (others++, other)) += distance(0, i);
+  for (size_t i = 1; i < set.count; i++)
+    (set.labels[i] == set.labels[0] ? (sames++, same) : (others++, other)) += distance(0, i);
   EXPECT_LT(same / sames * 1.2, other / others);
 }
 
@@ -51,8 +55,8 @@ void expect_unknown(const std::string& what, const std::vector<std::string>& par
 }
 
 TEST(Open, BadCounts) {
-  for (const char* what : {"synthetic:", "synthetic:0", "synthetic:-1", "synthetic:10x", "synthetic:4294967296", "synthetic:23528800348188864",
-                           "synthetic:99999999999999999999999"})
+  for (const char* what : {"synthetic:", "synthetic:0", "synthetic:-1", "synthetic:10x", "synthetic:4294967296",
+                           "synthetic:23528800348188864", "synthetic:99999999999999999999999"})
     expect_unknown(what, {what, "synthetic:COUNT"});
 }
 
@@ -69,9 +73,11 @@ TEST(Open, UnknownNameGivesTheNearest) {
 
 TEST(Open, MissingPathsAndOtherFiles) {
   const Folder folder;
-  expect_refused<IoError>(2, [&](auto& group) { return data::open(group, folder.path("no/such")).train; }, {folder.path("no/such")});
+  expect_refused<IoError>(2, [&](auto& group) { return data::open(group, folder.path("no/such")).train; },
+                          {folder.path("no/such")});
   expect_refused<IoError>(2, [&](auto& group) { return data::open(group, "missing.csv").train; }, {"missing.csv"});
-  expect_refused<IoError>(2, [&](auto& group) { return data::open(group, folder.path()).train; }, {folder.path(), "train.csv"});
+  expect_refused<IoError>(2, [&](auto& group) { return data::open(group, folder.path()).train; },
+                          {folder.path(), "train.csv"});
   expect_unknown(folder.write("notes.pdf", "hello"), {"notes.pdf", "is not a data set"});
 }
 

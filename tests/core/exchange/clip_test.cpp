@@ -1,11 +1,11 @@
 // label: unit
 // Clipping by the norm of the whole gradient, and gradients that are not finite: on one machine and on several.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
 
-#include <fmt/format.h>
 #include <trireme/exchange/exchange.h>
 
 #include "../comm/machines.h"

@@ -1,12 +1,12 @@
 // label: unit
 // Every way to exchange gradients against one loop that sums them and applies the optimizer's formula.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <cmath>
 #include <cstring>
 
-#include <fmt/format.h>
 #include <trireme/exchange/exchange.h>
 
 #include "../comm/ranks.h"
@@ -44,7 +44,9 @@ double noise(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
 }
 
 double start_value(size_t slot, size_t i) { return noise(77, slot, i, 0); }
-double gradient(int rank, int step, size_t slot, size_t i) { return noise(static_cast<uint64_t>(rank) + 1, static_cast<uint64_t>(step), slot, i); }
+double gradient(int rank, int step, size_t slot, size_t i) {
+  return noise(static_cast<uint64_t>(rank) + 1, static_cast<uint64_t>(step), slot, i);
+}
 double rate(int step) { return 0.02 / (1 + 0.1 * step); }
 
 /// Some slots have no gradient on some ranks, some on none; "unused" never has one.
@@ -107,7 +109,8 @@ Parameters train(Communicator& group, const Layout& layout, const UpdaterOptions
   const auto exchange = make_exchange(group, layout, optimizer, options);
   if (group.rank() == 0)
     for (size_t slot = 0; slot < layout.size(); slot++)
-      for (size_t i = 0; i < layout[slot].elements(); i++) elements(exchange->parameters(), layout[slot])[i] = start_value(slot, i);
+      for (size_t i = 0; i < layout[slot].elements(); i++)
+        elements(exchange->parameters(), layout[slot])[i] = start_value(slot, i);
   exchange->publish_parameters();
   for (int step = 1; step <= kSteps; step++) {
     exchange->begin(rate(step));
@@ -124,7 +127,9 @@ Parameters train(Communicator& group, const Layout& layout, const UpdaterOptions
     exchange->finish();
   }
   Parameters result;
-  for (const Slot& slot : layout.slots()) result.emplace_back(elements(exchange->parameters(), slot), elements(exchange->parameters(), slot) + slot.elements());
+  for (const Slot& slot : layout.slots())
+    result.emplace_back(elements(exchange->parameters(), slot),
+                        elements(exchange->parameters(), slot) + slot.elements());
   group.barrier("read");
   return result;
 }
@@ -132,7 +137,9 @@ Parameters train(Communicator& group, const Layout& layout, const UpdaterOptions
 /// Trains on `ranks` threads, expects the same parameters on all, and returns them.
 Parameters train_all(int ranks, const Layout& layout, const UpdaterOptions& optimizer, const Options& options) {
   std::vector<Parameters> results(static_cast<size_t>(ranks));
-  expect_all_well(run_ranks(ranks, [&](Communicator& group) { results[static_cast<size_t>(group.rank())] = train(group, layout, optimizer, options); }));
+  expect_all_well(run_ranks(ranks, [&](Communicator& group) {
+    results[static_cast<size_t>(group.rank())] = train(group, layout, optimizer, options);
+  }));
   for (const Parameters& other : results) EXPECT_EQ(other, results[0]);
   return results[0];
 }
@@ -156,11 +163,13 @@ class EveryExchange : public testing::TestWithParam<std::tuple<Sync, int>> {
 TEST_P(EveryExchange, FollowsTheFormulas) {
   const Layout layout = small_model();
   for (const UpdaterOptions& optimizer : optimizers()) {
-    const Parameters wanted = reference(layout, optimizer, ranks()), got = train_all(ranks(), layout, optimizer, options());
+    const Parameters wanted = reference(layout, optimizer, ranks()),
+                     got = train_all(ranks(), layout, optimizer, options());
     ASSERT_EQ(got.size(), wanted.size());
     for (size_t slot = 0; slot < wanted.size(); slot++)
       for (size_t i = 0; i < wanted[slot].size(); i++)
-        ASSERT_NEAR(got[slot][i], wanted[slot][i], 1e-12) << space::name_of(optimizer.kind) << " " << layout[slot].name << "[" << i << "]";
+        ASSERT_NEAR(got[slot][i], wanted[slot][i], 1e-12)
+            << space::name_of(optimizer.kind) << " " << layout[slot].name << "[" << i << "]";
     for (size_t i = 0; i < 9; i++) EXPECT_EQ(got[6][i], start_value(6, i)) << "a parameter without gradients moved";
   }
 }
@@ -207,11 +216,13 @@ TEST_P(EveryExchange, DifferentModelsAreRefusedByName) {
     make_exchange(group, Layout(slots), space::sgd(), options());
   });
   for (const auto& outcome : outcomes)
-    expect_error<Mismatch>(outcome, {"models differ", "parameter 1", "rank 0 has 'fc.bias f64[3]'", "rank 1 has 'fc.bias f64[5]'"});
+    expect_error<Mismatch>(
+        outcome, {"models differ", "parameter 1", "rank 0 has 'fc.bias f64[3]'", "rank 1 has 'fc.bias f64[5]'"});
 }
 
 TEST_P(EveryExchange, AModelWithoutParametersIsRefused) {
-  for (const auto& outcome : run_ranks(ranks(), [&](Communicator& group) { make_exchange(group, Layout(), space::sgd(), options()); }))
+  for (const auto& outcome :
+       run_ranks(ranks(), [&](Communicator& group) { make_exchange(group, Layout(), space::sgd(), options()); }))
     expect_error<InvalidArgument>(outcome, {"no parameters"});
 }
 
@@ -223,7 +234,8 @@ TEST_P(EveryExchange, WithoutAnOptimizerOnlyAllreduceWorks) {
     exchange->begin(0.1);
     exchange->open();
     for (size_t slot = 0; slot < layout.size(); slot++) {
-      for (size_t i = 0; i < layout[slot].elements(); i++) elements(exchange->gradients(), layout[slot])[i] = gradient(group.rank(), 1, slot, i);
+      for (size_t i = 0; i < layout[slot].elements(); i++)
+        elements(exchange->gradients(), layout[slot])[i] = gradient(group.rank(), 1, slot, i);
       exchange->present(slot);
     }
     for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
@@ -236,7 +248,8 @@ TEST_P(EveryExchange, WithoutAnOptimizerOnlyAllreduceWorks) {
       }
   });
   if (options().sync == Sync::allreduce) return expect_all_well(outcomes);
-  for (const auto& outcome : outcomes) expect_error<InvalidArgument>(outcome, {name_of(options().sync), "use 'allreduce'"});
+  for (const auto& outcome : outcomes)
+    expect_error<InvalidArgument>(outcome, {name_of(options().sync), "use 'allreduce'"});
 }
 
 TEST_P(EveryExchange, RanksWithDifferentBucketsAreRefused) {
@@ -254,7 +267,9 @@ TEST_P(EveryExchange, RanksWithDifferentBucketsAreRefused) {
 std::string parameter_name(const testing::TestParamInfo<std::tuple<Sync, int>>& info) {
   return name_of(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
 }
-INSTANTIATE_TEST_SUITE_P(Syncs, EveryExchange, testing::Combine(testing::Values(Sync::shared, Sync::allreduce, Sync::central), testing::Values(1, 2, 3, 4)),
+INSTANTIATE_TEST_SUITE_P(Syncs, EveryExchange,
+                         testing::Combine(testing::Values(Sync::shared, Sync::allreduce, Sync::central),
+                                          testing::Values(1, 2, 3, 4)),
                          parameter_name);
 
 TEST(Exchange, AllWaysGiveTheSameParameters) {
@@ -284,7 +299,9 @@ TEST(Exchange, SharedCarriesWhatRanksTell) {
 TEST(Exchange, OptimizerStateExistsOncePerMachineWhenShared) {
   const Layout layout = small_model();
   std::atomic<size_t> total{0};
-  expect_all_well(run_ranks(4, [&](Communicator& group) { total += make_exchange(group, layout, space::momentum(), {})->updater()->state_bytes(); }));
+  expect_all_well(run_ranks(4, [&](Communicator& group) {
+    total += make_exchange(group, layout, space::momentum(), {})->updater()->state_bytes();
+  }));
   EXPECT_GE(total.load(), layout.bytes() - 64);
   EXPECT_LE(total.load(), layout.bytes() + 4 * 64);
 }

@@ -1,5 +1,8 @@
 // label: unit
 // The shared exchange over several machines: ranks as threads, a segment per machine, sockets between them.
+#include "../comm/machines.h"
+
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -7,10 +10,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include <fmt/format.h>
 #include <trireme/exchange/exchange.h>
-
-#include "../comm/machines.h"
 
 namespace trireme::exchange::tests {
 namespace {
@@ -23,7 +23,9 @@ using trireme::tests::run_machines;
 constexpr int kSteps = 18;  // beyond the plans of steps 4, 8 and 16
 constexpr double kRate = 0.5;
 
-double gradient(int rank, int step, size_t i) { return (rank + 1) * 0.125 + step * 0.25 + static_cast<double>(i % 64); }  // sums are exact
+double gradient(int rank, int step, size_t i) {
+  return (rank + 1) * 0.125 + step * 0.25 + static_cast<double>(i % 64);
+}  // sums are exact
 
 /// What every parameter becomes: it begins at 0.
 double expected(int ranks, size_t i, int steps = kSteps) {
@@ -33,9 +35,11 @@ double expected(int ranks, size_t i, int steps = kSteps) {
   return value;
 }
 
-/// `later`: parameters are awaited in the next forward pass, first layers first, and this rank's bucket by bucket as it uses them. `linger`: ranks with odd
-/// numbers go on using a bucket's parameters for a while after its gradients were ready.
-void train(const OnMachine& rank, const Layout& layout, const Options& options, bool later = false, bool linger = false) {
+/// `later`: parameters are awaited in the next forward pass, first layers first, and this rank's bucket by bucket as it
+/// uses them. `linger`: ranks with odd numbers go on using a bucket's parameters for a while after its gradients were
+/// ready.
+void train(const OnMachine& rank, const Layout& layout, const Options& options, bool later = false,
+           bool linger = false) {
   const int ranks = rank.all.size(), me = rank.all.rank();
   const Group group(rank.all, rank.here, rank.lane, rank.all.topology().lanes());
   const auto exchange = make_exchange(group, layout, space::sgd(), options);
@@ -43,7 +47,8 @@ void train(const OnMachine& rank, const Layout& layout, const Options& options, 
     for (size_t slot = 0; slot < layout.size(); slot++) {
       const space::Range mine = intersect(part, layout[slot].range);
       for (size_t at = mine.begin; at < mine.end; at += 97 * sizeof(double))
-        ASSERT_EQ(*reinterpret_cast<const double*>(exchange->parameters() + at), expected(ranks, (at - layout[slot].range.begin) / sizeof(double), step))
+        ASSERT_EQ(*reinterpret_cast<const double*>(exchange->parameters() + at),
+                  expected(ranks, (at - layout[slot].range.begin) / sizeof(double), step))
             << layout[slot].name;
     }
   };
@@ -67,42 +72,57 @@ void train(const OnMachine& rank, const Layout& layout, const Options& options, 
       if (b + 1 == exchange->buckets().size()) exchange->tell({me + 0.5 * step, me == step % ranks ? 1.0 : 0.0});
       exchange->ready(b);
       if (linger && exchange->patient() && me % 2 == 1 && b + 1 < exchange->buckets().size()) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the delay that is tested, not a wait: time for the others to go too far
+        std::this_thread::sleep_for(
+            std::chrono::milliseconds(5));  // the delay that is tested, not a wait: time for the others to go too far
         expect_bucket(b, step);
       }
     }
     exchange->close();
     if (!later) exchange->land();
-    ASSERT_EQ(*exchange->told(), (Told{ranks * (ranks - 1) / 2 + 0.5 * step * ranks, 1.0})) << "rank " << me << ", step " << step;
+    ASSERT_EQ(*exchange->told(), (Told{ranks * (ranks - 1) / 2 + 0.5 * step * ranks, 1.0}))
+        << "rank " << me << ", step " << step;
   }
   exchange->land();
   ASSERT_TRUE(exchange->landed());
   for (size_t slot = 0; slot < layout.size(); slot++)
     for (size_t i = 0; i < layout[slot].elements(); i++)
-      ASSERT_EQ(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i], expected(ranks, i)) << layout[slot].name;
+      ASSERT_EQ(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i],
+                expected(ranks, i))
+          << layout[slot].name;
   rank.all.barrier("read");
 }
 
 const std::vector<std::vector<int>> kShapes = {{0, 1}, {0, 0, 1, 1}, {0, 0, 1}, {0, 1, 1, 2}, {0, 0, 0, 1, 1, 1}};
 
 TEST(SharedOverMachines, SumsGradientsAndWhatRanksTell) {
-  const Layout layout({{"a", DType::f64, {3000}}, {"b", DType::f64, {7}}, {"c", DType::f64, {300, 900}}, {"d", DType::f64, {100}}});
+  const Layout layout(
+      {{"a", DType::f64, {3000}}, {"b", DType::f64, {7}}, {"c", DType::f64, {300, 900}}, {"d", DType::f64, {100}}});
   for (const auto& machine_of : kShapes)
     for (bool overlap : {false, true})
-      expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000, .overlap = overlap}); }));
+      expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
+        train(rank, layout, {.bucket_bytes = 20000, .overlap = overlap});
+      }));
 }
 
 /// More pieces than one per bucket, in whatever order the measured times lead to.
 TEST(SharedOverMachines, ParametersLandDuringTheNextForwardPass) {
-  const Layout layout({{"first", DType::f64, {300, 700}}, {"b", DType::f64, {7}}, {"c", DType::f64, {400, 900}}, {"last", DType::f64, {100}}});
+  const Layout layout({{"first", DType::f64, {300, 700}},
+                       {"b", DType::f64, {7}},
+                       {"c", DType::f64, {400, 900}},
+                       {"last", DType::f64, {100}}});
   for (const auto& machine_of : kShapes)
-    expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000}, true); }));
+    expect_all_well(
+        run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000}, true); }));
 }
 
 TEST(SharedOverMachines, ParametersStayUntilAllRanksHaveComeToTheNextBucket) {
-  const Layout layout({{"first", DType::f64, {300}}, {"b", DType::f64, {5000}}, {"c", DType::f64, {4000}}, {"last", DType::f64, {3000}}});
+  const Layout layout({{"first", DType::f64, {300}},
+                       {"b", DType::f64, {5000}},
+                       {"c", DType::f64, {4000}},
+                       {"last", DType::f64, {3000}}});
   for (const auto& machine_of : kShapes)
-    expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000}, false, true); }));
+    expect_all_well(run_machines(
+        machine_of, [&](const OnMachine& rank) { train(rank, layout, {.bucket_bytes = 20000}, false, true); }));
 }
 
 /// Pieces of one slot land one by one, and each belongs to the same step of the slot; a slot without a gradient
@@ -157,7 +177,8 @@ TEST(SharedOverMachines, AdamCountsTheStepsOfEachSlot) {
 TEST(SharedOverMachines, WhoeverIsLeftAloneHearsIt) {
   const Layout layout({{"a", DType::f64, {3000}}, {"b", DType::f64, {300, 900}}});
   const auto outcomes = run_machines({0, 1}, [&](const OnMachine& rank) {
-    const auto exchange = make_exchange(Group(rank.all, rank.here, rank.lane, 1), layout, space::sgd(), {.bucket_bytes = 20000});
+    const auto exchange =
+        make_exchange(Group(rank.all, rank.here, rank.lane, 1), layout, space::sgd(), {.bucket_bytes = 20000});
     exchange->begin(kRate);
     exchange->open();
     for (size_t slot = 0; slot < layout.size(); slot++) exchange->present(slot);
@@ -174,7 +195,8 @@ TEST(SharedOverMachines, WhoeverIsLeftAloneHearsIt) {
 /// One line of parameters: most lanes have nothing to send, and what ranks tell travels all the same.
 TEST(SharedOverMachines, ATinyModelLeavesLanesEmpty) {
   const Layout layout({{"alone", DType::f64, {2}}});
-  for (const auto& machine_of : kShapes) expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {}); }));
+  for (const auto& machine_of : kShapes)
+    expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) { train(rank, layout, {}); }));
 }
 
 }  // namespace

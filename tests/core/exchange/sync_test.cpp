@@ -8,8 +8,8 @@ namespace trireme::exchange::tests {
 namespace {
 
 TEST(SyncNamed, RoundTrips) {
-  for (const char* name :
-       {"shared", "allreduce", "central", "server", "async", "stale:3", "trylock:0.8", "round-robin", "hogwild", "local:10", "elastic:10,0.3"})
+  for (const char* name : {"shared", "allreduce", "central", "server", "async", "stale:3", "trylock:0.8", "round-robin",
+                           "hogwild", "local:10", "elastic:10,0.3"})
     EXPECT_EQ(name_of(sync_named(name)), name);
   EXPECT_EQ(sync_named("stale:3"), Sync::stale_by(3));
   EXPECT_EQ(sync_named("elastic:5,0.25"), Sync::elastic_with(5, 0.25));
@@ -43,7 +43,8 @@ TEST(SyncNamed, SaysWhatIsWrong) {
   };
   EXPECT_NE(message("asinc").find("did you mean 'async'"), std::string::npos);
   EXPECT_NE(message("stale").find("stale:S"), std::string::npos);
-  for (const char* bad : {"stale:-1", "stale:x", "stale:1.5", "trylock:1.1", "trylock:", "local:0", "elastic:10", "elastic:10,2", "async:3", "shared:"})
+  for (const char* bad : {"stale:-1", "stale:x", "stale:1.5", "trylock:1.1", "trylock:", "local:0", "elastic:10",
+                          "elastic:10,2", "async:3", "shared:"})
     EXPECT_NE(message(bad), "") << bad;
 }
 

@@ -1,8 +1,8 @@
 // label: unit
 // What ranks agree on, line by line.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
-#include <fmt/format.h>
 #include <trireme/exchange/exchange.h>
 
 #include "../comm/machines.h"

@@ -73,7 +73,8 @@ TEST(StaleNamed, KnowsItsNames) {
 }
 
 TEST(PlanChunks, CoversEveryByteOnceAndSharesEvenly) {
-  const space::Layout layout({{"a", DType::f32, {1000}}, {"b", DType::f32, {77, 3}}, {"c", DType::f64, {129}}, {"d", DType::f32, {5000}}});
+  const space::Layout layout(
+      {{"a", DType::f32, {1000}}, {"b", DType::f32, {77, 3}}, {"c", DType::f64, {129}}, {"d", DType::f32, {5000}}});
   for (int servers : {1, 2, 3, 7})
     for (size_t chunk : {64ul, 1000ul, 1ul << 20}) {
       const auto buckets = plan_buckets(layout, 8192);

@@ -14,7 +14,8 @@ namespace {
 
 /// Odd sizes, larger than what is left to one thread.
 space::Layout large_model(DType type) {
-  return space::Layout({{"first", type, {333'337}}, {"bias", type, {3}}, {"second", type, {101, 1'009}}, {"third", type, {70'001}}});
+  return space::Layout(
+      {{"first", type, {333'337}}, {"bias", type, {3}}, {"second", type, {101, 1'009}}, {"third", type, {70'001}}});
 }
 
 Job large_job(DType type, const space::UpdaterOptions& optimizer, int workers, Order order) {
@@ -25,9 +26,12 @@ Job large_job(DType type, const space::UpdaterOptions& optimizer, int workers, O
 }
 
 const std::vector<space::UpdaterOptions>& optimizers() {
-  static const std::vector<space::UpdaterOptions> all = {
-      space::sgd({.weight_decay = 0.01}), space::momentum({}), space::momentum({.nesterov = true}), space::adagrad({}), space::adam({}),
-      space::adamw({.weight_decay = 0.1})};
+  static const std::vector<space::UpdaterOptions> all = {space::sgd({.weight_decay = 0.01}),
+                                                         space::momentum({}),
+                                                         space::momentum({.nesterov = true}),
+                                                         space::adagrad({}),
+                                                         space::adam({}),
+                                                         space::adamw({.weight_decay = 0.1})};
   return all;
 }
 
@@ -70,18 +74,25 @@ std::vector<std::byte> parameters_after(const Job& job, int helpers, bool gaps) 
     for (int worker = 0; worker < job.workers; worker++) {
       const auto from = std::make_shared<Deaf>();
       from->worker = worker;
-      const auto gradients = std::make_shared<std::vector<std::byte>>(random_flat(job.layout, 100 + static_cast<uint64_t>(10 * step + worker)));
+      const auto gradients = std::make_shared<std::vector<std::byte>>(
+          random_flat(job.layout, 100 + static_cast<uint64_t>(10 * step + worker)));
       const auto present = std::make_shared<std::vector<uint8_t>>(job.layout.size(), uint8_t{1});
       if (gaps) (*present)[static_cast<size_t>(worker + step) % present->size()] = 0;
       for (const Chunk& chunk : service.chunks()) {
-        const Request push{
-            .id = ++id, .verb = Verb::push, .chunk = chunk.index, .step = step, .lr = 0.1, .begin = chunk.range.begin, .bytes = chunk.range.size()};
-        service.handle({.from = from,
-                        .request = push,
-                        .data = {gradients->data() + chunk.range.begin, chunk.range.size()},
-                        .present = present->data() + chunk.first,
-                        .keep = std::make_shared<std::pair<decltype(gradients), decltype(present)>>(gradients, present)},
-                       {});
+        const Request push{.id = ++id,
+                           .verb = Verb::push,
+                           .chunk = chunk.index,
+                           .step = step,
+                           .lr = 0.1,
+                           .begin = chunk.range.begin,
+                           .bytes = chunk.range.size()};
+        service.handle(
+            {.from = from,
+             .request = push,
+             .data = {gradients->data() + chunk.range.begin, chunk.range.size()},
+             .present = present->data() + chunk.first,
+             .keep = std::make_shared<std::pair<decltype(gradients), decltype(present)>>(gradients, present)},
+            {});
       }
     }
   return flat;
@@ -93,7 +104,8 @@ TEST(CrewBits, EveryOptimizerGivesTheSameBits) {
       const Job job = large_job(type, optimizer, 1, Order::on_arrival);
       const auto alone = parameters_after(job, 0, false), helped = parameters_after(job, 3, false);
       EXPECT_NE(alone, random_flat(job.layout, 1));
-      EXPECT_EQ(std::memcmp(alone.data(), helped.data(), alone.size()), 0) << name_of(optimizer.kind) << " " << name_of(type);
+      EXPECT_EQ(std::memcmp(alone.data(), helped.data(), alone.size()), 0)
+          << name_of(optimizer.kind) << " " << name_of(type);
     }
 }
 
@@ -103,7 +115,8 @@ TEST(CrewBits, SumsOfWorkersWithAndWithoutGaps) {
       const Job job = large_job(type, space::adam({}), 3, Order::together);
       const auto alone = parameters_after(job, 0, gaps), helped = parameters_after(job, 2, gaps);
       EXPECT_NE(alone, random_flat(job.layout, 1));
-      EXPECT_EQ(std::memcmp(alone.data(), helped.data(), alone.size()), 0) << name_of(type) << (gaps ? " with gaps" : "");
+      EXPECT_EQ(std::memcmp(alone.data(), helped.data(), alone.size()), 0)
+          << name_of(type) << (gaps ? " with gaps" : "");
     }
 }
 

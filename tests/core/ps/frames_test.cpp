@@ -27,12 +27,15 @@ Bytes frame_of(Head head, const void* message, size_t data, size_t present) {
   return bytes;
 }
 
-Bytes request_frame(const Request& request, size_t data, size_t present = 0) { return frame_of({.kind = Kind::request}, &request, data, present); }
+Bytes request_frame(const Request& request, size_t data, size_t present = 0) {
+  return frame_of({.kind = Kind::request}, &request, data, present);
+}
 Bytes reply_frame(const Reply& reply, size_t data) { return frame_of({.kind = Kind::reply}, &reply, data, 0); }
 const Head kHello{.kind = Kind::hello, .channel = 1, .channels = 2, .worker = 3, .server = 0, .visit = 42};
 
 TEST(Frames, WhatWasPutInComesOut) {
-  const Bytes bytes = request_frame({.id = 7, .verb = Verb::push, .chunk = 5, .lr = 0.5, .begin = 640, .bytes = 100}, 100, 3);
+  const Bytes bytes =
+      request_frame({.id = 7, .verb = Verb::push, .chunk = 5, .lr = 0.5, .begin = 640, .bytes = 100}, 100, 3);
   const Frame frame = decode(bytes);
   ASSERT_EQ(frame.fault, "");
   EXPECT_EQ(frame.request.id, 7u);
@@ -57,7 +60,8 @@ TEST(Frames, SaysWhatIsWrong) {
   Bytes cut = request_frame({.id = 1, .verb = Verb::push, .bytes = 100}, 100);
   cut.pop_back();
   EXPECT_TRUE(has(fault(cut), "says it has 100"));
-  EXPECT_TRUE(has(fault(request_frame({.id = 1, .verb = Verb::push, .bytes = 100}, 99)), "push of 100 bytes that brings 99"));
+  EXPECT_TRUE(
+      has(fault(request_frame({.id = 1, .verb = Verb::push, .bytes = 100}, 99)), "push of 100 bytes that brings 99"));
   EXPECT_TRUE(has(fault(request_frame({.id = 1, .verb = Verb::pull, .bytes = 100}, 100)), "pull of 0 bytes"));
   EXPECT_TRUE(has(fault(request_frame({.id = 1, .verb = Verb::barrier}, 0, 4)), "4 slots in a barrier"));
   EXPECT_TRUE(has(fault(request_frame({.id = 0, .verb = Verb::barrier}, 0)), "without a number"));
@@ -69,7 +73,9 @@ TEST(Frames, SaysWhatIsWrong) {
 }
 
 TEST(Frames, TheFirstPieceSaysHowLongAFrameIs) {
-  const auto size = [](const Bytes& frame, size_t first) { return size_of_frame(std::span(frame).first<kPrefix>(), first); };
+  const auto size = [](const Bytes& frame, size_t first) {
+    return size_of_frame(std::span(frame).first<kPrefix>(), first);
+  };
   const Bytes small = request_frame({.id = 1, .verb = Verb::push, .bytes = 100}, 100, 3);
   EXPECT_EQ(size(small, kPrefix + 103), kPrefix + 103);
   EXPECT_EQ(size(small, kPrefix + 102), 0u) << "it fits one piece, and is not whole";
@@ -107,7 +113,8 @@ TEST(Frames, AnythingMayComeIn) {
                                     reply_frame({.id = 9, .bytes = 77}, 77),
                                     frame_of(kHello, nullptr, 300, 0),
                                     frame_of({.kind = Kind::welcome}, nullptr, 9, 0)};
-  constexpr uint64_t kNasty[] = {0, 1, 63, 64, 0x7f, 0xff, 0x7fffffff, 0xffffffff, ~uint64_t{0}, ~uint64_t{0} - 63, uint64_t{1} << 63, kMostBytes};
+  constexpr uint64_t kNasty[] = {
+      0, 1, 63, 64, 0x7f, 0xff, 0x7fffffff, 0xffffffff, ~uint64_t{0}, ~uint64_t{0} - 63, uint64_t{1} << 63, kMostBytes};
   size_t accepted = 0, refused = 0;
   for (int i = 0; i < 100'000; i++) {
     Bytes bytes;

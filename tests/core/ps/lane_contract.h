@@ -16,7 +16,8 @@ class LaneContract : public testing::TestWithParam<std::tuple<Way, int, int>> {
 
 float start(size_t slot, size_t i) { return static_cast<float>(slot) + 0.001f * static_cast<float>(i); }
 float gradient(int worker, int step, size_t slot, size_t i) {
-  return 0.01f * static_cast<float>(worker + 1) + 0.001f * static_cast<float>(step) + 0.0001f * static_cast<float>((slot * 31 + i) % 17);
+  return 0.01f * static_cast<float>(worker + 1) + 0.001f * static_cast<float>(step) +
+         0.0001f * static_cast<float>((slot * 31 + i) % 17);
 }
 
 void publish(Client& client) {
@@ -30,7 +31,8 @@ void publish(Client& client) {
 }
 
 void push_step(Client& client, int step, bool bring) {
-  fill(client.job().layout, client.gradients(), [&](size_t slot, size_t i) { return gradient(client.worker(), step, slot, i); });
+  fill(client.job().layout, client.gradients(),
+       [&](size_t slot, size_t i) { return gradient(client.worker(), step, slot, i); });
   client.push(whole(client), {.step = step, .lr = 0.5, .pull = bring}).wait();
 }
 
@@ -85,25 +87,26 @@ TEST_P(LaneContract, TogetherSumsTheGradientsOfAllWorkers) {
   const Job job = small_job(workers(), servers(), Order::together);
   for (bool in_place : {false, true}) {
     Servers running(way(), workers(), servers());
-    const auto outcomes = run_workers(running.meeting, job,
-                                      [&](Client& client) {
-                                        publish(client);
-                                        for (int step = 0; step < 20; step++) push_step(client, step, true);
-                                        std::vector<float> expected;
-                                        for (size_t slot = 0; slot < job.layout.size(); slot++)
-                                          for (size_t i = 0; i < job.layout[slot].elements(); i++) {
-                                            float value = start(slot, i);
-                                            for (int step = 0; step < 20; step++) {
-                                              float sum = 0;
-                                              for (int worker = 0; worker < workers(); worker++) sum += gradient(worker, step, slot, i);
-                                              value -= 0.5f * sum;
-                                            }
-                                            ASSERT_NEAR(floats(client.parameters() + job.layout[slot].range.begin)[i], value, 2e-5)
-                                                << "slot " << slot << " element " << i;
-                                          }
-                                        client.barrier();
-                                      },
-                                      {.timeout = Seconds(20), .in_place = in_place});
+    const auto outcomes =
+        run_workers(running.meeting, job,
+                    [&](Client& client) {
+                      publish(client);
+                      for (int step = 0; step < 20; step++) push_step(client, step, true);
+                      std::vector<float> expected;
+                      for (size_t slot = 0; slot < job.layout.size(); slot++)
+                        for (size_t i = 0; i < job.layout[slot].elements(); i++) {
+                          float value = start(slot, i);
+                          for (int step = 0; step < 20; step++) {
+                            float sum = 0;
+                            for (int worker = 0; worker < workers(); worker++) sum += gradient(worker, step, slot, i);
+                            value -= 0.5f * sum;
+                          }
+                          ASSERT_NEAR(floats(client.parameters() + job.layout[slot].range.begin)[i], value, 2e-5)
+                              << "slot " << slot << " element " << i;
+                        }
+                      client.barrier();
+                    },
+                    {.timeout = Seconds(20), .in_place = in_place});
     expect_all_well(outcomes);
     running.join();
     expect_all_well(running.errors);
@@ -175,8 +178,9 @@ TEST_P(LaneContract, RefusesWhatMakesNoSense) {
 
 TEST_P(LaneContract, RowsByKey) {
   Job job = small_job(workers(), servers(), Order::on_arrival);
-  job.tables = {{.name = "words", .width = 5, .optimizer = space::sgd({}), .fill = SparseTable::Fill::normal, .scale = 0.1},
-                {.name = "ids", .width = 1, .optimizer = space::adagrad({})}};
+  job.tables = {
+      {.name = "words", .width = 5, .optimizer = space::sgd({}), .fill = SparseTable::Fill::normal, .scale = 0.1},
+      {.name = "ids", .width = 1, .optimizer = space::adagrad({})}};
   Servers running(way(), workers(), servers());
   const auto outcomes = run_workers(running.meeting, job, [&](Client& client) {
     std::vector<uint64_t> keys;
@@ -188,7 +192,8 @@ TEST_P(LaneContract, RowsByKey) {
     client.push_rows(0, keys, gradients.data(), 0.25).wait();
     client.barrier();
     client.pull_rows(0, keys, after.data()).wait();
-    for (size_t i = 0; i < after.size(); i++) ASSERT_NEAR(after[i], before[i] - 0.25f * static_cast<float>(workers()), 1e-5);
+    for (size_t i = 0; i < after.size(); i++)
+      ASSERT_NEAR(after[i], before[i] - 0.25f * static_cast<float>(workers()), 1e-5);
     client.barrier();
   });
   expect_all_well(outcomes);
@@ -263,28 +268,28 @@ TEST_P(LaneContract, TwoModelsByTurns) {
 
 TEST_P(LaneContract, ModelsOneAfterAnotherWhileTheRollIsKept) {
   Servers running(way(), workers(), servers());
-  const auto outcomes = run_workers(
-      running.meeting, {.workers = workers(), .servers = servers()},
-      [&](Client&) {},  // a program that ends outside of models
-      {.model = kRoll, .timeout = Seconds(20)});
+  const auto outcomes = run_workers(running.meeting, {.workers = workers(), .servers = servers()},
+                                    [&](Client&) {},  // a program that ends outside of models
+                                    {.model = kRoll, .timeout = Seconds(20)});
   expect_all_well(outcomes);
   running.join();
   expect_all_well(running.errors);
 
   Servers more(way(), workers(), servers());
-  Outcomes others = run_workers(
-      more.meeting, {.workers = workers(), .servers = servers()},
-      [&](Client& roll) {
-        for (int model = 0; model < 3; model++) {
-          Job job = small_job(workers(), servers(), model == 1 ? Order::on_arrival : Order::together);
-          job.layout = space::Layout({{fmt::format("model{}", model), DType::f32, {17 + 100 * model}}});
-          Client client(more.meeting, roll.worker(), job, {.model = model, .timeout = Seconds(20), .in_place = model == 2});
-          publish(client);
-          for (int step = 0; step < 5; step++) push_step(client, step, true);
-          client.barrier();
-        }
-      },
-      {.model = kRoll, .timeout = Seconds(20)});
+  Outcomes others =
+      run_workers(more.meeting, {.workers = workers(), .servers = servers()},
+                  [&](Client& roll) {
+                    for (int model = 0; model < 3; model++) {
+                      Job job = small_job(workers(), servers(), model == 1 ? Order::on_arrival : Order::together);
+                      job.layout = space::Layout({{fmt::format("model{}", model), DType::f32, {17 + 100 * model}}});
+                      Client client(more.meeting, roll.worker(), job,
+                                    {.model = model, .timeout = Seconds(20), .in_place = model == 2});
+                      publish(client);
+                      for (int step = 0; step < 5; step++) push_step(client, step, true);
+                      client.barrier();
+                    }
+                  },
+                  {.model = kRoll, .timeout = Seconds(20)});
   expect_all_well(others);
   more.join();
   expect_all_well(more.errors);
@@ -310,9 +315,10 @@ TEST_P(LaneContract, WhoIsNotWaitedForAnyLongerIsNamed) {
     }
     wake();
   };
-  const auto outcomes = run_workers(running.meeting, job, body, {.timeout = Seconds(2), .timeout_setting = "--patience"});
-  expect_error<Timeout>(outcomes[0], {workers() == 2 ? "worker 1 has not pushed its" : "workers 1", "not pushed", "step 7",
-                                      "worker 0 has waited 2 s for its gradients", "A longer --patience"});
+  const auto outcomes =
+      run_workers(running.meeting, job, body, {.timeout = Seconds(2), .timeout_setting = "--patience"});
+  expect_error<Timeout>(outcomes[0], {workers() == 2 ? "worker 1 has not pushed its" : "workers 1", "not pushed",
+                                      "step 7", "worker 0 has waited 2 s for its gradients", "A longer --patience"});
 }
 
 TEST_P(LaneContract, AWorkerThatLeavesEarlyIsNamed) {
@@ -356,7 +362,8 @@ TEST_P(LaneContract, WorkersThatDisagreeAreToldWhere) {
 
 std::string name_of(const testing::TestParamInfo<std::tuple<Way, int, int>>& info) {
   const char* ways[] = {"shm", "network", "tls"};
-  return fmt::format("{}_{}_workers_{}_servers", ways[static_cast<int>(std::get<0>(info.param))], std::get<1>(info.param), std::get<2>(info.param));
+  return fmt::format("{}_{}_workers_{}_servers", ways[static_cast<int>(std::get<0>(info.param))],
+                     std::get<1>(info.param), std::get<2>(info.param));
 }
 
 }  // namespace

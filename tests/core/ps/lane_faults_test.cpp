@@ -2,10 +2,10 @@
 // Lanes between machines when something is wrong: strangers, garbage, broken connections, servers and workers that die.
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <nlohmann/json.hpp>
 #include <sys/socket.h>
 
 #include <cstring>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include <trireme/ps/network/frames.h>
@@ -28,7 +28,9 @@ class Detour final : public comm::network::KeyValue {
   std::string address_;
 };
 
-std::string address_of(const Meeting& meeting) { return meeting.store->get(network::address_key(0), Deadline(Seconds(10))); }
+std::string address_of(const Meeting& meeting) {
+  return meeting.store->get(network::address_key(0), Deadline(Seconds(10)));
+}
 
 template <class E>
 void expect_refused(const Meeting& meeting, const Job& job, const std::vector<std::string>& parts) {
@@ -84,7 +86,8 @@ TEST(LaneFaults, APlaceHasOneProcess) {
   const Job job = small_job(1, 1, Order::on_arrival);
   Servers running(Way::network, 1, 1);
   expect_all_well(run_workers(running.meeting, job, [&](Client& client) {
-    expect_refused<InvalidArgument>(running.meeting, job, {"does not admit worker 0", "is here already, from 127.0.0.1"});
+    expect_refused<InvalidArgument>(running.meeting, job,
+                                    {"does not admit worker 0", "is here already, from 127.0.0.1"});
     client.barrier();
   }));
 }
@@ -155,8 +158,10 @@ TEST(LaneFaults, WrongFramesEndTheirStreamOnly) {
   expect_end({"hello"}, "5 bytes");
   expect_end({std::string(1000, 'x')}, "no message of a parameter server");
   expect_end({frame_of({.kind = network::Kind::request}, barrier)}, "first message");
-  expect_end({frame_of({.kind = network::Kind::hello, .channels = 1, .worker = 0, .server = 3}, {})}, "this is server 0, not server 3");
-  std::string truncated = frame_of({.kind = network::Kind::request, .data = 100}, {.id = 1, .verb = Verb::push, .bytes = 100});
+  expect_end({frame_of({.kind = network::Kind::hello, .channels = 1, .worker = 0, .server = 3}, {})},
+             "this is server 0, not server 3");
+  std::string truncated =
+      frame_of({.kind = network::Kind::request, .data = 100}, {.id = 1, .verb = Verb::push, .bytes = 100});
   expect_end({truncated}, "says it has 100");
   expect_serves(running.meeting, job);
 }
@@ -164,7 +169,10 @@ TEST(LaneFaults, WrongFramesEndTheirStreamOnly) {
 // ---- connections that break ----
 
 Job large_job(int workers, Order order) {
-  Job job{.layout = space::Layout({{"w", DType::f32, {(1 << 19) + 3}}}), .workers = workers, .bucket_bytes = 1 << 20, .chunk_bytes = 256 << 10};
+  Job job{.layout = space::Layout({{"w", DType::f32, {(1 << 19) + 3}}}),
+          .workers = workers,
+          .bucket_bytes = 1 << 20,
+          .chunk_bytes = 256 << 10};
   job.optimizer = space::sgd({.lr = 1});
   job.rules = {.workers = workers, .order = order};
   return job;
@@ -186,13 +194,15 @@ TEST_P(LaneCuts, EveryGradientIsAppliedOnce) {
     if (client.worker() == 0) client.set(whole(client)).wait();
     client.barrier();
     for (int step = 0; step < kSteps; step++) {
-      fill(job.layout, client.gradients(), [&](size_t, size_t i) { return static_cast<float>(step + client.worker() + static_cast<int>(i % 3)); });
+      fill(job.layout, client.gradients(),
+           [&](size_t, size_t i) { return static_cast<float>(step + client.worker() + static_cast<int>(i % 3)); });
       client.push(whole(client), {.step = step, .lr = 1, .pull = true}).wait();
     }
     client.barrier();
     client.pull(whole(client)).wait();
     for (size_t i = 0; i < job.layout[0].elements(); i++) {
-      const int sum = kSteps * (kSteps - 1) / 2 * kWorkers + kSteps * kWorkers * (kWorkers - 1) / 2 + kSteps * kWorkers * static_cast<int>(i % 3);
+      const int sum = kSteps * (kSteps - 1) / 2 * kWorkers + kSteps * kWorkers * (kWorkers - 1) / 2 +
+                      kSteps * kWorkers * static_cast<int>(i % 3);
       ASSERT_EQ(floats(client.parameters())[i], -static_cast<float>(sum)) << "element " << i;
     }
     client.barrier();
@@ -204,7 +214,8 @@ TEST_P(LaneCuts, EveryGradientIsAppliedOnce) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Network, LaneCuts,
-                         testing::Combine(testing::Values(Way::network, Way::network_tls), testing::Values(Order::on_arrival, Order::together)));
+                         testing::Combine(testing::Values(Way::network, Way::network_tls),
+                                          testing::Values(Order::on_arrival, Order::together)));
 
 // ---- deaths ----
 
@@ -262,7 +273,8 @@ TEST(LaneFaults, AServerThatIsKilledIsNamed) {
       proxy.close();
     });
     Seconds took{0};
-    expect_error<PeerLost>(push_until_lost(client, took), {"server 0 at " + proxy.address(), "is gone", "did not come back within 2 s"});
+    expect_error<PeerLost>(push_until_lost(client, took),
+                           {"server 0 at " + proxy.address(), "is gone", "did not come back within 2 s"});
     EXPECT_LT(took.count(), 2 + 2);
     killer.join();
   }
@@ -305,10 +317,12 @@ TEST(LaneFaults, AWorkerThatVanishesIsNamed) {
       same.rules.workers = same.workers;
       return same.encode();
     }();
-    const auto memory = std::make_shared<shm::Memory>(Segment::create(), shm::Plot::plan(1, text.size(), job.layout.bytes(), job.layout.size(), 0));
+    const auto memory = std::make_shared<shm::Memory>(
+        Segment::create(), shm::Plot::plan(1, text.size(), job.layout.bytes(), job.layout.size(), 0));
     std::memcpy(memory->job(), text.data(), text.size());
     const auto lane = network::connect(
-        {.address = address_of(running.meeting), .token = "a token", .worker = 1}, memory, [] {}, Deadline(Seconds(10)));
+        {.address = address_of(running.meeting), .token = "a token", .worker = 1}, memory, [] {},
+        Deadline(Seconds(10)));
     EXPECT_EQ(lane->fault(), "");
   });
   std::exception_ptr error;

@@ -1,12 +1,11 @@
 // label: unit
 // Several models on one server, without its network: what they share, and what they do not.
-#include <gtest/gtest.h>
-
 #include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <cstring>
 #include <map>
-#include <nlohmann/json.hpp>
 
 #include <trireme/base/error.h>
 #include <trireme/ps/models.h>
@@ -202,7 +201,8 @@ TEST_F(ModelsTest, WhoRestsInOneModelHoldsNobodyBackInAnother) {
   for (int worker : {0, 1}) ask(1, worker, {.verb = Verb::begin, .step = 0});
   ask(1, 0, {.verb = Verb::begin, .step = 2});
   EXPECT_EQ(of(1, 0).answers.size(), 1u) << "two steps ahead of worker 1";
-  ask(0, 1, {.verb = Verb::take, .step = 0, .version = 0, .bytes = 0, .extra = 2});  // the epoch has nothing more for it
+  ask(0, 1,
+      {.verb = Verb::take, .step = 0, .version = 0, .bytes = 0, .extra = 2});  // the epoch has nothing more for it
   EXPECT_EQ(of(0, 1).answers.back().status, Status::end);
   EXPECT_EQ(of(1, 0).answers.size(), 2u);
   ask(1, 1, {.verb = Verb::begin, .step = 1});

@@ -1,6 +1,7 @@
 #pragma once
 // A TCP proxy on the loopback that cuts connections, for tests of lanes that break.
 #include <arpa/inet.h>
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -12,7 +13,6 @@
 #include <thread>
 #include <vector>
 
-#include <fmt/format.h>
 #include <trireme/base/descriptor.h>
 
 namespace trireme::ps::tests {
@@ -34,14 +34,17 @@ inline Descriptor connect_loopback(int port) {
 
 inline int port_of(const std::string& address) { return std::stoi(address.substr(address.rfind(':') + 1)); }
 
-/// Forwards connections to a port of this machine, one thread for all. Resets all of them each time `cut_after` more bytes have passed, `cuts` times.
+/// Forwards connections to a port of this machine, one thread for all. Resets all of them each time `cut_after` more
+/// bytes have passed, `cuts` times.
 class Proxy {
  public:
-  Proxy(int to, size_t cut_after, int cuts) : to_(to), cut_after_(cut_after), left_(cuts), stop_(eventfd(0, EFD_CLOEXEC)) {
+  Proxy(int to, size_t cut_after, int cuts)
+      : to_(to), cut_after_(cut_after), left_(cuts), stop_(eventfd(0, EFD_CLOEXEC)) {
     listener_ = Descriptor(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in address = loopback(0);
     socklen_t size = sizeof address;
-    if (bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || listen(listener_.get(), 16) != 0) throw std::runtime_error("no proxy");
+    if (bind(listener_.get(), reinterpret_cast<sockaddr*>(&address), size) != 0 || listen(listener_.get(), 16) != 0)
+      throw std::runtime_error("no proxy");
     getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &size);
     port_ = ntohs(address.sin_port);
     thread_ = std::thread([this] { run(); });
@@ -115,7 +118,8 @@ class Proxy {
   void reset_all() {
     const linger at_once{1, 0};
     for (const Pair& pair : pairs_)
-      for (int socket : {pair.from.get(), pair.to.get()}) setsockopt(socket, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+      for (int socket : {pair.from.get(), pair.to.get()})
+        setsockopt(socket, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
     pairs_.clear();
   }
 

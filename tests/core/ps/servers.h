@@ -1,5 +1,6 @@
 #pragma once
 // Servers and workers as threads of this process.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,9 +14,8 @@
 #include <thread>
 #include <vector>
 
-#include <fmt/format.h>
 #include <trireme/base/error.h>
-#include <trireme/cluster/tls.h>
+#include <trireme/cluster/coordination/tls.h>
 #include <trireme/ps/client.h>
 #include <trireme/ps/server.h>
 
@@ -38,7 +38,8 @@ class Store final : public comm::network::KeyValue {
   }
   std::string get(const std::string& key, const Deadline& deadline) override {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, deadline.left(), [&] { return values_.contains(key); })) fail<Timeout>("nobody has put {}", key);
+    if (!changed_.wait_for(lock, deadline.left(), [&] { return values_.contains(key); }))
+      fail<Timeout>("nobody has put {}", key);
     return values_[key];
   }
 
@@ -81,7 +82,8 @@ class Servers {
     for (int server = 0; server < servers; server++)
       threads_.emplace_back([this, server, workers, servers] {
         try {
-          Server running({.server = server, .workers = workers, .servers = servers, .meeting = meeting, .timeout = Seconds(20)});
+          Server running(
+              {.server = server, .workers = workers, .servers = servers, .meeting = meeting, .timeout = Seconds(20)});
           running.run();
         } catch (...) {
           const std::lock_guard lock(mutex_);
@@ -125,8 +127,11 @@ inline Outcomes run_workers(const Meeting& meeting, const Job& job, const std::f
 
 /// A model with odd sizes, cut into several buckets and chunks.
 inline space::Layout small_model(DType type = DType::f32) {
-  return space::Layout(
-      {{"conv.weight", type, {6, 5, 5}}, {"conv.bias", type, {6}}, {"fc1.weight", type, {37, 41}}, {"fc1.bias", type, {37}}, {"fc2.weight", type, {10, 37}}});
+  return space::Layout({{"conv.weight", type, {6, 5, 5}},
+                        {"conv.bias", type, {6}},
+                        {"fc1.weight", type, {37, 41}},
+                        {"fc1.bias", type, {37}},
+                        {"fc2.weight", type, {10, 37}}});
 }
 
 inline Job small_job(int workers, int servers, Order order) {
@@ -140,7 +145,8 @@ inline space::Range whole(const Client& client) { return {0, client.job().layout
 inline float* floats(std::byte* bytes) { return reinterpret_cast<float*>(bytes); }
 
 /// Fills the slots' elements of a flat vector; the padding stays.
-inline void fill(const space::Layout& layout, std::byte* flat, const std::function<float(size_t slot, size_t i)>& value) {
+inline void fill(const space::Layout& layout, std::byte* flat,
+                 const std::function<float(size_t slot, size_t i)>& value) {
   for (size_t slot = 0; slot < layout.size(); slot++)
     for (size_t i = 0; i < layout[slot].elements(); i++) floats(flat + layout[slot].range.begin)[i] = value(slot, i);
 }

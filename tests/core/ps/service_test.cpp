@@ -1,14 +1,13 @@
 // label: unit
 // The server without its network: requests in, answers out.
-#include <gtest/gtest.h>
-
 #include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 #include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <nlohmann/json.hpp>
 #include <random>
 
 #include <trireme/base/error.h>
@@ -26,13 +25,18 @@ struct Answer {
 };
 
 struct Recorder final : Connection {
-  void reply(const Reply& reply, std::span<const std::byte> data) override { answers.push_back({reply, {data.begin(), data.end()}}); }
+  void reply(const Reply& reply, std::span<const std::byte> data) override {
+    answers.push_back({reply, {data.begin(), data.end()}});
+  }
   std::string name() const override { return fmt::format("worker {}", worker); }
   std::vector<Answer> answers;
 };
 
 Job job_with(int workers, Order order) {
-  Job job{.layout = Layout({{"w", DType::f32, {40}}, {"b", DType::f32, {7}}}), .workers = workers, .bucket_bytes = 128, .chunk_bytes = 128};
+  Job job{.layout = Layout({{"w", DType::f32, {40}}, {"b", DType::f32, {7}}}),
+          .workers = workers,
+          .bucket_bytes = 128,
+          .chunk_bytes = 128};
   job.optimizer = space::sgd({.lr = 1});
   job.rules = {.workers = workers, .order = order};
   job.tables = {{.name = "t", .width = 2, .optimizer = space::sgd({})}};
@@ -59,7 +63,13 @@ class ServiceTest : public testing::Test {
 
   Request push_request(int worker, uint32_t chunk, int64_t step = 0, double lr = 1) {
     const auto& range = service->chunks()[chunk].range;
-    return {.id = ++ids_[worker], .verb = Verb::push, .chunk = chunk, .step = step, .lr = lr, .begin = range.begin, .bytes = range.size()};
+    return {.id = ++ids_[worker],
+            .verb = Verb::push,
+            .chunk = chunk,
+            .step = step,
+            .lr = lr,
+            .begin = range.begin,
+            .bytes = range.size()};
   }
   void push(int worker, const Request& request, float value) {
     std::vector<float>& own = gradients_[static_cast<size_t>(worker)];
@@ -148,7 +158,8 @@ TEST_F(ServiceTest, WorkersHaveAStateOfTheirOwnWhereUpdatesAreShares) {
     start(job);
     for (int worker : {0, 1, 0, 1}) push(worker, push_request(worker, 0), 1.f);
     const float one_momentum = 1 + 1.5f + 1.75f + 1.875f, two_momenta = 2 * (1 + 1.5f);
-    EXPECT_FLOAT_EQ(parameters()[service->chunks()[0].range.begin / sizeof(float)], shares == 1 ? -one_momentum : -two_momenta);
+    EXPECT_FLOAT_EQ(parameters()[service->chunks()[0].range.begin / sizeof(float)],
+                    shares == 1 ? -one_momentum : -two_momenta);
   }
 }
 
@@ -191,7 +202,9 @@ TEST_F(ServiceTest, TheFastWaitForTheSlowWithinTheBound) {
   Job job = job_with(2, Order::on_arrival);
   job.rules.bound = 1;
   start(job);
-  const auto begin = [&](int worker, int64_t step) { handle(worker, {.id = ++ids_[worker], .verb = Verb::begin, .step = step}); };
+  const auto begin = [&](int worker, int64_t step) {
+    handle(worker, {.id = ++ids_[worker], .verb = Verb::begin, .step = step});
+  };
   begin(0, 0);
   begin(1, 0);
   begin(0, 1);
@@ -349,7 +362,8 @@ TEST_F(ServiceTest, CountsInItsStatus) {
   EXPECT_EQ(status["clocks"].size(), 2u);
 }
 
-/// Nothing that a worker can say crashes the server, changes what it must not, or is left without an answer or a reason to wait.
+/// Nothing that a worker can say crashes the server, changes what it must not, or is left without an answer or a reason
+/// to wait.
 TEST_F(ServiceTest, SurvivesAHundredThousandRandomRequests) {
   std::mt19937_64 random(7);
   for (Order order : {Order::together, Order::on_arrival, Order::rotating}) {

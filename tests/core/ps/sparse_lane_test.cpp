@@ -13,7 +13,11 @@ constexpr size_t kMany = 50'000;
 
 Job sparse_job(int servers, size_t width, uint64_t evict_after = 0) {
   Job job{.servers = servers};
-  job.tables = {{.name = "rows", .width = width, .optimizer = space::adam({}), .fill = SparseTable::Fill::uniform, .evict_after = evict_after}};
+  job.tables = {{.name = "rows",
+                 .width = width,
+                 .optimizer = space::adam({}),
+                 .fill = SparseTable::Fill::uniform,
+                 .evict_after = evict_after}};
   return job;
 }
 

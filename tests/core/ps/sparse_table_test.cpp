@@ -36,8 +36,11 @@ struct Saved {
 std::map<uint64_t, Saved> content_of(const SparseTable& table) {
   std::map<uint64_t, Saved> content;
   table.for_each([&](const SparseTable::Row& row) {
-    const bool fresh =
-        content.insert({row.key, {Floats(row.values.begin(), row.values.end()), Floats(row.state.begin(), row.state.end()), row.steps, row.age}}).second;
+    const bool fresh = content
+                           .insert({row.key,
+                                    {Floats(row.values.begin(), row.values.end()),
+                                     Floats(row.state.begin(), row.state.end()), row.steps, row.age}})
+                           .second;
     EXPECT_TRUE(fresh) << "key " << row.key << " came twice";
   });
   EXPECT_EQ(content.size(), table.rows());
@@ -61,7 +64,8 @@ class Reference {
       Entry& row = entry(key);
       const std::byte* const sources[] = {reinterpret_cast<const std::byte*>(sum.data())};
       row.updater.begin_step(lr);
-      row.updater.update(0, {0, options_.width * sizeof(float)}, DType::f32, reinterpret_cast<std::byte*>(row.values.data()), sources);
+      row.updater.update(0, {0, options_.width * sizeof(float)}, DType::f32,
+                         reinterpret_cast<std::byte*>(row.values.data()), sources);
     }
   }
 
@@ -127,17 +131,21 @@ void compare_with_reference(const SparseTable::Options& options, int pushes, uin
 }
 
 TEST(SparseTable, FollowsTheUpdaterWithEveryOptimizer) {
-  for (const auto& optimizer : all_optimizers()) compare_with_reference({.name = "t", .width = 16, .optimizer = optimizer}, 60, 500);
+  for (const auto& optimizer : all_optimizers())
+    compare_with_reference({.name = "t", .width = 16, .optimizer = optimizer}, 60, 500);
 }
 
 TEST(SparseTable, FollowsTheUpdaterForEveryWidth) {
   for (size_t width : {1, 2, 3, 4, 5, 8, 10, 16, 17, 32, 33, 64, 100, 128, 200})
     for (const auto& optimizer : {space::sgd(), space::adagrad(), space::adam()})
       for (uint64_t evict_after : {0, 1000})  // with and without a tail behind the row
-        compare_with_reference({.name = "t", .width = width, .optimizer = optimizer, .evict_after = evict_after}, 8, 300);
+        compare_with_reference({.name = "t", .width = width, .optimizer = optimizer, .evict_after = evict_after}, 8,
+                               300);
 }
 
-TEST(SparseTable, WideRowsFitToo) { compare_with_reference({.name = "t", .width = SparseTable::kMostWidth, .optimizer = space::adam()}, 1, 10); }
+TEST(SparseTable, WideRowsFitToo) {
+  compare_with_reference({.name = "t", .width = SparseTable::kMostWidth, .optimizer = space::adam()}, 1, 10);
+}
 
 TEST(SparseTable, GivesTheBitsOfTheUpdater) {
   for (const auto& optimizer : all_optimizers()) {
@@ -206,7 +214,8 @@ TEST(SparseTable, EqualKeysOfOnePushAreOneUpdateOfTheirSum) {
 }
 
 TEST(SparseTable, MarksOfEarlierPushesMeanNothing) {
-  // A mark is a place among an earlier push's keys. All orders and sizes of pushes over the same few rows meet every stale mark.
+  // A mark is a place among an earlier push's keys. All orders and sizes of pushes over the same few rows meet every
+  // stale mark.
   SparseTable table({.name = "t", .width = 1});
   std::map<uint64_t, float> expected;
   std::mt19937 random(1);
@@ -219,7 +228,8 @@ TEST(SparseTable, MarksOfEarlierPushesMeanNothing) {
 }
 
 TEST(SparseTable, KeysThatLookAlikeAreFoundAgain) {  // multiples of large powers of two, neighbours, equal halves
-  for (const uint64_t factor : {uint64_t{1}, uint64_t{1} << 20, uint64_t{1} << 40, uint64_t{1} << 47, uint64_t{0x100000001}}) {
+  for (const uint64_t factor :
+       {uint64_t{1}, uint64_t{1} << 20, uint64_t{1} << 40, uint64_t{1} << 47, uint64_t{0x100000001}}) {
     SparseTable table({.name = "t", .width = 1});
     Keys keys;
     Floats gradients;
@@ -263,7 +273,8 @@ TEST(SparseTable, FirstValuesDoNotDependOnOrderOrSize) {
     SparseTable at_once(options), one_by_one(options);
     const Floats expected = pulled(at_once, keys);
     for (size_t i = keys.size(); i-- > 0;)
-      ASSERT_EQ(pulled(one_by_one, {keys[i]}), Floats(expected.begin() + static_cast<int>(i) * 7, expected.begin() + static_cast<int>(i + 1) * 7));
+      ASSERT_EQ(pulled(one_by_one, {keys[i]}),
+                Floats(expected.begin() + static_cast<int>(i) * 7, expected.begin() + static_cast<int>(i + 1) * 7));
     SparseTable pushed(options);
     pushed.push(keys, Floats(keys.size() * 7).data(), 0.1);  // gradients of zero
     EXPECT_EQ(pulled(pushed, keys), expected);
@@ -417,7 +428,8 @@ TEST(SparseTable, FullTablesSaySoAndChangeNothing) {
       call();
       FAIL() << "a full table took a row";
     } catch (const TableFull& error) {
-      for (const char* part : {"'items'", "6 rows", "most_rows = 5"}) EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+      for (const char* part : {"'items'", "6 rows", "most_rows = 5"})
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
     }
     EXPECT_EQ(content_of(table), before);
   };
@@ -457,7 +469,11 @@ TEST(SparseTable, RefusesRatesThatAreNone) {
 // ---- checkpoints ----
 
 TEST(SparseTable, ComesBackFromItsRows) {
-  const SparseTable::Options options{.name = "t", .width = 6, .optimizer = space::adamw({.weight_decay = 0.01}), .fill = Fill::normal, .evict_after = 50};
+  const SparseTable::Options options{.name = "t",
+                                     .width = 6,
+                                     .optimizer = space::adamw({.weight_decay = 0.01}),
+                                     .fill = Fill::normal,
+                                     .evict_after = 50};
   SparseTable table(options), copy(options);
   std::mt19937_64 random(4);
   const auto train = [&random](std::span<SparseTable* const> tables) {

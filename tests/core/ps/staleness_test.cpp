@@ -1,7 +1,8 @@
 // label: multiproc
 // Bounded staleness with workers of random speed: no gradient is older than the bound, and nobody waits without need.
-#include <chrono>
 #include <nlohmann/json.hpp>
+
+#include <chrono>
 #include <random>
 
 #include "servers.h"
@@ -17,8 +18,8 @@ struct Observed {
   std::vector<int> pieces = std::vector<int>(kWorkers);
 };
 
-/// 1,000 steps of 8 pieces; a worker's delay is drawn anew for every piece, and now and then it is long. Worker 0's lasts until the others are six steps ahead,
-/// if nothing keeps them from it.
+/// 1,000 steps of 8 pieces; a worker's delay is drawn anew for every piece, and now and then it is long. Worker 0's
+/// lasts until the others are six steps ahead, if nothing keeps them from it.
 Observed run_with(int64_t bound) {
   Job job = small_job(kWorkers, 1, Order::on_arrival);
   job.rules.bound = bound;
@@ -27,39 +28,40 @@ Observed run_with(int64_t bound) {
   std::mutex mutex;
   std::vector<int64_t> at(kWorkers, kGone);  // the steps of pieces that are surely not finished
   std::vector<int64_t> last(kWorkers, 0);    // the steps of the pieces that were taken last
-  const auto outcomes = run_workers(running.meeting, job,
-                                    [&](Client& client) {
-                                      if (client.worker() == 0) client.set(whole(client)).wait();
-                                      client.barrier();
-                                      client.pull(whole(client)).wait();
-                                      std::mt19937 random(static_cast<unsigned>(client.worker()));
-                                      for (Work work; (work = client.take(0, 0, kSteps * kWorkers, kWorkers, false)).what == Work::piece;) {
-                                        {
-                                          const std::lock_guard lock(mutex);
-                                          at[static_cast<size_t>(client.worker())] = last[static_cast<size_t>(client.worker())] = work.step;
-                                          seen.pieces[static_cast<size_t>(client.worker())]++;
-                                          seen.furthest_ahead = std::max(seen.furthest_ahead, work.step - *std::min_element(at.begin(), at.end()));
-                                        }
-                                        if (random() % 50 == 0) {  // the delay that is tested, not a wait
-                                          std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
-                                          const auto others_ahead = [&] {
-                                            const std::lock_guard lock(mutex);
-                                            return *std::max_element(last.begin(), last.end()) > work.step + 6;
-                                          };
-                                          for (const Deadline most(Seconds(0.1)); client.worker() == 0 && !most.passed() && !others_ahead();)
-                                            std::this_thread::sleep_for(std::chrono::microseconds(200));
-                                        }
-                                        {
-                                          const std::lock_guard lock(mutex);
-                                          at[static_cast<size_t>(client.worker())] = kGone;
-                                        }
-                                        client.push(whole(client), {.step = work.step, .lr = 0.001, .pull = true}).wait();
-                                      }
-                                      client.barrier();
-                                      if (client.worker() == 0) seen.age_max = nlohmann::json::parse(client.status()[0])["age.max"].get<double>();
-                                      client.barrier();
-                                    },
-                                    {.timeout = Seconds(60)});
+  const auto outcomes = run_workers(
+      running.meeting, job,
+      [&](Client& client) {
+        if (client.worker() == 0) client.set(whole(client)).wait();
+        client.barrier();
+        client.pull(whole(client)).wait();
+        std::mt19937 random(static_cast<unsigned>(client.worker()));
+        for (Work work; (work = client.take(0, 0, kSteps * kWorkers, kWorkers, false)).what == Work::piece;) {
+          {
+            const std::lock_guard lock(mutex);
+            at[static_cast<size_t>(client.worker())] = last[static_cast<size_t>(client.worker())] = work.step;
+            seen.pieces[static_cast<size_t>(client.worker())]++;
+            seen.furthest_ahead = std::max(seen.furthest_ahead, work.step - *std::min_element(at.begin(), at.end()));
+          }
+          if (random() % 50 == 0) {  // the delay that is tested, not a wait
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+            const auto others_ahead = [&] {
+              const std::lock_guard lock(mutex);
+              return *std::max_element(last.begin(), last.end()) > work.step + 6;
+            };
+            for (const Deadline most(Seconds(0.1)); client.worker() == 0 && !most.passed() && !others_ahead();)
+              std::this_thread::sleep_for(std::chrono::microseconds(200));
+          }
+          {
+            const std::lock_guard lock(mutex);
+            at[static_cast<size_t>(client.worker())] = kGone;
+          }
+          client.push(whole(client), {.step = work.step, .lr = 0.001, .pull = true}).wait();
+        }
+        client.barrier();
+        if (client.worker() == 0) seen.age_max = nlohmann::json::parse(client.status()[0])["age.max"].get<double>();
+        client.barrier();
+      },
+      {.timeout = Seconds(60)});
   expect_all_well(outcomes);
   return seen;
 }

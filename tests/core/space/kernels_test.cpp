@@ -1,4 +1,5 @@
 // label: unit
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -7,7 +8,6 @@
 #include <limits>
 #include <random>
 
-#include <fmt/format.h>
 #include <trireme/space/kernels.h>
 
 namespace trireme::space::tests {
@@ -39,8 +39,11 @@ float brain_value(uint16_t bits) { return __builtin_bit_cast(float, static_cast<
 uint16_t brain_bits(float value) {
   const uint32_t bits = __builtin_bit_cast(uint32_t, value);
   const auto down = static_cast<uint16_t>(bits >> 16), up = static_cast<uint16_t>(down + 1);
-  const auto reach = [](uint16_t b) { return (b & 0x7fffu) == 0x7f80u ? std::copysign(0x1p128, brain_value(b)) : static_cast<double>(brain_value(b)); };
-  const double below = std::abs(static_cast<double>(value) - reach(down)), above = std::abs(reach(up) - static_cast<double>(value));
+  const auto reach = [](uint16_t b) {
+    return (b & 0x7fffu) == 0x7f80u ? std::copysign(0x1p128, brain_value(b)) : static_cast<double>(brain_value(b));
+  };
+  const double below = std::abs(static_cast<double>(value) - reach(down)),
+               above = std::abs(reach(up) - static_cast<double>(value));
   return below < above || (below == above && down % 2 == 0) ? down : up;
 }
 
@@ -79,7 +82,8 @@ Bytes random_data(DType type, size_t count, std::mt19937& random) {
 
 /// Zeros of both signs and infinities: where minimum instructions could differ from comparisons.
 void add_specials(DType type, Bytes& bytes, int k) {
-  const double specials[] = {0.0, -0.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 5e-324, 1e-40};
+  const double specials[] = {
+      0.0, -0.0, std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN(), 5e-324, 1e-40};
   for (size_t i = 0; i < bytes.size() / size_of(type); i += 7) {
     const double x = specials[(i / 7 + static_cast<size_t>(k)) % std::size(specials)];
     if (type == DType::f32) put(bytes, i, static_cast<float>(x));
@@ -88,7 +92,8 @@ void add_specials(DType type, Bytes& bytes, int k) {
   }
 }
 
-Bytes reduce(const Kernels& kernels, DType type, Op op, const std::vector<Bytes>& sources, size_t count, bool in_place) {
+Bytes reduce(const Kernels& kernels, DType type, Op op, const std::vector<Bytes>& sources, size_t count,
+             bool in_place) {
   std::vector<Bytes> data = sources;
   Bytes out(count * size_of(type));
   std::vector<void*> outs = {out.data()};
@@ -98,7 +103,8 @@ Bytes reduce(const Kernels& kernels, DType type, Op op, const std::vector<Bytes>
     outs.clear();
     for (Bytes& source : data) outs.push_back(source.data());
   }
-  kernels.reduce(type, op, outs.data(), static_cast<int>(outs.size()), from.data(), static_cast<int>(from.size()), count);
+  kernels.reduce(type, op, outs.data(), static_cast<int>(outs.size()), from.data(), static_cast<int>(from.size()),
+                 count);
   if (!in_place) return out;
   for (const Bytes& source : data) EXPECT_EQ(source, data[0]) << "outputs differ";
   return data[0];
@@ -127,7 +133,8 @@ TEST(Kernels, EveryVariantReducesToTheSameBits) {
           for (const Kernels* variant : runnable_kernels())
             for (bool in_place : {false, true})
               ASSERT_EQ(reduce(*variant, type, op, sources, count, in_place), wanted)
-                  << fmt::format("{} {} {} of {} × {} {}", variant->name, name_of(op), name_of(type), n, count, in_place ? "in place" : "");
+                  << fmt::format("{} {} {} of {} × {} {}", variant->name, name_of(op), name_of(type), n, count,
+                                 in_place ? "in place" : "");
         }
       }
 }
@@ -143,7 +150,9 @@ void check_reduce(DType type, Op op) {
       T wanted = get<T>(sources[0], i);
       for (size_t k = 1; k < sources.size(); k++) {
         const T next = get<T>(sources[k], i);
-        wanted = op == Op::min ? std::min(wanted, next) : op == Op::max ? std::max(wanted, next) : static_cast<T>(wanted + next);
+        wanted = op == Op::min   ? std::min(wanted, next)
+                 : op == Op::max ? std::max(wanted, next)
+                                 : static_cast<T>(wanted + next);
       }
       if (op == Op::mean) wanted = static_cast<T>(wanted / static_cast<T>(n));
       ASSERT_EQ(get<T>(result, i), wanted) << name_of(type) << " " << name_of(op) << " of " << n;
@@ -204,7 +213,8 @@ void check_sums(DType type, const Kernels& variant, const Value& value, const Bi
       if (std::isnan(wanted))
         ASSERT_TRUE(std::isnan(value(got)));
       else
-        ASSERT_EQ(got, bits_of(wanted)) << fmt::format("{} {}: {:#06x} + {:#06x} = {}", variant.name, name_of(type), i, other, wanted);
+        ASSERT_EQ(got, bits_of(wanted)) << fmt::format("{} {}: {:#06x} + {:#06x} = {}", variant.name, name_of(type), i,
+                                                       other, wanted);
     }
   }
 }
@@ -212,8 +222,9 @@ void check_sums(DType type, const Kernels& variant, const Value& value, const Bi
 TEST(Halves, SumsAreRoundedToNearestEven) {
   for (const Kernels* variant : runnable_kernels()) {
     check_sums(DType::f16, *variant, half_value, half_bits);
-    check_sums(DType::bf16, *variant, brain_value,
-               [](float x) { return std::isinf(x) ? static_cast<uint16_t>(__builtin_bit_cast(uint32_t, x) >> 16) : brain_bits(x); });
+    check_sums(DType::bf16, *variant, brain_value, [](float x) {
+      return std::isinf(x) ? static_cast<uint16_t>(__builtin_bit_cast(uint32_t, x) >> 16) : brain_bits(x);
+    });
   }
 }
 
@@ -223,7 +234,8 @@ TEST(Halves, MeansRoundOnce) {
     for (int n : {2, 3}) {
       std::vector<Bytes> sources(static_cast<size_t>(n), Bytes(65536 * 2));
       for (size_t i = 0; i < 65536; i++)
-        for (size_t k = 0; k < sources.size(); k++) put(sources[k], i, static_cast<uint16_t>(k == 0 ? i : (i * 40503 + k * 977) & 0xffff));
+        for (size_t k = 0; k < sources.size(); k++)
+          put(sources[k], i, static_cast<uint16_t>(k == 0 ? i : (i * 40503 + k * 977) & 0xffff));
       const Bytes result = reduce(*variant, DType::f16, Op::mean, sources, 65536, false);
       for (size_t i = 0; i < 65536; i++) {
         float sum = half_value(get<uint16_t>(sources[0], i));
@@ -275,7 +287,8 @@ TEST(Kernels, EveryVariantUpdatesToTheSameBits) {
             const Bytes start = random_data(type, count, random), first = random_data(type, count, random);
             Bytes second(count * size_of(type));  // Adam's second moment is not negative
             for (size_t i = 0; i < count; i++)
-              type == DType::f32 ? put(second, i, static_cast<float>(i % 17) / 7) : put(second, i, static_cast<double>(i % 17) / 7);
+              type == DType::f32 ? put(second, i, static_cast<float>(i % 17) / 7)
+                                 : put(second, i, static_cast<double>(i % 17) / 7);
             /// The parameters begin `shift` elements after the beginning of a cache line.
             const auto run = [&](const Kernels& variant, bool stream, size_t shift, double scale, bool watch) {
               Bytes p(start.size() + 256, std::byte{0x5a}), s = kind == Optimizer::adagrad ? second : first, v = second;
@@ -302,7 +315,8 @@ TEST(Kernels, EveryVariantUpdatesToTheSameBits) {
                                                 .watch = watch});
               EXPECT_TRUE(fine);
               EXPECT_TRUE(std::all_of(p.data(), parameters, [](std::byte b) { return b == std::byte{0x5a}; }));
-              EXPECT_TRUE(std::all_of(parameters + start.size(), p.data() + p.size(), [](std::byte b) { return b == std::byte{0x5a}; }));
+              EXPECT_TRUE(std::all_of(parameters + start.size(), p.data() + p.size(),
+                                      [](std::byte b) { return b == std::byte{0x5a}; }));
               s.insert(s.end(), v.begin(), v.end());
               s.insert(s.end(), parameters, parameters + start.size());
               return s;

@@ -1,9 +1,9 @@
 // label: unit
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <set>
 
-#include <fmt/format.h>
 #include <trireme/base/error.h>
 #include <trireme/space/arena.h>
 #include <trireme/space/layout.h>
@@ -91,16 +91,20 @@ TEST(Layout, FirstDifferenceIsASentence) {
   auto slots = lenet();
   slots[1].shape = {7};
   slots[3].shape = {10, 85};
-  EXPECT_EQ(first_difference(mine, 0, Layout(slots).describe(), 2), "parameter 1: rank 0 has 'conv1.bias f32[6]', rank 2 has 'conv1.bias f32[7]'");
+  EXPECT_EQ(first_difference(mine, 0, Layout(slots).describe(), 2),
+            "parameter 1: rank 0 has 'conv1.bias f32[6]', rank 2 has 'conv1.bias f32[7]'");
   slots = lenet();
   slots.pop_back();
-  EXPECT_EQ(first_difference(mine, 0, Layout(slots).describe(), 1), "parameter 4: rank 0 has 'nothing f32[0,3]', rank 1 has 'no such parameter'");
-  EXPECT_EQ(first_difference(Layout(slots).describe(), 0, mine, 1), "parameter 4: rank 0 has 'no such parameter', rank 1 has 'nothing f32[0,3]'");
+  EXPECT_EQ(first_difference(mine, 0, Layout(slots).describe(), 1),
+            "parameter 4: rank 0 has 'nothing f32[0,3]', rank 1 has 'no such parameter'");
+  EXPECT_EQ(first_difference(Layout(slots).describe(), 0, mine, 1),
+            "parameter 4: rank 0 has 'no such parameter', rank 1 has 'nothing f32[0,3]'");
 }
 
 TEST(Buckets, CoverAllSlotsBackwardsExactlyOnceInOneTypeEach) {
   std::vector<Slot> slots;
-  for (int i = 0; i < 40; i++) slots.push_back({fmt::format("p{}", i), i % 11 < 8 ? DType::f32 : DType::f64, {i * 37 % 300}});
+  for (int i = 0; i < 40; i++)
+    slots.push_back({fmt::format("p{}", i), i % 11 < 8 ? DType::f32 : DType::f64, {i * 37 % 300}});
   const Layout layout(slots);
   for (size_t bytes : {0, 1, 64, 500, 4000, 1 << 20}) {
     size_t next = layout.size();
@@ -111,7 +115,8 @@ TEST(Buckets, CoverAllSlotsBackwardsExactlyOnceInOneTypeEach) {
       ASSERT_EQ(bucket.range, (Range{layout[bucket.first].range.begin, layout[bucket.last - 1].range.end}));
       const bool break_of_type = bucket.first > 0 && layout[bucket.first - 1].dtype != bucket.dtype;
       ASSERT_TRUE(break_of_type || bucket.first == 0 || bucket.range.size() >= bytes) << "not full";
-      ASSERT_TRUE(bucket.last - bucket.first == 1 || bucket.range.end - layout[bucket.first + 1].range.begin < bytes) << "more than needed";
+      ASSERT_TRUE(bucket.last - bucket.first == 1 || bucket.range.end - layout[bucket.first + 1].range.begin < bytes)
+          << "more than needed";
       ASSERT_NE(bucket.name.find(layout[bucket.first].name), std::string::npos);
       ASSERT_NE(bucket.name.find(layout[bucket.last - 1].name), std::string::npos);
       next = bucket.first;

@@ -13,7 +13,8 @@ namespace trireme::space::tests {
 namespace {
 
 double gradient(int step, size_t i) {
-  return std::sin(0.7 * step + 1.3 * static_cast<double>(i)) + 0.1 * std::cos(static_cast<double>(i * static_cast<size_t>(step + 3)));
+  return std::sin(0.7 * step + 1.3 * static_cast<double>(i)) +
+         0.1 * std::cos(static_cast<double>(i * static_cast<size_t>(step + 3)));
 }
 
 /// One parameter through one step, as torch/optim/{sgd,adagrad,adam,adamw}.py write it.
@@ -42,7 +43,8 @@ struct Reference {
       case Optimizer::adamw: {
         m = o.beta1 * m + (1 - o.beta1) * g;
         v = o.beta2 * v + (1 - o.beta2) * g * g;
-        const double m_hat_rate = lr / (1 - std::pow(o.beta1, t)), denominator = std::sqrt(v) / std::sqrt(1 - std::pow(o.beta2, t)) + eps;
+        const double m_hat_rate = lr / (1 - std::pow(o.beta1, t)),
+                     denominator = std::sqrt(v) / std::sqrt(1 - std::pow(o.beta2, t)) + eps;
         p = p - m_hat_rate * (m / denominator);
         break;
       }
@@ -79,13 +81,15 @@ TEST(Updater, FollowsTorchForAHundredSteps) {
       for (size_t i = 0; i < kCount; i++) gradients[i] = gradient(step, i);
       const std::byte* const sources[] = {reinterpret_cast<const std::byte*>(gradients.data())};
       updater.begin_step(lr);
-      for (size_t k : {1, 0}) updater.update(k, owned[k], DType::f64, reinterpret_cast<std::byte*>(parameters.data()), sources);
+      for (size_t k : {1, 0})
+        updater.update(k, owned[k], DType::f64, reinterpret_cast<std::byte*>(parameters.data()), sources);
       for (size_t i = 0; i < kCount; i++)
         if (i < 704 || i >= 768) reference[i].step(options, lr, gradients[i], step);
     }
     EXPECT_EQ(updater.steps(), 100);
     for (size_t i = 0; i < kCount; i++)
-      ASSERT_NEAR(parameters[i], reference[i].p, 1e-12 * std::max(1.0, std::abs(reference[i].p))) << name_of(options.kind) << " element " << i;
+      ASSERT_NEAR(parameters[i], reference[i].p, 1e-12 * std::max(1.0, std::abs(reference[i].p)))
+          << name_of(options.kind) << " element " << i;
   }
 }
 
@@ -94,7 +98,8 @@ TEST(Updater, SumsTheGradientsOfAllRanks) {
   const Range owned[] = {{0, 24}};
   Updater updater(sgd({.lr = 1}), owned);
   updater.begin_step(0.5);
-  const std::byte* const sources[] = {reinterpret_cast<std::byte*>(a.data()), reinterpret_cast<std::byte*>(b.data()), reinterpret_cast<std::byte*>(c.data())};
+  const std::byte* const sources[] = {reinterpret_cast<std::byte*>(a.data()), reinterpret_cast<std::byte*>(b.data()),
+                                      reinterpret_cast<std::byte*>(c.data())};
   updater.update(0, {0, 24}, DType::f64, reinterpret_cast<std::byte*>(parameters.data()), sources);
   EXPECT_EQ(parameters, (std::vector<double>{1 - 1.75, 2 - 2.125, 3 - 2.5625}));
 }
@@ -109,7 +114,8 @@ TEST(Updater, PiecesOfARangeKeepTheirState) {
       for (size_t i = 0; i < 640; i++) gradients[i] = static_cast<float>(gradient(step, i));
       updater.begin_step(0.1);
       for (size_t begin = 0; begin < 640 * 4; begin += piece)
-        updater.update(0, {begin, std::min<size_t>(begin + piece, 640 * 4)}, DType::f32, reinterpret_cast<std::byte*>(parameters.data()), sources);
+        updater.update(0, {begin, std::min<size_t>(begin + piece, 640 * 4)}, DType::f32,
+                       reinterpret_cast<std::byte*>(parameters.data()), sources);
     }
     return parameters;
   };

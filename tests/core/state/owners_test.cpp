@@ -21,7 +21,8 @@ Bytes bytes_of(const OwnerMap& map) {
   Bytes result;
   for (const std::string& vector : map.vectors())
     for (const Holding& holding : map.of(vector))
-      for (size_t byte = holding.range.begin; byte < holding.range.end; byte++) result[{vector, byte}].insert(holding.owner);
+      for (size_t byte = holding.range.begin; byte < holding.range.end; byte++)
+        result[{vector, byte}].insert(holding.owner);
   return result;
 }
 
@@ -64,7 +65,8 @@ OwnerMap random_map(std::mt19937& random, size_t bytes, int owners, int copies) 
     for (auto cut = cuts.begin(); std::next(cut) != cuts.end(); cut++) {
       std::set<int> holders;
       const int many = 1 + static_cast<int>(random() % static_cast<unsigned>(copies));
-      while (static_cast<int>(holders.size()) < many) holders.insert(static_cast<int>(random() % static_cast<unsigned>(owners)));
+      while (static_cast<int>(holders.size()) < many)
+        holders.insert(static_cast<int>(random() % static_cast<unsigned>(owners)));
       for (int holder : holders) map.add(vector, {*cut, *std::next(cut)}, holder);
     }
   }
@@ -74,7 +76,8 @@ OwnerMap random_map(std::mt19937& random, size_t bytes, int owners, int copies) 
 TEST(Moves, CarryEveryByteExactlyOnce) {
   std::mt19937 random(7);
   for (int round = 0; round < 400; round++) {
-    const int owners = 1 + static_cast<int>(random() % 6), copies = 1 + static_cast<int>(random() % static_cast<unsigned>(owners));
+    const int owners = 1 + static_cast<int>(random() % 6),
+              copies = 1 + static_cast<int>(random() % static_cast<unsigned>(owners));
     const OwnerMap from = random_map(random, 700, owners, copies), to = random_map(random, 700, owners, copies);
     expect_exact(from, to, plan_moves(from, to));
     if (HasFatalFailure()) return;

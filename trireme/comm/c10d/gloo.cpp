@@ -6,7 +6,8 @@
 #include <trireme/comm/c10d/transport.h>
 #include <trireme/comm/network/engine.h>
 
-// Whoever links the library has this symbol pulled in, and with it the engine: see trireme's link options in CMakeLists.txt.
+// Whoever links the library has this symbol pulled in, and with it the engine: see trireme's link options in
+// CMakeLists.txt.
 extern "C" const int trireme_gloo_engine = 1;
 
 namespace trireme::comm::c10d {
@@ -18,7 +19,9 @@ class MeetingStore final : public ::c10d::Store {
   MeetingStore(const network::Meeting& meeting, const char* direction)
       : store_(meeting.store), prefix_(fmt::format("{}/{}/", meeting.name, direction)), limit_(meeting.timeout) {}
 
-  void set(const std::string& key, const std::vector<uint8_t>& value) override { store_.put(prefix_ + key, {value.begin(), value.end()}); }
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    store_.put(prefix_ + key, {value.begin(), value.end()});
+  }
   std::vector<uint8_t> get(const std::string& key) override {
     const std::string value = store_.get(prefix_ + key, Deadline(limit_));
     return {value.begin(), value.end()};
@@ -47,7 +50,8 @@ std::unique_ptr<network::Transport> connect(const network::Meeting& meeting) {
   options->threads = 1;  // for Gloo's own collectives, which are not used here
   try {
     const auto group = [&](const char* direction) {
-      return c10::make_intrusive<::c10d::ProcessGroupGloo>(c10::make_intrusive<MeetingStore>(meeting, direction), meeting.rank, meeting.size, options);
+      return c10::make_intrusive<::c10d::ProcessGroupGloo>(c10::make_intrusive<MeetingStore>(meeting, direction),
+                                                           meeting.rank, meeting.size, options);
     };
     auto up = group("up");
     return transport_over(std::move(up), group("down"));
@@ -55,7 +59,8 @@ std::unique_ptr<network::Transport> connect(const network::Meeting& meeting) {
     throw;
   } catch (const std::exception& error) {
     const std::string text = error.what();
-    fail<IoError>("Gloo cannot connect rank {} of group '{}' at {}: {}", meeting.rank, meeting.name, meeting.address, text.substr(0, text.find('\n')));
+    fail<IoError>("Gloo cannot connect rank {} of group '{}' at {}: {}", meeting.rank, meeting.name, meeting.address,
+                  text.substr(0, text.find('\n')));
   }
 }
 

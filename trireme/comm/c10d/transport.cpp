@@ -1,11 +1,11 @@
-#include <trireme/comm/c10d/transport.h>
-
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <mutex>
 #include <vector>
+
+#include <trireme/base/error.h>
+#include <trireme/comm/c10d/transport.h>
 
 namespace trireme::comm::c10d {
 namespace {
@@ -47,7 +47,8 @@ class WorkMessage final : public network::Message {
 
   void wait(const Deadline& deadline) override {
     // Gloo takes 0 for "for ever".
-    const auto limit = std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(deadline.left().count() * 1e3)));
+    const auto limit =
+        std::chrono::milliseconds(std::max<int64_t>(1, static_cast<int64_t>(deadline.left().count() * 1e3)));
     bool complete = false;
     std::string reason = "its connection was closed";
     try {
@@ -72,7 +73,9 @@ struct EmptyMessage final : network::Message {
   void wait(const Deadline&) override {}
 };
 
-torch::Tensor bytes_at(const void* data, size_t bytes) { return torch::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, torch::kUInt8); }
+torch::Tensor bytes_at(const void* data, size_t bytes) {
+  return torch::from_blob(const_cast<void*>(data), {static_cast<int64_t>(bytes)}, torch::kUInt8);
+}
 
 class GroupTransport final : public network::Transport {
  public:
@@ -82,10 +85,14 @@ class GroupTransport final : public network::Transport {
   int size() const override { return up_->getSize(); }
 
   std::unique_ptr<network::Message> send(const void* data, size_t bytes, int to, uint32_t tag) override {
-    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) { return towards(rank(), to).send(tensors, to, static_cast<int>(tag)); });
+    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) {
+      return towards(rank(), to).send(tensors, to, static_cast<int>(tag));
+    });
   }
   std::unique_ptr<network::Message> receive(void* data, size_t bytes, int from, uint32_t tag) override {
-    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) { return towards(from, rank()).recv(tensors, from, static_cast<int>(tag)); });
+    return start(data, bytes, [&](std::vector<at::Tensor>& tensors) {
+      return towards(from, rank()).recv(tensors, from, static_cast<int>(tag));
+    });
   }
   void interrupt() noexcept override { flights_.interrupt(); }
 
@@ -110,6 +117,8 @@ class GroupTransport final : public network::Transport {
 
 }  // namespace
 
-std::unique_ptr<network::Transport> transport_over(Group up, Group down) { return std::make_unique<GroupTransport>(std::move(up), std::move(down)); }
+std::unique_ptr<network::Transport> transport_over(Group up, Group down) {
+  return std::make_unique<GroupTransport>(std::move(up), std::move(down));
+}
 
 }  // namespace trireme::comm::c10d

@@ -1,11 +1,11 @@
-#include <trireme/comm/hierarchical/communicator.h>
+#include <algorithm>
+#include <cstring>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/hierarchical/communicator.h>
 #include <trireme/comm/network/divide.h>
 #include <trireme/space/kernels.h>
 #include <trireme/space/layout.h>
-#include <algorithm>
-#include <cstring>
 
 namespace trireme::comm::hierarchical {
 namespace {
@@ -31,16 +31,25 @@ Topology::Topology(const std::vector<int>& machine_of) {
     places_.push_back({machine, static_cast<int>(there.size())});
     there.push_back(static_cast<int>(rank));
   }
-  const auto [least, most] = std::minmax_element(ranks_.begin(), ranks_.end(), [](const auto& a, const auto& b) { return a.size() < b.size(); });
+  const auto [least, most] = std::minmax_element(ranks_.begin(), ranks_.end(),
+                                                 [](const auto& a, const auto& b) { return a.size() < b.size(); });
   if (ranks_.empty() || least->empty()) fail<InvalidArgument>("machine {} has no ranks", least - ranks_.begin());
   lanes_ = static_cast<int>(least->size());
   largest_ = static_cast<int>(most->size());
 }
 
-Communicator::Communicator(Topology topology, int rank, shm::Communicator& local, network::Communicator* lane, network::Communicator& flat)
-    : topology_(std::move(topology)), rank_(rank), machine_(topology_.place(rank).machine), local_(local), lane_(lane), flat_(flat) {
+Communicator::Communicator(Topology topology, int rank, shm::Communicator& local, network::Communicator* lane,
+                           network::Communicator& flat)
+    : topology_(std::move(topology)),
+      rank_(rank),
+      machine_(topology_.place(rank).machine),
+      local_(local),
+      lane_(lane),
+      flat_(flat) {
   const auto expect = [&](const char* group, int got, int wanted) {
-    if (got != wanted) fail<InvalidArgument>("rank {}: the {} group does not fit the topology ({} instead of {})", rank, group, got, wanted);
+    if (got != wanted)
+      fail<InvalidArgument>("rank {}: the {} group does not fit the topology ({} instead of {})", rank, group, got,
+                            wanted);
   };
   expect("local", local_.rank(), topology_.place(rank).local);
   expect("local", local_.size(), static_cast<int>(topology_.ranks_on(machine_).size()));
@@ -59,10 +68,22 @@ shm::SharedBlock Communicator::allocate(size_t bytes, const char* purpose) {
 
 // ---- allreduce in place: one round of the local group, in which the lanes cross the network ----
 
-Communicator::Open Communicator::arrive(void* data, size_t count, DType type, Op op, uint32_t part, std::string_view name) {
-  const shm::Fingerprint what{.kind = shm::Kind::allreduce, .dtype = type, .op = op, .part = part, .count = count, .name = space::hash_text(name)};
+Communicator::Open Communicator::arrive(void* data, size_t count, DType type, Op op, uint32_t part,
+                                        std::string_view name) {
+  const shm::Fingerprint what{.kind = shm::Kind::allreduce,
+                              .dtype = type,
+                              .op = op,
+                              .part = part,
+                              .count = count,
+                              .name = space::hash_text(name)};
   const uint32_t round = local_.rounds().arrive(what, local_.segment().offset_of(data).value_or(shm::kPrivate), name);
-  return {.round = round, .data = static_cast<std::byte*>(data), .count = count, .type = type, .op = op, .name = std::string(name), .between = nullptr};
+  return {.round = round,
+          .data = static_cast<std::byte*>(data),
+          .count = count,
+          .type = type,
+          .op = op,
+          .name = std::string(name),
+          .between = nullptr};
 }
 
 /// Everybody's `slice`, on this machine.
@@ -70,7 +91,8 @@ std::vector<std::byte*> Communicator::parts(const Open& open, space::Range slice
   std::vector<std::byte*> all;
   all.reserve(static_cast<size_t>(local_.size()));
   for (int r = 0; r < local_.size(); r++)
-    all.push_back((r == local_.rank() ? open.data : local_.segment().at(local_.rounds().offset_of(r, open.round))) + slice.begin);
+    all.push_back((r == local_.rank() ? open.data : local_.segment().at(local_.rounds().offset_of(r, open.round))) +
+                  slice.begin);
   return all;
 }
 
@@ -82,7 +104,8 @@ void Communicator::reduce_here(Open& open) {
   const std::vector<std::byte*> sources = parts(open, mine);
   void* const out = open.data + mine.begin;
   if (local_.size() > 1)
-    space::kernels().reduce(open.type, partial(open.op), &out, 1, reinterpret_cast<const void* const*>(sources.data()), local_.size(), count);
+    space::kernels().reduce(open.type, partial(open.op), &out, 1, reinterpret_cast<const void* const*>(sources.data()),
+                            local_.size(), count);
   open.between = lane_->start_allreduce(out, count, open.type, partial(open.op), open.name);
 }
 
@@ -128,7 +151,8 @@ void Communicator::advance(bool block) {
     advance(open_.front(), true);
     local_.rounds().await_finished(open_.front().round);
   }
-  while (!open_.empty() && open_.front().state == Open::finished && local_.rounds().all_finished(open_.front().round)) open_.pop_front();
+  while (!open_.empty() && open_.front().state == Open::finished && local_.rounds().all_finished(open_.front().round))
+    open_.pop_front();
 }
 
 void Communicator::complete_open() {
@@ -152,7 +176,8 @@ class Communicator::Handle final : public Work {
   uint32_t round_;
 };
 
-std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
+std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op,
+                                                    std::string_view name) {
   if (local_.size() > 1 && !local_.segment().offset_of(data))
     fail<InvalidArgument>("start_allreduce '{}' needs memory from allocate(); use allreduce for private memory", name);
   if (open_.size() >= shm::kAhead / 2) complete_open();
@@ -165,7 +190,8 @@ void Communicator::allreduce(void* data, size_t count, DType type, Op op, std::s
   Open open = arrive(data, count, type, op, 0, name);
   local_.rounds().await_arrivals(open.round);
   bool in_place = true;
-  for (int r = 0; r < local_.size() && local_.size() > 1; r++) in_place = in_place && local_.rounds().offset_of(r, open.round) != shm::kPrivate;
+  for (int r = 0; r < local_.size() && local_.size() > 1; r++)
+    in_place = in_place && local_.rounds().offset_of(r, open.round) != shm::kPrivate;
   if (in_place) {
     advance(open, true);
     return local_.rounds().await_finished(open.round);
@@ -191,7 +217,8 @@ void Communicator::allreduce_private(std::byte* data, size_t count, DType type, 
 
 // ---- the other collectives, through the leaders ----
 
-void Communicator::reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) {
+void Communicator::reduce_scatter(const void* input, void* output, size_t count, DType type, Op op,
+                                  std::string_view name) {
   const size_t block = count * size_of(type), blocks = static_cast<size_t>(size());
   std::vector<std::byte> all(block * blocks);
   copy_bytes(all.data(), static_cast<const std::byte*>(input), all.size());
@@ -201,7 +228,8 @@ void Communicator::reduce_scatter(const void* input, void* output, size_t count,
 
 void Communicator::all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) {
   complete_open();
-  const size_t block = count * size_of(type), room = static_cast<size_t>(topology_.largest_machine());  // blocks per machine
+  const size_t block = count * size_of(type),
+               room = static_cast<size_t>(topology_.largest_machine());  // blocks per machine
   auto* const out = static_cast<std::byte*>(output);
   std::vector<std::byte> here(block * room);
   local_.all_gather(input, here.data(), count, type, name);
@@ -210,14 +238,16 @@ void Communicator::all_gather(const void* input, void* output, size_t count, DTy
     lane_->all_gather(here.data(), all.data(), count * room, type, name);
     for (int r = 0; r < size(); r++) {
       const auto [machine, local] = topology_.place(r);
-      copy_bytes(out + static_cast<size_t>(r) * block, all.data() + static_cast<size_t>(machine) * here.size() + static_cast<size_t>(local) * block, block);
+      copy_bytes(out + static_cast<size_t>(r) * block,
+                 all.data() + static_cast<size_t>(machine) * here.size() + static_cast<size_t>(local) * block, block);
     }
   }
   local_.broadcast(output, count * static_cast<size_t>(size()), type, 0, name);
 }
 
 void Communicator::broadcast(void* data, size_t count, DType type, int root, std::string_view name) {
-  if (root < 0 || root >= size()) fail<InvalidArgument>("broadcast '{}' from rank {}, but there are ranks 0 to {}", name, root, size() - 1);
+  if (root < 0 || root >= size())
+    fail<InvalidArgument>("broadcast '{}' from rank {}, but there are ranks 0 to {}", name, root, size() - 1);
   complete_open();
   const auto [machine, local] = topology_.place(root);
   if (machine == machine_) local_.broadcast(data, count, type, local, name);
@@ -240,7 +270,8 @@ void Communicator::barrier(std::string_view name) {
 // ---- point to point ----
 
 void Communicator::check_peer(int peer, std::string_view verb, std::string_view name) const {
-  if (peer < 0 || peer >= size() || peer == rank_) fail<InvalidArgument>("rank {} cannot {} rank {} ('{}')", rank_, verb, peer, name);
+  if (peer < 0 || peer >= size() || peer == rank_)
+    fail<InvalidArgument>("rank {} cannot {} rank {} ('{}')", rank_, verb, peer, name);
 }
 
 void Communicator::send(const void* data, size_t count, DType type, int to, std::string_view name) {
@@ -250,7 +281,8 @@ void Communicator::send(const void* data, size_t count, DType type, int to, std:
 
 void Communicator::receive(void* data, size_t count, DType type, int from, std::string_view name) {
   check_peer(from, "receive from", name);
-  here(from) ? local_.receive(data, count, type, topology_.place(from).local, name) : flat_.receive(data, count, type, from, name);
+  here(from) ? local_.receive(data, count, type, topology_.place(from).local, name)
+             : flat_.receive(data, count, type, from, name);
 }
 
 }  // namespace trireme::comm::hierarchical

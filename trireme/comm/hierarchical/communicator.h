@@ -1,8 +1,9 @@
 #pragma once
 // Collectives of a job that spans machines: shared memory inside each, the network between them.
 //
-// Vocabulary. Let `lanes` be the smallest number of ranks on any machine. *Lane* i connects the i-th rank of every machine; lane 0 is that of the *leaders*.
-// An allreduce is cut into a slice per lane, so that all lanes carry data at once: reduce the slice inside the machine, between machines, hand it to all.
+// Vocabulary. Let `lanes` be the smallest number of ranks on any machine. *Lane* i connects the i-th rank of every
+// machine; lane 0 is that of the *leaders*. An allreduce is cut into a slice per lane, so that all lanes carry data at
+// once: reduce the slice inside the machine, between machines, hand it to all.
 #include <deque>
 #include <vector>
 
@@ -36,11 +37,14 @@ class Topology {
   int lanes_ = 0, largest_ = 0;
 };
 
-/// Owns none of its groups, and shares none of them: while an allreduce that was started is under way, the local group takes no other calls.
+/// Owns none of its groups, and shares none of them: while an allreduce that was started is under way, the local group
+/// takes no other calls.
 class Communicator final : public comm::Communicator {
  public:
-  /// `local`: the ranks of this machine. `lane`: this rank's, whose ranks are the machines; null for a local number ≥ lanes. `flat`: all ranks of the job.
-  Communicator(Topology topology, int rank, shm::Communicator& local, network::Communicator* lane, network::Communicator& flat);
+  /// `local`: the ranks of this machine. `lane`: this rank's, whose ranks are the machines; null for a local number ≥
+  /// lanes. `flat`: all ranks of the job.
+  Communicator(Topology topology, int rank, shm::Communicator& local, network::Communicator* lane,
+               network::Communicator& flat);
 
   int rank() const override { return rank_; }
   int size() const override { return topology_.size(); }

@@ -1,16 +1,16 @@
-#include <trireme/comm/mpi/mpi.h>
-
 #include <mpi.h>
 
-#include <trireme/base/error.h>
-#include <trireme/comm/network/engine.h>
-#include <trireme/space/layout.h>
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <thread>
 #include <vector>
+
+#include <trireme/base/error.h>
+#include <trireme/comm/mpi/mpi.h>
+#include <trireme/comm/network/engine.h>
+#include <trireme/space/layout.h>
 
 namespace trireme::comm::mpi {
 namespace {
@@ -31,7 +31,8 @@ void check(int code, const char* what) {
   if (code != MPI_SUCCESS) fail<IoError>("Open MPI: {}: {}", what, text_of(code));
 }
 
-/// MPI knows neither deadlines nor interrupts, so waiting is looking. A short wait burns the core, a longer one leaves it to others.
+/// MPI knows neither deadlines nor interrupts, so waiting is looking. A short wait burns the core, a longer one leaves
+/// it to others.
 template <class Ready>
 bool poll(const Ready& ready, const Deadline& deadline) {
   constexpr int kSpins = 200, kYields = 2000;
@@ -47,7 +48,8 @@ bool poll(const Ready& ready, const Deadline& deadline) {
   return true;
 }
 
-/// The MPI library as long as this process uses it: MPI can be initialised once only, and has to be finalised at the very end.
+/// The MPI library as long as this process uses it: MPI can be initialised once only, and has to be finalised at the
+/// very end.
 class Library {
  public:
   static Library& get() {
@@ -71,7 +73,8 @@ class Library {
     } else {
       MPI_Query_thread(&level);
     }
-    if (level < MPI_THREAD_MULTIPLE) fail<InvalidArgument>("this MPI library allows only one thread; Trireme needs MPI_THREAD_MULTIPLE");
+    if (level < MPI_THREAD_MULTIPLE)
+      fail<InvalidArgument>("this MPI library allows only one thread; Trireme needs MPI_THREAD_MULTIPLE");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   }
   ~Library() {
@@ -161,7 +164,8 @@ class Transport final : public network::Transport {
   std::unique_ptr<Message> send(const void* data, size_t bytes, int to, uint32_t tag) override {
     auto message = std::make_unique<Pieces>(interrupted_, false);
     message->post(bytes, [&](size_t begin, int length, MPI_Request* request) {
-      return MPI_Isend(static_cast<const std::byte*>(data) + begin, length, MPI_BYTE, to, static_cast<int>(tag), group_, request);
+      return MPI_Isend(static_cast<const std::byte*>(data) + begin, length, MPI_BYTE, to, static_cast<int>(tag), group_,
+                       request);
     });
     return message;
   }
@@ -169,7 +173,8 @@ class Transport final : public network::Transport {
   std::unique_ptr<Message> receive(void* data, size_t bytes, int from, uint32_t tag) override {
     auto message = std::make_unique<Pieces>(interrupted_, true);
     message->post(bytes, [&](size_t begin, int length, MPI_Request* request) {
-      return MPI_Irecv(static_cast<std::byte*>(data) + begin, length, MPI_BYTE, from, static_cast<int>(tag), group_, request);
+      return MPI_Irecv(static_cast<std::byte*>(data) + begin, length, MPI_BYTE, from, static_cast<int>(tag), group_,
+                       request);
     });
     return message;
   }
@@ -203,8 +208,8 @@ std::vector<int> world_ranks(const network::Meeting& meeting) {
     }
   }
   if (!missing.empty())
-    fail<Timeout>("{} of {} ranks did not come to the group '{}' within {:.3g} s; the first is rank {}", missing.size(), meeting.size, meeting.name,
-                  meeting.timeout.count(), missing[0]);
+    fail<Timeout>("{} of {} ranks did not come to the group '{}' within {:.3g} s; the first is rank {}", missing.size(),
+                  meeting.size, meeting.name, meeting.timeout.count(), missing[0]);
   return ranks;
 }
 
@@ -217,7 +222,9 @@ std::unique_ptr<network::Transport> connect(const network::Meeting& meeting) {
   check(MPI_Comm_group(MPI_COMM_WORLD, &everybody), "MPI_Comm_group");
   check(MPI_Group_incl(everybody, meeting.size, ranks.data(), &members), "MPI_Group_incl");
   // The tag keeps groups apart that are made at the same time by different threads.
-  check(MPI_Comm_create_group(MPI_COMM_WORLD, members, static_cast<int>(space::hash_text(meeting.name) % 32768), &group), "MPI_Comm_create_group");
+  check(
+      MPI_Comm_create_group(MPI_COMM_WORLD, members, static_cast<int>(space::hash_text(meeting.name) % 32768), &group),
+      "MPI_Comm_create_group");
   MPI_Group_free(&members);
   MPI_Group_free(&everybody);
   return std::make_unique<Transport>(group);
@@ -233,7 +240,8 @@ std::string description() {
 
 }  // namespace
 
-// Which variables a launcher sets is part of what MPI is, hence not in cluster/environment: Open MPI's own, and PMIx's for batch systems.
+// Which variables a launcher sets is part of what MPI is, hence not in cluster/environment: Open MPI's own, and PMIx's
+// for batch systems.
 bool available() { return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMIX_RANK") != nullptr; }
 
 void add() { network::add_engine({.name = "mpi", .description = description(), .connect = connect}); }

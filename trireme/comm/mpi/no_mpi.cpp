@@ -6,6 +6,8 @@ namespace trireme::comm::mpi {
 
 bool available() { return false; }
 void add() {}
-std::unique_ptr<network::Transport> world() { fail<InvalidArgument>("Trireme was built without Open MPI (packages openmpi-bin and libopenmpi-dev)"); }
+std::unique_ptr<network::Transport> world() {
+  fail<InvalidArgument>("Trireme was built without Open MPI (packages openmpi-bin and libopenmpi-dev)");
+}
 
 }  // namespace trireme::comm::mpi

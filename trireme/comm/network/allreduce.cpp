@@ -1,19 +1,25 @@
+#include <algorithm>
+#include <cstring>
+
 #include <trireme/comm/network/collectives.h>
 #include <trireme/comm/network/divide.h>
 #include <trireme/space/kernels.h>
-#include <algorithm>
-#include <cstring>
 
 namespace trireme::comm::network {
 
 Allreduce::Allreduce(Wire& wire, const Fingerprint& what, std::byte* data, const Along& along)
-    : Operation(wire, what), data_(data), along_(along), cut_(what.bytes() / static_cast<size_t>(wire.size()) + 2 * space::kLine) {
+    : Operation(wire, what),
+      data_(data),
+      along_(along),
+      cut_(what.bytes() / static_cast<size_t>(wire.size()) + 2 * space::kLine) {
   const auto sums = std::as_bytes(along_.sums), flags = std::as_bytes(along_.flags);
   packed_.assign(sums.begin(), sums.end());
   packed_.insert(packed_.end(), flags.begin(), flags.end());
 }
 
-Operation::Piece Allreduce::enclosed(int /*peer*/) const { return inside() ? Piece{data_, what_.bytes()} : Piece{packed_.data(), packed_.size()}; }
+Operation::Piece Allreduce::enclosed(int /*peer*/) const {
+  return inside() ? Piece{data_, what_.bytes()} : Piece{packed_.data(), packed_.size()};
+}
 
 void Allreduce::send_first() {
   if (inside()) return;
@@ -34,7 +40,8 @@ void Allreduce::merge_along() {
       along_.sums[i] += value;
     }
     const std::byte* const flags = theirs + along_.sums.size_bytes();
-    for (size_t i = 0; i < along_.flags.size(); i++) along_.flags[i] = std::max(along_.flags[i], static_cast<uint8_t>(flags[i]));
+    for (size_t i = 0; i < along_.flags.size(); i++)
+      along_.flags[i] = std::max(along_.flags[i], static_cast<uint8_t>(flags[i]));
   }
 }
 
@@ -68,14 +75,17 @@ void Allreduce::reduce_all(const std::vector<const void*>& sources) {
 }
 
 // ---- ring ----
-// Chunks are counted from this rank's: chunk(-1) is the left neighbour's. In step s a rank adds its own part to chunk(-1 - s), which has come from the left,
-// and passes it on. After size - 1 steps chunk(1) is complete here; it and the others go around once more.
+// Chunks are counted from this rank's: chunk(-1) is the left neighbour's. In step s a rank adds its own part to
+// chunk(-1 - s), which has come from the left, and passes it on. After size - 1 steps chunk(1) is complete here; it and
+// the others go around once more.
 
 void Allreduce::reduce_ring() {
   scratch_ = wire_.rooms().take(cut_.room() * static_cast<size_t>(cut_.segments()));
   const auto room = [&](int k) { return scratch_.data.get() + static_cast<size_t>(k) * cut_.room(); };
   std::vector<std::unique_ptr<Message>> incoming(static_cast<size_t>(cut_.segments()));
-  const auto expect = [&](int step, int k) { incoming[static_cast<size_t>(k)] = receive(room(k), segment(-1 - step, k).size(), left()); };
+  const auto expect = [&](int step, int k) {
+    incoming[static_cast<size_t>(k)] = receive(room(k), segment(-1 - step, k).size(), left());
+  };
   for (int k = 0; k < cut_.segments(); k++) expect(0, k);
   for (int step = 0; step < size_ - 1; step++) {
     const bool last = step == size_ - 2;

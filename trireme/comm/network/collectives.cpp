@@ -1,8 +1,8 @@
-#include <trireme/comm/network/collectives.h>
-
-#include <trireme/space/kernels.h>
 #include <algorithm>
 #include <cstring>
+
+#include <trireme/comm/network/collectives.h>
+#include <trireme/space/kernels.h>
 
 namespace trireme::comm::network {
 namespace {
@@ -19,7 +19,9 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
 ReduceScatter::ReduceScatter(Wire& wire, const Fingerprint& what, const std::byte* input, std::byte* output)
     : Operation(wire, what), input_(input), output_(output), cut_(what.bytes()) {}
 
-Operation::Piece ReduceScatter::enclosed(int peer) const { return inside() ? Piece{block(peer), what_.bytes()} : Piece{}; }
+Operation::Piece ReduceScatter::enclosed(int peer) const {
+  return inside() ? Piece{block(peer), what_.bytes()} : Piece{};
+}
 
 void ReduceScatter::send_first() {
   if (inside()) return;
@@ -44,7 +46,8 @@ void ReduceScatter::run() {
   const auto expect = [&](int k) {
     if (k >= cut_.segments()) return;
     const size_t bytes = cut_.segment({0, what_.bytes()}, k).size();
-    for (int step = 1; step < size_; step++) incoming[slot(k, peer(step))] = receive(scratch.data() + slot(k, peer(step)) * cut_.room(), bytes, peer(step));
+    for (int step = 1; step < size_; step++)
+      incoming[slot(k, peer(step))] = receive(scratch.data() + slot(k, peer(step)) * cut_.room(), bytes, peer(step));
   };
   expect(0);
   for (int k = 0; k < cut_.segments(); k++) {
@@ -97,7 +100,8 @@ void AllGather::run() {
   for (int step = 1; step < size_; step++) await(incoming[static_cast<size_t>(peer(step))], peer(step));
 }
 
-/// In step s the block of the rank s places to the left of the left neighbour arrives, and is passed on unless the right neighbour made it.
+/// In step s the block of the rank s places to the left of the left neighbour arrives, and is passed on unless the
+/// right neighbour made it.
 void AllGather::run_ring() {
   const auto segment = [&](int step, int k) {
     const size_t begin = static_cast<size_t>(peer(-1 - step)) * what_.bytes();
@@ -105,7 +109,8 @@ void AllGather::run_ring() {
   };
   std::deque<std::unique_ptr<Message>> incoming;
   for (int step = 0; step < size_ - 1; step++)
-    for (int k = 0; k < cut_.segments(); k++) incoming.push_back(receive(output_ + segment(step, k).begin, segment(step, k).size(), left()));
+    for (int k = 0; k < cut_.segments(); k++)
+      incoming.push_back(receive(output_ + segment(step, k).begin, segment(step, k).size(), left()));
   for (int step = 0; step < size_ - 1; step++)
     for (int k = 0; k < cut_.segments(); k++) {
       await(incoming.front(), left());
@@ -116,9 +121,12 @@ void AllGather::run_ring() {
 
 // ---- broadcast ----
 
-Broadcast::Broadcast(Wire& wire, const Fingerprint& what, std::byte* data) : Operation(wire, what), data_(data), cut_(what.bytes()) {}
+Broadcast::Broadcast(Wire& wire, const Fingerprint& what, std::byte* data)
+    : Operation(wire, what), data_(data), cut_(what.bytes()) {}
 
-Operation::Piece Broadcast::enclosed(int /*peer*/) const { return inside() && me_ == what_.root ? Piece{data_, what_.bytes()} : Piece{}; }
+Operation::Piece Broadcast::enclosed(int /*peer*/) const {
+  return inside() && me_ == what_.root ? Piece{data_, what_.bytes()} : Piece{};
+}
 
 void Broadcast::send_first() {
   if (inside() || me_ != what_.root) return;
@@ -147,13 +155,17 @@ void Broadcast::run() {
 
 // ---- all-to-all ----
 
-AllToAll::AllToAll(Wire& wire, const Fingerprint& what, const std::byte* input, std::byte* output) : Operation(wire, what), input_(input), output_(output) {}
+AllToAll::AllToAll(Wire& wire, const Fingerprint& what, const std::byte* input, std::byte* output)
+    : Operation(wire, what), input_(input), output_(output) {}
 
-Operation::Piece AllToAll::enclosed(int peer) const { return inside() ? Piece{input_ + static_cast<size_t>(peer) * what_.bytes(), what_.bytes()} : Piece{}; }
+Operation::Piece AllToAll::enclosed(int peer) const {
+  return inside() ? Piece{input_ + static_cast<size_t>(peer) * what_.bytes(), what_.bytes()} : Piece{};
+}
 
 void AllToAll::send_first() {
   if (inside()) return;
-  for (int step = 1; step < size_; step++) send(input_ + static_cast<size_t>(peer(step)) * what_.bytes(), what_.bytes(), peer(step));
+  for (int step = 1; step < size_; step++)
+    send(input_ + static_cast<size_t>(peer(step)) * what_.bytes(), what_.bytes(), peer(step));
 }
 
 void AllToAll::run() {

@@ -1,8 +1,9 @@
 #pragma once
 // The algorithms, one class per collective.
 //
-// Vocabulary. A *block* is what one rank contributes to or gets from a collective. In a ring the data is cut into a *chunk* per rank, and each chunk into
-// *segments*, so that a segment is reduced or passed on while the next one arrives. Whatever fits into the opening travels in it.
+// Vocabulary. A *block* is what one rank contributes to or gets from a collective. In a ring the data is cut into a
+// *chunk* per rank, and each chunk into *segments*, so that a segment is reduced or passed on while the next one
+// arrives. Whatever fits into the opening travels in it.
 #include <vector>
 
 #include <trireme/comm/network/operation.h>
@@ -10,14 +11,16 @@
 
 namespace trireme::comm::network {
 
-constexpr size_t kSegment = 256 << 10;  // bytes at most: large enough for the wire, small enough for the second-level cache
+constexpr size_t kSegment =
+    256 << 10;  // bytes at most: large enough for the wire, small enough for the second-level cache
 
 /// Cuts blocks or chunks of nearly equal size into the same number of segments each.
 class Cut {
  public:
   /// `largest` is that of the blocks, in bytes.
   explicit Cut(size_t largest)
-      : segments_(std::max<size_t>(1, (largest + kSegment - 1) / kSegment)), room_(round_up(largest / segments_ + 2 * space::kLine, space::kLine)) {}
+      : segments_(std::max<size_t>(1, (largest + kSegment - 1) / kSegment)),
+        room_(round_up(largest / segments_ + 2 * space::kLine, space::kLine)) {}
   int segments() const { return static_cast<int>(segments_); }
   space::Range segment(space::Range whole, int k) const { return space::part_of(whole, k, segments()); }
   /// Bytes, in whole lines, that hold any segment.
@@ -35,7 +38,8 @@ class Barrier final : public Operation {
   void run() override {}  // the openings were it
 };
 
-/// Direct: everybody sends everything to everybody and reduces in the order of ranks; one trip. Ring: two trips around, each rank sends twice its data.
+/// Direct: everybody sends everything to everybody and reduces in the order of ranks; one trip. Ring: two trips around,
+/// each rank sends twice its data.
 class Allreduce final : public Operation {
  public:
   Allreduce(Wire& wire, const Fingerprint& what, std::byte* data, const Along& along = {});

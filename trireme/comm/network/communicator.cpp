@@ -1,9 +1,9 @@
-#include <trireme/comm/network/communicator.h>
+#include <cstring>
 
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/comm/network/collectives.h>
-#include <cstring>
+#include <trireme/comm/network/communicator.h>
 
 namespace trireme::comm::network {
 namespace {
@@ -33,7 +33,9 @@ class Communicator::Handle final : public Work {
 };
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, Options options)
-    : options_(std::move(options)), wire_(std::move(transport), options_.timeout, options_.patience, options_.names, options_.timeout_setting), letters_(wire_) {
+    : options_(std::move(options)),
+      wire_(std::move(transport), options_.timeout, options_.patience, options_.names, options_.timeout_setting),
+      letters_(wire_) {
   for (size_t i = 0; i < kThreads && size() > 1; i++) threads_.emplace_back([this] { work(); });
 }
 
@@ -43,7 +45,8 @@ Communicator::~Communicator() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
     if (!queue_.empty() || active_ > 0)
-      wire_.fail(std::make_exception_ptr(Error(fmt::format("rank {} left the group before a collective was complete", rank()))));
+      wire_.fail(std::make_exception_ptr(
+          Error(fmt::format("rank {} left the group before a collective was complete", rank()))));
   }
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
@@ -125,14 +128,16 @@ Fingerprint Communicator::about(Kind kind, size_t count, DType type, std::string
 
 static_assert(Communicator::kMostFlags + Communicator::kMostSums * sizeof(double) <= Packet::kRoom);
 
-std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
+std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op,
+                                                    std::string_view name) {
   return start_allreduce(data, count, type, op, {}, name);
 }
 
-std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, const Along& along, std::string_view name) {
+std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, const Along& along,
+                                                    std::string_view name) {
   if (along.flags.size() > kMostFlags || along.sums.size() > kMostSums)
-    fail<InvalidArgument>("allreduce '{}' with {} flags and {} sums, but {} and {} are the most", name, along.flags.size(), along.sums.size(), kMostFlags,
-                          kMostSums);
+    fail<InvalidArgument>("allreduce '{}' with {} flags and {} sums, but {} and {} are the most", name,
+                          along.flags.size(), along.sums.size(), kMostFlags, kMostSums);
   if (size() == 1) {
     const auto ticket = std::make_shared<Ticket>();
     ticket->settle(nullptr);
@@ -143,9 +148,12 @@ std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DT
   return std::make_unique<Handle>(enqueue(std::make_unique<Allreduce>(wire_, what, as_bytes(data), along)));
 }
 
-void Communicator::allreduce(void* data, size_t count, DType type, Op op, std::string_view name) { start_allreduce(data, count, type, op, name)->wait(); }
+void Communicator::allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
+  start_allreduce(data, count, type, op, name)->wait();
+}
 
-void Communicator::reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) {
+void Communicator::reduce_scatter(const void* input, void* output, size_t count, DType type, Op op,
+                                  std::string_view name) {
   if (size() == 1) return copy_block(input, output, count * size_of(type));
   Fingerprint what = about(Kind::reduce_scatter, count, type, name);
   what.op = op;
@@ -154,11 +162,14 @@ void Communicator::reduce_scatter(const void* input, void* output, size_t count,
 
 void Communicator::all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) {
   if (size() == 1) return copy_block(input, output, count * size_of(type));
-  enqueue(std::make_unique<AllGather>(wire_, about(Kind::all_gather, count, type, name), as_bytes(input), as_bytes(output)))->wait();
+  enqueue(
+      std::make_unique<AllGather>(wire_, about(Kind::all_gather, count, type, name), as_bytes(input), as_bytes(output)))
+      ->wait();
 }
 
 void Communicator::broadcast(void* data, size_t count, DType type, int root, std::string_view name) {
-  if (root < 0 || root >= size()) fail<InvalidArgument>("broadcast '{}' from rank {}, but there are ranks 0 to {}", name, root, size() - 1);
+  if (root < 0 || root >= size())
+    fail<InvalidArgument>("broadcast '{}' from rank {}, but there are ranks 0 to {}", name, root, size() - 1);
   if (size() == 1) return;
   Fingerprint what = about(Kind::broadcast, count, type, name);
   what.root = root;
@@ -167,7 +178,9 @@ void Communicator::broadcast(void* data, size_t count, DType type, int root, std
 
 void Communicator::all_to_all(const void* input, void* output, size_t count, DType type, std::string_view name) {
   if (size() == 1) return copy_block(input, output, count * size_of(type));
-  enqueue(std::make_unique<AllToAll>(wire_, about(Kind::all_to_all, count, type, name), as_bytes(input), as_bytes(output)))->wait();
+  enqueue(
+      std::make_unique<AllToAll>(wire_, about(Kind::all_to_all, count, type, name), as_bytes(input), as_bytes(output)))
+      ->wait();
 }
 
 void Communicator::barrier(std::string_view name) {
@@ -176,7 +189,8 @@ void Communicator::barrier(std::string_view name) {
 
 template <class Action>
 void Communicator::point_to_point(int peer, std::string_view verb, std::string_view name, const Action& action) {
-  if (peer < 0 || peer >= size() || peer == rank()) fail<InvalidArgument>("rank {} cannot {} rank {} ('{}')", rank(), verb, peer, name);
+  if (peer < 0 || peer >= size() || peer == rank())
+    fail<InvalidArgument>("rank {} cannot {} rank {} ('{}')", rank(), verb, peer, name);
   try {
     action();
   } catch (...) {

@@ -11,11 +11,14 @@
 namespace trireme::comm::network {
 
 struct Options {
-  Seconds timeout{60};             // deadline of every wait
+  Seconds timeout{60};                      // deadline of every wait
   std::string timeout_setting = "timeout";  // what error messages call it
-  size_t direct_bytes = 16 << 10;  // up to this size each rank sends its data to all others at once; above, in a ring. `trireme tune` measures it
-  Seconds patience{0.2};           // when the engine reports a lost peer: how long to wait for interrupt() or another operation to say why
-  std::vector<int> names{};        // what messages call the ranks, where they have other numbers in the job; default: 0, 1, ...
+  size_t direct_bytes = 16 << 10;  // up to this size each rank sends its data to all others at once; above, in a ring.
+                                   // `trireme tune` measures it
+  Seconds patience{
+      0.2};  // when the engine reports a lost peer: how long to wait for interrupt() or another operation to say why
+  std::vector<int>
+      names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, ...
 };
 
 /// What collectives have carried so far.
@@ -24,9 +27,10 @@ struct Traffic {
   double seconds = 0;  // in which at least one was under way
 };
 
-/// Collectives run on threads of the communicator's own, so a started allreduce moves on while its caller computes. They begin in the order of the calls, and a
-/// few are under way at a time, so that the wire does not idle while one of them waits or reduces. Any memory will do. send() and receive() run on the
-/// caller's thread and wait for no collective. After an error everything fails with that error.
+/// Collectives run on threads of the communicator's own, so a started allreduce moves on while its caller computes.
+/// They begin in the order of the calls, and a few are under way at a time, so that the wire does not idle while one of
+/// them waits or reduces. Any memory will do. send() and receive() run on the caller's thread and wait for no
+/// collective. After an error everything fails with that error.
 class Communicator final : public comm::Communicator {
  public:
   /// Not collective. `direct_bytes` must be the same on every rank.
@@ -41,7 +45,8 @@ class Communicator final : public comm::Communicator {
   void allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
   std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
   /// The same with a little along: at most kMostFlags and kMostSums.
-  std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, const Along& along, std::string_view name);
+  std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, const Along& along,
+                                        std::string_view name);
   static constexpr size_t kMostFlags = 800, kMostSums = 8;
   void reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) override;
   void all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) override;

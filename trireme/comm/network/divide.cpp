@@ -1,10 +1,10 @@
-#include <trireme/comm/network/divide.h>
-
-#include <trireme/space/kernels.h>
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
+
+#include <trireme/comm/network/divide.h>
+#include <trireme/space/kernels.h>
 
 namespace trireme::comm::network {
 namespace {

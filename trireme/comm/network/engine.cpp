@@ -1,10 +1,11 @@
-#include <trireme/comm/network/engine.h>
-
 #include <fmt/ranges.h>
-#include <trireme/base/error.h>
-#include <trireme/base/nearest.h>
+
 #include <algorithm>
 #include <deque>
+
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/comm/network/engine.h>
 
 namespace trireme::comm::network {
 namespace {
@@ -16,7 +17,8 @@ std::deque<Engine>& engines() {
 }
 
 Engine* find(const std::string& name) {
-  const auto found = std::find_if(engines().begin(), engines().end(), [&](const Engine& engine) { return engine.name == name; });
+  const auto found =
+      std::find_if(engines().begin(), engines().end(), [&](const Engine& engine) { return engine.name == name; });
   return found == engines().end() ? nullptr : &*found;
 }
 

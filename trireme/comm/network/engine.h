@@ -1,5 +1,6 @@
 #pragma once
-// Engines by name. Those that need a library of their own (c10d: libtorch, mpi: Open MPI) are added by whoever links them.
+// Engines by name. Those that need a library of their own (c10d: libtorch, mpi: Open MPI) are added by whoever links
+// them.
 #include <functional>
 #include <memory>
 #include <string>

@@ -1,8 +1,8 @@
-#include <trireme/comm/network/letters.h>
-
-#include <trireme/base/error.h>
 #include <algorithm>
 #include <cstring>
+
+#include <trireme/base/error.h>
+#include <trireme/comm/network/letters.h>
 
 namespace trireme::comm::network {
 
@@ -23,8 +23,9 @@ void Letters::receive(void* data, size_t count, DType type, int from, std::strin
   wire_.wait(*wire_.receive(packet.get(), Packet::kBytes, from, kLetterTag, what), from, what);
   const Fingerprint& theirs = packet->what;
   if (!agree(what, theirs))
-    fail<Mismatch>("rank {} expects '{}' of {} × {} from rank {}, which sent '{}' of {} × {}", wire_.name_of(wire_.rank()), name, count, trireme::name_of(type),
-                   wire_.name_of(from), theirs.text.data(), theirs.count, trireme::name_of(theirs.dtype));
+    fail<Mismatch>("rank {} expects '{}' of {} × {} from rank {}, which sent '{}' of {} × {}",
+                   wire_.name_of(wire_.rank()), name, count, trireme::name_of(type), wire_.name_of(from),
+                   theirs.text.data(), theirs.count, trireme::name_of(theirs.dtype));
   if (what.bytes() <= Packet::kRoom)
     std::copy_n(packet->data.begin(), what.bytes(), static_cast<std::byte*>(data));
   else

@@ -12,7 +12,8 @@ class Letters {
  public:
   explicit Letters(Wire& wire) : wire_(wire) {}
 
-  /// A small one is copied and returns at once, unless kUnread of them are under way to this peer; a large one blocks until the engine has taken it.
+  /// A small one is copied and returns at once, unless kUnread of them are under way to this peer; a large one blocks
+  /// until the engine has taken it.
   void send(const void* data, size_t count, DType type, int to, std::string_view name);
   /// Blocks until it is there. Throws Mismatch when it is not what was sent.
   void receive(void* data, size_t count, DType type, int from, std::string_view name);

@@ -1,8 +1,8 @@
-#include <trireme/comm/network/opening.h>
+#include <algorithm>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/network/opening.h>
 #include <trireme/space/layout.h>
-#include <algorithm>
 
 namespace trireme::comm::network {
 
@@ -13,7 +13,9 @@ Fingerprint fingerprint(Kind kind, size_t count, DType type, std::string_view na
 }
 
 bool agree(const Fingerprint& left, const Fingerprint& right) {
-  const auto key = [](const Fingerprint& f) { return std::tie(f.sequence, f.count, f.name, f.root, f.kind, f.dtype, f.op, f.ring); };
+  const auto key = [](const Fingerprint& f) {
+    return std::tie(f.sequence, f.count, f.name, f.root, f.kind, f.dtype, f.op, f.ring);
+  };
   return key(left) == key(right);
 }
 
@@ -39,10 +41,12 @@ void disagree(const Fingerprint& mine, int me, const Fingerprint& theirs, int pe
   Fingerprint same_way = theirs;
   same_way.ring = mine.ring;
   if (agree(mine, same_way))
-    fail<Mismatch>("rank {} sends {} {}, rank {} {}: direct_bytes must be the same on every rank", me, describe(mine), mine.ring ? "in a ring" : "directly",
-                   peer, theirs.ring ? "in a ring" : "directly");
-  fail<Mismatch>("ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in the same order", mine.sequence,
-                 me, describe(mine), peer, describe(theirs));
+    fail<Mismatch>("rank {} sends {} {}, rank {} {}: direct_bytes must be the same on every rank", me, describe(mine),
+                   mine.ring ? "in a ring" : "directly", peer, theirs.ring ? "in a ring" : "directly");
+  fail<Mismatch>(
+      "ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in "
+      "the same order",
+      mine.sequence, me, describe(mine), peer, describe(theirs));
 }
 
 }  // namespace trireme::comm::network

@@ -37,7 +37,7 @@ std::string describe(const Fingerprint& what);
 
 /// Of one size whatever it carries, because the receiver must know the size before it knows what comes.
 struct Packet {
-  static constexpr size_t kBytes = 1024;  // every piece of a bucket has one
+  static constexpr size_t kBytes = 1024;                         // every piece of a bucket has one
   static constexpr size_t kRoom = kBytes - sizeof(Fingerprint);  // bytes of data
   Fingerprint what;
   alignas(8) std::array<std::byte, kRoom> data;

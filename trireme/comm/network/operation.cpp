@@ -1,7 +1,7 @@
-#include <trireme/comm/network/operation.h>
+#include <algorithm>
 
 #include <trireme/base/error.h>
-#include <algorithm>
+#include <trireme/comm/network/operation.h>
 
 namespace trireme::comm::network {
 

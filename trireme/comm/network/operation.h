@@ -1,5 +1,6 @@
 #pragma once
-// A collective under way, in two halves: post() sends what can be sent before anybody has answered, complete() does the rest.
+// A collective under way, in two halves: post() sends what can be sent before anybody has answered, complete() does the
+// rest.
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -25,7 +26,8 @@ struct Ticket {
   }
 };
 
-/// What travels with an allreduce, in its opening, and so costs no message of its own. The caller's memory, until the allreduce is complete.
+/// What travels with an allreduce, in its opening, and so costs no message of its own. The caller's memory, until the
+/// allreduce is complete.
 struct Along {
   std::span<uint8_t> flags{};  // become their maximum over all ranks
   std::span<double> sums{};    // become their sum, formed in the order of ranks
@@ -39,9 +41,11 @@ class Operation {
   Operation(const Operation&) = delete;
   Operation& operator=(const Operation&) = delete;
 
-  /// Does not wait. An error is kept for complete(): whoever disagrees may have left, and its opening says more than its absence.
+  /// Does not wait. An error is kept for complete(): whoever disagrees may have left, and its opening says more than
+  /// its absence.
   void post() noexcept;
-  /// Blocks until this rank's part is done and the memory is the caller's again. Throws Mismatch, Timeout, PeerLost, or the group's cause.
+  /// Blocks until this rank's part is done and the memory is the caller's again. Throws Mismatch, Timeout, PeerLost, or
+  /// the group's cause.
   void complete();
 
   size_t bytes() const { return what_.bytes(); }

@@ -1,5 +1,6 @@
 #pragma once
-// Messages between ranks of different machines: the little that an engine has to provide. Collectives are built on it once, in communicator.cpp.
+// Messages between ranks of different machines: the little that an engine has to provide. Collectives are built on it
+// once, in communicator.cpp.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -8,17 +9,19 @@
 
 namespace trireme::comm::network {
 
-/// A message under way. Its memory is off limits until wait() has returned. Destroying it earlier is for groups that have failed.
+/// A message under way. Its memory is off limits until wait() has returned. Destroying it earlier is for groups that
+/// have failed.
 class Message {
  public:
   virtual ~Message() = default;
-  /// Blocks until a sent message's memory may be used again, or until a received one is complete. Throws Timeout when the deadline passes, PeerLost when
-  /// the engine reports that the peer is gone or interrupt() was called.
+  /// Blocks until a sent message's memory may be used again, or until a received one is complete. Throws Timeout when
+  /// the deadline passes, PeerLost when the engine reports that the peer is gone or interrupt() was called.
   virtual void wait(const Deadline& deadline) = 0;
 };
 
-/// Point to point among `size` ranks. Messages between two ranks with the same tag arrive in the order in which they were sent, and the receiver's
-/// size must be the sender's. send() and receive() are called by one thread at a time, while others may wait() for other messages.
+/// Point to point among `size` ranks. Messages between two ranks with the same tag arrive in the order in which they
+/// were sent, and the receiver's size must be the sender's. send() and receive() are called by one thread at a time,
+/// while others may wait() for other messages.
 class Transport {
  public:
   virtual ~Transport() = default;

@@ -1,8 +1,8 @@
-#include <trireme/comm/network/wire.h>
+#include <numeric>
 
 #include <trireme/base/advice.h>
 #include <trireme/base/error.h>
-#include <numeric>
+#include <trireme/comm/network/wire.h>
 
 namespace trireme::comm::network {
 namespace {
@@ -12,7 +12,8 @@ std::vector<int> checked(std::vector<int> names, int size) {
     names.resize(static_cast<size_t>(size));
     std::iota(names.begin(), names.end(), 0);
   }
-  if (names.size() != static_cast<size_t>(size)) fail<InvalidArgument>("{} names for a group of {} ranks", names.size(), size);
+  if (names.size() != static_cast<size_t>(size))
+    fail<InvalidArgument>("{} names for a group of {} ranks", names.size(), size);
   return names;
 }
 
@@ -48,7 +49,8 @@ Wire::Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patien
       size_(transport_->size()),
       names_(checked(std::move(names), transport_->size())) {}
 
-/// Runs `action`, which throws what the engine says; the caller hears the cause of the group's failure, or else whom and what it was about.
+/// Runs `action`, which throws what the engine says; the caller hears the cause of the group's failure, or else whom
+/// and what it was about.
 template <class Action>
 auto Wire::explained(int peer, const Fingerprint& what, const Action& action) {
   check();
@@ -56,12 +58,13 @@ auto Wire::explained(int peer, const Fingerprint& what, const Action& action) {
     return action();
   } catch (const Timeout&) {
     check();
-    trireme::fail<Timeout>("rank {} did not come to {} within {:.3g} s; rank {} gave up waiting{}", name_of(peer), describe(what),
-                           timeout_.count(), name_of(rank_), longer_helps(timeout_setting_));
+    trireme::fail<Timeout>("rank {} did not come to {} within {:.3g} s; rank {} gave up waiting{}", name_of(peer),
+                           describe(what), timeout_.count(), name_of(rank_), longer_helps(timeout_setting_));
   } catch (const PeerLost& error) {
     await_cause();
     check();
-    trireme::fail<PeerLost>("rank {} was lost; rank {} waited for it in {} ({})", name_of(peer), name_of(rank_), describe(what), error.what());
+    trireme::fail<PeerLost>("rank {} was lost; rank {} waited for it in {} ({})", name_of(peer), name_of(rank_),
+                            describe(what), error.what());
   } catch (...) {
     check();
     throw;

@@ -1,5 +1,6 @@
 #pragma once
-// A transport as the collectives use it: several threads may post, every wait has a deadline, and errors say who was waited for and in what.
+// A transport as the collectives use it: several threads may post, every wait has a deadline, and errors say who was
+// waited for and in what.
 #include <condition_variable>
 #include <exception>
 #include <mutex>
@@ -10,10 +11,12 @@
 
 namespace trireme::comm::network {
 
-/// Tags keep apart what ranks may post in different orders. Each collective has its own, so that several can be under way.
+/// Tags keep apart what ranks may post in different orders. Each collective has its own, so that several can be under
+/// way.
 constexpr uint32_t kOpeningTag = 0, kLetterTag = 1, kEnclosureTag = 2, kDataTag = 16, kDataTags = 4096;
 
-/// Memory for what arrives, used again and again: fresh pages for every message would cost more than reducing it. Thread-safe.
+/// Memory for what arrives, used again and again: fresh pages for every message would cost more than reducing it.
+/// Thread-safe.
 class Rooms {
  public:
   struct Room {

@@ -1,17 +1,18 @@
-#include <trireme/comm/shm/communicator.h>
+#include <array>
+#include <cstring>
 
 #include <trireme/base/error.h>
+#include <trireme/comm/shm/communicator.h>
 #include <trireme/space/kernels.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/range.h>
-#include <array>
-#include <cstring>
 
 namespace trireme::comm::shm {
 namespace {
 
 constexpr int kMaxRanks = 256;
-constexpr size_t kLetterRoom = 1 << 19, kLeastLetter = 1 << 10, kMostLetter = 1 << 16;  // bytes: of one rank's letters of each kind, of one letter
+constexpr size_t kLetterRoom = 1 << 19, kLeastLetter = 1 << 10,
+                 kMostLetter = 1 << 16;  // bytes: of one rank's letters of each kind, of one letter
 using Pointers = std::array<void*, kMaxRanks>;
 
 Fingerprint about(Kind kind, size_t count, DType type, std::string_view name) {
@@ -26,7 +27,8 @@ void copy_bytes(void* to, const void* from, size_t bytes) {
 Options checked(Options options, int ranks) {
   if (ranks > kMaxRanks) fail<InvalidArgument>("at most {} ranks per machine, not {}", kMaxRanks, ranks);
   if (options.stage_bytes < space::kLine * static_cast<size_t>(ranks) || options.stage_bytes % space::kLine != 0)
-    fail<InvalidArgument>("stage_bytes must be a multiple of {} and at least that much per rank, not {}", space::kLine, options.stage_bytes);
+    fail<InvalidArgument>("stage_bytes must be a multiple of {} and at least that much per rank, not {}", space::kLine,
+                          options.stage_bytes);
   return options;
 }
 
@@ -34,7 +36,8 @@ const void* const* as_sources(const Pointers& pointers) { return const_cast<cons
 
 }  // namespace
 
-/// A one-way channel between two ranks: two letters in turn, so that one is written while the other is read. Their bytes follow in memory.
+/// A one-way channel between two ranks: two letters in turn, so that one is written while the other is read. Their
+/// bytes follow in memory.
 struct alignas(64) Communicator::Mail {
   struct alignas(64) Head {
     size_t count;  // elements of the whole message
@@ -54,7 +57,8 @@ Communicator::Communicator(std::shared_ptr<Segment> segment, int rank, int ranks
       rounds_(segment_, 0, rank, ranks, options_.timeout, options_.names, options_.timeout_setting),
       cursor_(Rounds::bytes(ranks)) {
   stages_ = allocate(kStages * options_.stage_bytes, "the ranks' staging buffers");
-  letter_bytes_ = std::clamp(kLetterRoom / static_cast<size_t>(ranks) / space::kLine * space::kLine, kLeastLetter, kMostLetter);
+  letter_bytes_ =
+      std::clamp(kLetterRoom / static_cast<size_t>(ranks) / space::kLine * space::kLine, kLeastLetter, kMostLetter);
   mails_ = allocate((sizeof(Mail) + 2 * letter_bytes_) * static_cast<size_t>(ranks), "the ranks' mailboxes");
 }
 
@@ -82,7 +86,8 @@ void Communicator::reduce_slice(uint32_t round, size_t count, DType type, Op op)
   const space::Range slice = space::part_of({0, count * width}, rank(), size());
   if (slice.empty() || size() == 1) return;
   Pointers data;
-  for (int r = 0; r < size(); r++) data[static_cast<size_t>(r)] = segment_->at(rounds_.offset_of(r, round)) + slice.begin;
+  for (int r = 0; r < size(); r++)
+    data[static_cast<size_t>(r)] = segment_->at(rounds_.offset_of(r, round)) + slice.begin;
   space::kernels().reduce(type, op, data.data(), size(), as_sources(data), size(), slice.size() / width);
 }
 
@@ -104,7 +109,8 @@ void Communicator::allreduce(void* data, size_t count, DType type, Op op, std::s
     rounds_.finish(round, Then::wait);
     return rounds_.await_finished(round);
   }
-  // Everybody private: the first piece is staged already. Some of each: this round only served to find that out, and all count the stage as used.
+  // Everybody private: the first piece is staged already. Some of each: this round only served to find that out, and
+  // all count the stage as used.
   if (offset != kPrivate) turn_++;
   const uint32_t turn = turn_ - 1;
   stage_round_[turn % kStages] = round;
@@ -124,8 +130,11 @@ void Communicator::reduce_staged(std::byte* data, size_t bytes, uint32_t turn, D
 
 void Communicator::allreduce_staged(std::byte* data, space::Range bytes, Fingerprint what, std::string_view name) {
   staged(
-      what, bytes, options_.stage_bytes, name, [&](std::byte* stage, size_t begin, size_t length) { copy_bytes(stage, data + begin, length); },
-      [&](uint32_t turn, size_t begin, size_t length) { reduce_staged(data + begin, length, turn, what.dtype, what.op); });
+      what, bytes, options_.stage_bytes, name,
+      [&](std::byte* stage, size_t begin, size_t length) { copy_bytes(stage, data + begin, length); },
+      [&](uint32_t turn, size_t begin, size_t length) {
+        reduce_staged(data + begin, length, turn, what.dtype, what.op);
+      });
 }
 
 class Communicator::Handle final : public Work {
@@ -145,9 +154,11 @@ class Communicator::Handle final : public Work {
   uint32_t round_;
 };
 
-std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
+std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op,
+                                                    std::string_view name) {
   const uint64_t offset = locate(data);
-  if (offset == kPrivate && size() > 1) fail<InvalidArgument>("start_allreduce '{}' needs memory from allocate(); use allreduce for private memory", name);
+  if (offset == kPrivate && size() > 1)
+    fail<InvalidArgument>("start_allreduce '{}' needs memory from allocate(); use allreduce for private memory", name);
   if (open_.size() >= kAhead / 2) complete_open();
   Fingerprint what = about(Kind::allreduce, count, type, name);
   what.op = op;
@@ -188,9 +199,11 @@ uint32_t Communicator::claim_stage() {
   return turn;
 }
 
-/// Runs a range of bytes through the stages in pieces: copy in and arrive, up to kLead pieces ahead of consuming, so that ranks rarely wait for each other.
+/// Runs a range of bytes through the stages in pieces: copy in and arrive, up to kLead pieces ahead of consuming, so
+/// that ranks rarely wait for each other.
 template <class CopyIn, class Consume>
-void Communicator::staged(Fingerprint what, space::Range bytes, size_t chunk, std::string_view name, const CopyIn& copy_in, const Consume& consume) {
+void Communicator::staged(Fingerprint what, space::Range bytes, size_t chunk, std::string_view name,
+                          const CopyIn& copy_in, const Consume& consume) {
   complete_open();
   struct Piece {
     uint32_t turn, round;
@@ -217,7 +230,8 @@ void Communicator::staged(Fingerprint what, space::Range bytes, size_t chunk, st
   }
 }
 
-void Communicator::reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) {
+void Communicator::reduce_scatter(const void* input, void* output, size_t count, DType type, Op op,
+                                  std::string_view name) {
   const size_t width = size_of(type), block = count * width;
   const size_t chunk = options_.stage_bytes / static_cast<size_t>(size()) / space::kLine * space::kLine;
   const auto* in = static_cast<const std::byte*>(input);
@@ -228,10 +242,12 @@ void Communicator::reduce_scatter(const void* input, void* output, size_t count,
   staged(
       what, {0, block}, chunk, name,
       [&](std::byte* stage, size_t begin, size_t bytes) {
-        for (int r = 0; r < size(); r++) copy_bytes(stage + static_cast<size_t>(r) * chunk, in + static_cast<size_t>(r) * block + begin, bytes);
+        for (int r = 0; r < size(); r++)
+          copy_bytes(stage + static_cast<size_t>(r) * chunk, in + static_cast<size_t>(r) * block + begin, bytes);
       },
       [&](uint32_t turn, size_t begin, size_t bytes) {
-        for (int r = 0; r < size(); r++) sources[static_cast<size_t>(r)] = stage(r, turn) + static_cast<size_t>(rank()) * chunk;
+        for (int r = 0; r < size(); r++)
+          sources[static_cast<size_t>(r)] = stage(r, turn) + static_cast<size_t>(rank()) * chunk;
         void* const to = out + begin;
         space::kernels().reduce(type, op, &to, 1, as_sources(sources), size(), bytes / width);
       });
@@ -245,12 +261,14 @@ void Communicator::all_gather(const void* input, void* output, size_t count, DTy
       about(Kind::all_gather, count, type, name), {0, block}, options_.stage_bytes, name,
       [&](std::byte* stage, size_t begin, size_t bytes) { copy_bytes(stage, in + begin, bytes); },
       [&](uint32_t turn, size_t begin, size_t bytes) {
-        for (int r = 0; r < size(); r++) copy_bytes(out + static_cast<size_t>(r) * block + begin, stage(r, turn), bytes);
+        for (int r = 0; r < size(); r++)
+          copy_bytes(out + static_cast<size_t>(r) * block + begin, stage(r, turn), bytes);
       });
 }
 
 void Communicator::broadcast(void* data, size_t count, DType type, int root, std::string_view name) {
-  if (root < 0 || root >= size()) fail<InvalidArgument>("broadcast '{}' from rank {}, but there are ranks 0 to {}", name, root, size() - 1);
+  if (root < 0 || root >= size())
+    fail<InvalidArgument>("broadcast '{}' from rank {}, but there are ranks 0 to {}", name, root, size() - 1);
   Fingerprint what = about(Kind::broadcast, count, type, name);
   what.root = static_cast<uint8_t>(root);
   auto* bytes_of_data = static_cast<std::byte*>(data);
@@ -272,10 +290,13 @@ void Communicator::all_to_all(const void* input, void* output, size_t count, DTy
   staged(
       about(Kind::all_to_all, count, type, name), {0, block}, chunk, name,
       [&](std::byte* stage, size_t begin, size_t bytes) {
-        for (int r = 0; r < size(); r++) copy_bytes(stage + static_cast<size_t>(r) * chunk, in + static_cast<size_t>(r) * block + begin, bytes);
+        for (int r = 0; r < size(); r++)
+          copy_bytes(stage + static_cast<size_t>(r) * chunk, in + static_cast<size_t>(r) * block + begin, bytes);
       },
       [&](uint32_t turn, size_t begin, size_t bytes) {
-        for (int r = 0; r < size(); r++) copy_bytes(out + static_cast<size_t>(r) * block + begin, stage(r, turn) + static_cast<size_t>(rank()) * chunk, bytes);
+        for (int r = 0; r < size(); r++)
+          copy_bytes(out + static_cast<size_t>(r) * block + begin, stage(r, turn) + static_cast<size_t>(rank()) * chunk,
+                     bytes);
       });
 }
 
@@ -289,11 +310,13 @@ void Communicator::barrier(std::string_view name) {
 // ---- point to point ----
 
 Communicator::Mail& Communicator::mail(int from, int to) const {
-  return *reinterpret_cast<Mail*>(mails_.parts[static_cast<size_t>(from)] + static_cast<size_t>(to) * (sizeof(Mail) + 2 * letter_bytes_));
+  return *reinterpret_cast<Mail*>(mails_.parts[static_cast<size_t>(from)] +
+                                  static_cast<size_t>(to) * (sizeof(Mail) + 2 * letter_bytes_));
 }
 
 void Communicator::send(const void* data, size_t count, DType type, int to, std::string_view name) {
-  if (to < 0 || to >= size() || to == rank()) fail<InvalidArgument>("rank {} cannot send '{}' to rank {}", rank(), name, to);
+  if (to < 0 || to >= size() || to == rank())
+    fail<InvalidArgument>("rank {} cannot send '{}' to rank {}", rank(), name, to);
   Mail& box = mail(rank(), to);
   const auto* bytes = static_cast<const std::byte*>(data);
   size_t begin = 0;
@@ -316,7 +339,8 @@ void Communicator::send(const void* data, size_t count, DType type, int to, std:
 }
 
 void Communicator::receive(void* data, size_t count, DType type, int from, std::string_view name) {
-  if (from < 0 || from >= size() || from == rank()) fail<InvalidArgument>("rank {} cannot receive '{}' from rank {}", rank(), name, from);
+  if (from < 0 || from >= size() || from == rank())
+    fail<InvalidArgument>("rank {} cannot receive '{}' from rank {}", rank(), name, from);
   Mail& box = mail(from, rank());
   auto* bytes = static_cast<std::byte*>(data);
   size_t begin = 0;
@@ -327,8 +351,8 @@ void Communicator::receive(void* data, size_t count, DType type, int from, std::
         from, [&] { return box.posted.load() != number; }, [&] { return fmt::format("receive '{}'", name); });
     const Mail::Head& head = box.heads[number % 2];
     if (head.count != count || head.type != type || name.substr(0, kNameBytes - 1) != head.name)
-      fail<Mismatch>("rank {} expects '{}' of {} × {} from rank {}, which sent '{}' of {} × {}", rank(), name, count, trireme::name_of(type), from, head.name,
-                     head.count, trireme::name_of(head.type));
+      fail<Mismatch>("rank {} expects '{}' of {} × {} from rank {}, which sent '{}' of {} × {}", rank(), name, count,
+                     trireme::name_of(type), from, head.name, head.count, trireme::name_of(head.type));
     copy_bytes(bytes + begin, box.letter(number, letter_bytes_), length);
     box.taken.store(number + 1);
     rounds_.ring();

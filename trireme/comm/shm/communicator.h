@@ -11,10 +11,10 @@
 namespace trireme::comm::shm {
 
 struct Options {
-  Seconds timeout{60};           // deadline of every wait
+  Seconds timeout{60};                      // deadline of every wait
   std::string timeout_setting = "timeout";  // what error messages call it
   size_t stage_bytes = 1 << 17;  // of one stage, for data that is not in the segment; each rank has kStages of them
-  std::vector<int> names{};      // what messages call the ranks, where they have other numbers in the job; default: 0, 1, …
+  std::vector<int> names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, …
 };
 
 /// A block of the segment that every rank reaches: `parts[r]` is rank r's, as mapped here.
@@ -23,8 +23,9 @@ struct SharedBlock {
   size_t bytes = 0;  // of each part
 };
 
-/// Two ways through memory. Data inside the segment (arenas) is reduced in place: each rank reads its slice of everybody's data and writes the
-/// result back to all. Private data goes through each rank's *stage*, chunk by chunk: copy in, meet, read the peers' stages.
+/// Two ways through memory. Data inside the segment (arenas) is reduced in place: each rank reads its slice of
+/// everybody's data and writes the result back to all. Private data goes through each rank's *stage*, chunk by chunk:
+/// copy in, meet, read the peers' stages.
 class Communicator final : public comm::Communicator {
  public:
   /// Collective. `segment` must be the same memory in every rank, and empty.
@@ -63,10 +64,13 @@ class Communicator final : public comm::Communicator {
   static constexpr uint32_t kStages = 4;  // per rank, used in turn
   static constexpr uint32_t kLead = 2;    // pieces that a rank stages before it consumes the first
 
-  std::byte* stage(int rank, uint32_t turn) const { return stages_.parts[static_cast<size_t>(rank)] + turn % kStages * options_.stage_bytes; }
+  std::byte* stage(int rank, uint32_t turn) const {
+    return stages_.parts[static_cast<size_t>(rank)] + turn % kStages * options_.stage_bytes;
+  }
   uint32_t claim_stage();
   template <class CopyIn, class Consume>
-  void staged(Fingerprint what, space::Range bytes, size_t chunk, std::string_view name, const CopyIn& copy_in, const Consume& consume);
+  void staged(Fingerprint what, space::Range bytes, size_t chunk, std::string_view name, const CopyIn& copy_in,
+              const Consume& consume);
   void reduce_slice(uint32_t round, size_t count, DType type, Op op);
   void allreduce_staged(std::byte* data, space::Range bytes, Fingerprint what, std::string_view name);
   void reduce_staged(std::byte* data, size_t bytes, uint32_t turn, DType type, Op op);
@@ -82,7 +86,7 @@ class Communicator final : public comm::Communicator {
   SharedBlock stages_;
   SharedBlock mails_;  // part `from` holds its letters to everybody
   size_t letter_bytes_ = 0;
-  uint32_t turn_ = 0;                                         // stages used so far; a stage's number is its turn modulo kStages
+  uint32_t turn_ = 0;  // stages used so far; a stage's number is its turn modulo kStages
   std::array<std::optional<uint32_t>, kStages> stage_round_;  // the last round that used a stage
   std::deque<Open> open_;                                     // in the order of their rounds
 };

@@ -1,17 +1,17 @@
-#include <trireme/comm/shm/rendezvous.h>
-
 #include <fmt/ranges.h>
 #include <poll.h>
 #include <sys/socket.h>
 
-#include <trireme/base/error.h>
-#include <trireme/base/unix_socket.h>
-#include <trireme/space/layout.h>
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
 #include <vector>
+
+#include <trireme/base/error.h>
+#include <trireme/base/unix_socket.h>
+#include <trireme/comm/shm/rendezvous.h>
+#include <trireme/space/layout.h>
 
 namespace trireme::comm::shm {
 namespace {
@@ -35,7 +35,8 @@ void answer(int connection, const std::string& refusal, int descriptor) {
   Answer message{kMagic, refusal.empty(), {}};
   std::strncpy(message.text, refusal.c_str(), sizeof message.text - 1);
   // A peer that is gone shows up as missing.
-  refusal.empty() ? send_message(connection, &message, sizeof message, {descriptor}) : send_message(connection, &message, sizeof message);
+  refusal.empty() ? send_message(connection, &message, sizeof message, {descriptor})
+                  : send_message(connection, &message, sizeof message);
 }
 
 constexpr Seconds kOwnFirst{2};  // in which a rank looks for the rank 0 of its own origin alone
@@ -49,7 +50,9 @@ std::vector<std::string> meeting_points(const std::string& job, const std::strin
 }
 
 std::string objection(const Hello& hello, int ranks, const std::vector<bool>& seen) {
-  if (hello.ranks != ranks) return fmt::format("rank {} was told that there are {} ranks, rank 0 that there are {}", hello.rank, hello.ranks, ranks);
+  if (hello.ranks != ranks)
+    return fmt::format("rank {} was told that there are {} ranks, rank 0 that there are {}", hello.rank, hello.ranks,
+                       ranks);
   if (hello.rank < 0 || hello.rank >= ranks)
     return fmt::format("there is no rank {} among {} ranks", hello.rank, ranks);
   if (hello.rank == 0 || seen[static_cast<size_t>(hello.rank)])
@@ -105,8 +108,8 @@ std::shared_ptr<Segment> host(const std::string& job, int ranks, const Deadline&
       std::vector<int> absent;
       for (int r = 1; r < ranks; r++)
         if (!seen[static_cast<size_t>(r)]) absent.push_back(r);
-      fail<Timeout>("rank {} did not come to job '{}' within {:.3g} s. Were all {} ranks started, on this machine?", fmt::join(absent, ", "), job,
-                    deadline.limit().count(), ranks);
+      fail<Timeout>("rank {} did not come to job '{}' within {:.3g} s. Were all {} ranks started, on this machine?",
+                    fmt::join(absent, ", "), job, deadline.limit().count(), ranks);
     }
     if (!same_user(connection.get())) continue;
     limit_wait(connection.get(), Seconds(1));
@@ -129,7 +132,9 @@ Descriptor connect_to_host(const std::string& job, int rank, const Deadline& dea
       Descriptor socket = open_unix_socket();
       if (connect_to(socket.get(), points[i])) return socket;
     }
-    if (deadline.passed()) fail<Timeout>("rank {} found no rank 0 of job '{}' on this machine within {:.3g} s", rank, job, deadline.limit().count());
+    if (deadline.passed())
+      fail<Timeout>("rank {} found no rank 0 of job '{}' on this machine within {:.3g} s", rank, job,
+                    deadline.limit().count());
     std::this_thread::sleep_for(pause);  // nothing signals the birth of an abstract socket
   }
 }
@@ -140,7 +145,8 @@ std::shared_ptr<Segment> visit(const std::string& job, int rank, int ranks, cons
   if (!same_user(socket.get())) fail<IoError>("the meeting point of job '{}' belongs to another user", job);
   limit_wait(socket.get(), deadline.left() + Seconds(1));
   const Hello hello{kMagic, rank, ranks};
-  if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello) fail<PeerLost>("rank 0 went away while rank {} joined", rank);
+  if (send(socket.get(), &hello, sizeof hello, MSG_NOSIGNAL) != sizeof hello)
+    fail<PeerLost>("rank 0 went away while rank {} joined", rank);
 
   Answer message{};
   std::vector<Descriptor> descriptors;
@@ -161,7 +167,8 @@ std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Secon
 
 Beacon::Beacon(const std::string& job, int rank) : socket_(open_unix_socket()) {
   if (!listen_at(socket_.get(), meeting_point(fmt::format("{}/rank {}", job, rank)), 4096))
-    fail<Mismatch>("cannot claim rank {} of job '{}' on this machine: {}. Does another process have the same rank?", rank, job, errno_text());
+    fail<Mismatch>("cannot claim rank {} of job '{}' on this machine: {}. Does another process have the same rank?",
+                   rank, job, errno_text());
 }
 
 bool Beacon::seen(const std::string& job, int rank) {

@@ -20,8 +20,9 @@ namespace trireme::comm::shm {
 std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Seconds timeout,
                               const std::string& origin = "");
 
-/// Shows the other ranks of this machine that this one is here, for as long as it lives. A socket whose abstract name only processes of the same machine (and
-/// network namespace) can reach: who can is one that meet() can share memory with.
+/// Shows the other ranks of this machine that this one is here, for as long as it lives. A socket whose abstract name
+/// only processes of the same machine (and network namespace) can reach: who can is one that meet() can share memory
+/// with.
 class Beacon {
  public:
   Beacon(const std::string& job, int rank);

@@ -1,16 +1,16 @@
-#include <trireme/comm/shm/rounds.h>
-
 #include <poll.h>
 #include <sys/eventfd.h>
 
-#include <trireme/base/advice.h>
-#include <trireme/base/error.h>
-#include <trireme/base/process.h>
-#include <trireme/space/layout.h>
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <exception>
+
+#include <trireme/base/advice.h>
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/comm/shm/rounds.h>
+#include <trireme/space/layout.h>
 
 namespace trireme::comm::shm {
 namespace {
@@ -22,7 +22,8 @@ std::string describe_call(const Fingerprint& what, std::string_view name) {
       return fmt::format("barrier '{}'", name);
     case Kind::allreduce:
     case Kind::reduce_scatter:
-      return fmt::format("{}{} ({}) '{}'{}", what.part == kStarted ? "started " : "", name_of(what.kind), trireme::name_of(what.op), name, elements);
+      return fmt::format("{}{} ({}) '{}'{}", what.part == kStarted ? "started " : "", name_of(what.kind),
+                         trireme::name_of(what.op), name, elements);
     case Kind::broadcast:
       return fmt::format("broadcast from rank {} '{}'{}", what.root, name, elements);
     default:
@@ -38,8 +39,8 @@ std::string_view name_of(Kind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
-Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout, std::vector<int> names,
-               std::string timeout_setting)
+Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout,
+               std::vector<int> names, std::string timeout_setting)
     : segment_(std::move(segment)),
       rank_(rank),
       ranks_(ranks),
@@ -49,7 +50,8 @@ Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ra
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
   // A rank without a core of its own must not burn the one that its peer needs.
   const bool crowded = ranks > usable_cores();
-  // One with a core has nothing better to do, and sleeping costs tens of microseconds (much more on a virtual machine): it looks for a few milliseconds.
+  // One with a core has nothing better to do, and sleeping costs tens of microseconds (much more on a virtual machine):
+  // it looks for a few milliseconds.
   spins_ = crowded ? 0 : 4000;
   yields_ = crowded ? 30 : 5000;
   try {
@@ -68,7 +70,8 @@ void Rounds::join_all() {
   ring(rank_);
   for (int peer = 0; peer < ranks_; peer++)
     await(
-        peer, [&] { return stations_[peer].state.load() != kAbsent; }, [] { return std::string("the start of the job"); });
+        peer, [&] { return stations_[peer].state.load() != kAbsent; },
+        [] { return std::string("the start of the job"); });
 
   stop_ = Descriptor(eventfd(0, EFD_CLOEXEC));
   processes_.resize(static_cast<size_t>(ranks_));
@@ -77,7 +80,8 @@ void Rounds::join_all() {
     const pid_t pid = stations_[peer].pid.load();
     if (pid == getpid()) continue;  // this rank, or ranks that are threads of one process
     processes_[static_cast<size_t>(peer)] = open_process(pid);
-    if (!processes_[static_cast<size_t>(peer)] && errno == ESRCH && stations_[peer].state.load() == kPresent) lost_.store(peer);  // died since
+    if (!processes_[static_cast<size_t>(peer)] && errno == ESRCH && stations_[peer].state.load() == kPresent)
+      lost_.store(peer);  // died since
     others = true;
   }
   if (others) watcher_ = std::thread([this] { watch(); });
@@ -131,12 +135,15 @@ void Rounds::compare(int peer, uint32_t round) {
   const Entry &mine = entry(rank_, round), &theirs = entry(peer, round);
   if (mine.what == theirs.what) return;
   announce(Then::work);  // the others are to find the same
-  fail<Mismatch>("ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in the same order", round,
-                 name_of(rank_), describe(rank_, round), name_of(peer), describe(peer, round));
+  fail<Mismatch>(
+      "ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in "
+      "the same order",
+      round, name_of(rank_), describe(rank_, round), name_of(peer), describe(peer, round));
 }
 
 void Rounds::finish(uint32_t round, Then then) {
-  if (finished_ != round) fail<Error>("round {} finished before an earlier one: a collective was called in the middle of a step", round);
+  if (finished_ != round)
+    fail<Error>("round {} finished before an earlier one: a collective was called in the middle of a step", round);
   stations_[rank_].finished.store(++finished_, std::memory_order_release);
   unannounced_ = true;
   announce(then);
@@ -168,7 +175,8 @@ void Rounds::announce(Then then) {
   ring();
 }
 
-/// A change, not only a look: a sleeper either was counted before it, or is counted after it and then sees all that this rank wrote.
+/// A change, not only a look: a sleeper either was counted before it, or is counted after it and then sees all that
+/// this rank wrote.
 void Rounds::ring() {
   if (stations_[rank_].sleepers.fetch_add(0) != 0) ring(rank_);
 }
@@ -178,7 +186,9 @@ void Rounds::ring(int rank) {
   futex_wake_all(stations_[rank].bell);
 }
 
-std::string Rounds::describe(int rank, uint32_t round) const { return describe_call(entry(rank, round).what, stations_[rank].names[round % kAhead].data()); }
+std::string Rounds::describe(int rank, uint32_t round) const {
+  return describe_call(entry(rank, round).what, stations_[rank].names[round % kAhead].data());
+}
 
 void Rounds::interrupt(std::exception_ptr cause) noexcept {
   cause_ = std::move(cause);
@@ -212,17 +222,20 @@ void Rounds::give_up(int awaited, const std::string& what) const {
   }
   if (failed >= 0) awaited = failed;
   if (stations_[awaited].state.load() == kFailed)
-    fail<PeerLost>("rank {} stopped after an error of its own (see its output); rank {} waited for it in {}", name_of(awaited), name_of(rank_), what);
-  fail<PeerLost>("rank {} has ended its part of the job, but rank {} still waits for it in {}. Do all ranks run the same steps?", name_of(awaited),
-                 name_of(rank_), what);
+    fail<PeerLost>("rank {} stopped after an error of its own (see its output); rank {} waited for it in {}",
+                   name_of(awaited), name_of(rank_), what);
+  fail<PeerLost>(
+      "rank {} has ended its part of the job, but rank {} still waits for it in {}. Do all ranks run the same steps?",
+      name_of(awaited), name_of(rank_), what);
 }
 
 void Rounds::time_out(int peer, const std::string& what) const {
   const pid_t pid = stations_[peer].pid.load();
   if (pid == 0)
-    fail<Timeout>("rank {} did not come to the job within {:.3g} s (waiting: rank {}, in {})", name_of(peer), timeout_.count(), name_of(rank_), what);
-  fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting{}", name_of(peer), pid, process_state(pid),
-                what, timeout_.count(), name_of(rank_), longer_helps(timeout_setting_));
+    fail<Timeout>("rank {} did not come to the job within {:.3g} s (waiting: rank {}, in {})", name_of(peer),
+                  timeout_.count(), name_of(rank_), what);
+  fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting{}", name_of(peer),
+                pid, process_state(pid), what, timeout_.count(), name_of(rank_), longer_helps(timeout_setting_));
 }
 
 /// The first counts, unless it died because of another: then that one does.

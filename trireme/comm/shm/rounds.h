@@ -1,9 +1,10 @@
 #pragma once
 // Keeping time: the one mechanism on which everything that ranks of a machine do together is built.
 //
-// Vocabulary. A *round* is one collective, numbered from 0. A rank *arrives* at a round by publishing an *entry*: what it is about to do
-// and where its data is. When all have arrived, each rank does its *part* (say, sums its slice) and then *finishes* the round. When all have
-// finished, the results may be used. Rounds run in order; a rank may arrive at up to kAhead - 1 rounds before it finishes the first.
+// Vocabulary. A *round* is one collective, numbered from 0. A rank *arrives* at a round by publishing an *entry*: what
+// it is about to do and where its data is. When all have arrived, each rank does its *part* (say, sums its slice) and
+// then *finishes* the round. When all have finished, the results may be used. Rounds run in order; a rank may arrive at
+// up to kAhead - 1 rounds before it finishes the first.
 //
 // An entry is one cache line, so that arrival, fingerprint and data offset cross to the other core in one transfer.
 #include <array>
@@ -24,7 +25,17 @@
 
 namespace trireme::comm::shm {
 
-enum class Kind : uint8_t { none, barrier, allreduce, reduce_scatter, all_gather, broadcast, all_to_all, allocate, step };
+enum class Kind : uint8_t {
+  none,
+  barrier,
+  allreduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  all_to_all,
+  allocate,
+  step
+};
 std::string_view name_of(Kind kind);
 
 /// What all ranks must agree on.
@@ -53,8 +64,8 @@ constexpr size_t kNameBytes = 56;
 
 enum State : uint32_t { kAbsent, kPresent, kLeft, kFailed };
 
-/// One rank's block of the shared control area. Written by its owner only, but for the bell and the count of sleepers. What peers look at and what sleepers
-/// change lie in different pairs of cache lines.
+/// One rank's block of the shared control area. Written by its owner only, but for the bell and the count of sleepers.
+/// What peers look at and what sleepers change lie in different pairs of cache lines.
 struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Padding)
   std::atomic<uint32_t> finished;  // rounds finished
   std::atomic<uint32_t> state;     // a State
@@ -67,8 +78,9 @@ struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Pa
   std::array<char, 256> cause;   // of its death, if it could still write one: ends with 0
 };
 
-/// What a rank does after it has arrived or finished: goes on with its own work, or waits at once for the others to do the same. Looking for sleepers to wake
-/// means waiting until what was written has reached the other cores; a rank that waits anyway looks afterwards.
+/// What a rank does after it has arrived or finished: goes on with its own work, or waits at once for the others to do
+/// the same. Looking for sleepers to wake means waiting until what was written has reached the other cores; a rank that
+/// waits anyway looks afterwards.
 enum class Then { work, wait };
 
 /// This rank's place in the rounds. Not thread-safe. The constructor blocks until all ranks are present.
@@ -76,9 +88,10 @@ class Rounds {
  public:
   static constexpr size_t bytes(int ranks) { return round_up(sizeof(Station) * static_cast<size_t>(ranks), kPage); }
 
-  /// `names` are what messages call the ranks, where they have other numbers in the job; empty: 0, 1, … `timeout_setting`: what they call the timeout.
-  Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout, std::vector<int> names = {},
-         std::string timeout_setting = "");
+  /// `names` are what messages call the ranks, where they have other numbers in the job; empty: 0, 1, …
+  /// `timeout_setting`: what they call the timeout.
+  Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout,
+         std::vector<int> names = {}, std::string timeout_setting = "");
   ~Rounds();
 
   int rank() const { return rank_; }
@@ -86,7 +99,8 @@ class Rounds {
   Seconds timeout() const { return timeout_; }
   int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<size_t>(rank)]; }
 
-  /// Publishes this rank's entry for the next round and returns the round's number. Waits only when kAhead rounds are open.
+  /// Publishes this rank's entry for the next round and returns the round's number. Waits only when kAhead rounds are
+  /// open.
   uint32_t arrive(const Fingerprint& what, uint64_t offset, std::string_view name, Then then = Then::work);
   /// True when every rank has arrived; does not wait. Throws Mismatch when somebody came for something else.
   bool all_arrived(uint32_t round);
@@ -113,14 +127,20 @@ class Rounds {
 
  private:
   // This rank's own from a copy: its line in shared memory is in the cache of whoever looked at it last.
-  const Entry& entry(int rank, uint32_t round) const { return rank == rank_ ? own_[round % kAhead] : stations_[rank].entries[round % kAhead]; }
-  bool arrived(int rank, uint32_t round) const { return static_cast<int32_t>(entry(rank, round).round.load() - (round + 1)) >= 0; }
+  const Entry& entry(int rank, uint32_t round) const {
+    return rank == rank_ ? own_[round % kAhead] : stations_[rank].entries[round % kAhead];
+  }
+  bool arrived(int rank, uint32_t round) const {
+    return static_cast<int32_t>(entry(rank, round).round.load() - (round + 1)) >= 0;
+  }
   bool finished(int rank, uint32_t round) const {
     return static_cast<int32_t>((rank == rank_ ? finished_ : stations_[rank].finished.load()) - (round + 1)) >= 0;
   }
   void compare(int peer, uint32_t round);
   std::string describe(int rank, uint32_t round) const;
-  bool trouble(int awaited) const { return lost_.load() >= 0 || interrupted_.load() || stations_[awaited].state.load() > kPresent; }
+  bool trouble(int awaited) const {
+    return lost_.load() >= 0 || interrupted_.load() || stations_[awaited].state.load() > kPresent;
+  }
   [[noreturn]] void give_up(int awaited, const std::string& what) const;
   bool is_victim(int rank) const { return stations_[rank].victim.load() != 0; }
   int failed_by_itself() const;

@@ -6,7 +6,9 @@ namespace {
 /// Null when the data do not fit what was asked.
 std::byte* place_of(const Request& r, const Reply& reply, shm::Memory& memory) {
   const shm::Plot& plot = memory.plot();
-  if (r.verb == Verb::sparse_pull) return r.extra <= plot.staging_bytes && reply.bytes <= plot.staging_bytes - r.extra ? memory.staging() + r.extra : nullptr;
+  if (r.verb == Verb::sparse_pull)
+    return r.extra <= plot.staging_bytes && reply.bytes <= plot.staging_bytes - r.extra ? memory.staging() + r.extra
+                                                                                        : nullptr;
   const bool dense = r.verb == Verb::pull || r.verb == Verb::push;
   const bool fits = reply.bytes == r.bytes && r.begin <= plot.flat_bytes && r.bytes <= plot.flat_bytes - r.begin;
   return dense && fits ? memory.parameters() + r.begin : nullptr;
@@ -15,7 +17,8 @@ std::byte* place_of(const Request& r, const Reply& reply, shm::Memory& memory) {
 }  // namespace
 
 std::string Arrival::take(const grpc::ByteBuffer& piece, shm::Memory& memory, const FindRequest& find) {
-  std::string fault = assembly_.take(piece, [&](const Frame& frame, size_t bytes) { return place(frame, bytes, memory, find); });
+  std::string fault =
+      assembly_.take(piece, [&](const Frame& frame, size_t bytes) { return place(frame, bytes, memory, find); });
   const Kind kind = frame().head.kind;
   return fault.empty() && kind != Kind::welcome && kind != Kind::reply ? "it talks like a worker" : fault;
 }
@@ -24,7 +27,8 @@ std::byte* Arrival::place(const Frame& frame, size_t bytes, shm::Memory& memory,
   unasked_ = false;
   text_.clear();
   const Reply& reply = frame.reply;
-  if (frame.head.kind == Kind::welcome || (frame.head.kind == Kind::reply && (reply.status >= Status::invalid || answers_in_words(reply.verb)))) {
+  if (frame.head.kind == Kind::welcome ||
+      (frame.head.kind == Kind::reply && (reply.status >= Status::invalid || answers_in_words(reply.verb)))) {
     text_.resize(bytes);
     return reinterpret_cast<std::byte*>(text_.data());
   }

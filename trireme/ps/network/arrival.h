@@ -4,6 +4,7 @@
 #include <optional>
 
 #include <trireme/ps/shm/memory.h>
+
 #include "assembly.h"
 
 namespace trireme::ps::network {

@@ -7,8 +7,8 @@ namespace trireme::ps::network {
 /// A frame that comes piece by piece. One thread at a time.
 class Assembly {
  public:
-  /// Takes the next piece. `place(frame, bytes)` is asked once per frame, before the first byte is written: where all that follows its prefix goes, so many
-  /// bytes; null: nowhere. Returns what is wrong, or "".
+  /// Takes the next piece. `place(frame, bytes)` is asked once per frame, before the first byte is written: where all
+  /// that follows its prefix goes, so many bytes; null: nowhere. Returns what is wrong, or "".
   template <class Place>
   std::string take(const grpc::ByteBuffer& piece, const Place& place) {
     Reader reader(piece);

@@ -1,10 +1,10 @@
-#include <trireme/ps/network/blocks.h>
-
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <new>
 #include <vector>
+
+#include <trireme/ps/network/blocks.h>
 
 namespace trireme::ps::network {
 namespace {
@@ -55,7 +55,8 @@ Blocks::Blocks() : shelf_(std::make_shared<Shelf>()) {}
 
 std::shared_ptr<std::byte> Blocks::take(size_t bytes) {
   const size_t size = size_for(bytes);
-  return {shelf_->take(size).release(), [shelf = shelf_, size](std::byte* memory) { shelf->give_back(Memory(memory), size); }};
+  return {shelf_->take(size).release(),
+          [shelf = shelf_, size](std::byte* memory) { shelf->give_back(Memory(memory), size); }};
 }
 
 }  // namespace trireme::ps::network

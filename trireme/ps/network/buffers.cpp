@@ -8,8 +8,8 @@ namespace trireme::ps::network {
 namespace {
 
 constexpr int kPingAfter = 1'000, kPingAnswer = 3'000;  // milliseconds
-constexpr int kFrame = 1 << 20;                         // of HTTP/2: the default of 16 KiB costs a pass through gRPC's parser each
-constexpr int kAhead = 4 << 20;                         // bytes of a stream that may be under way: a few chunks
+constexpr int kFrame = 1 << 20;  // of HTTP/2: the default of 16 KiB costs a pass through gRPC's parser each
+constexpr int kAhead = 4 << 20;  // bytes of a stream that may be under way: a few chunks
 
 using Setting = std::pair<const char*, int>;
 constexpr std::array kBoth = {
@@ -17,14 +17,17 @@ constexpr std::array kBoth = {
     Setting{GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, static_cast<int>(kPiece)},
     Setting{GRPC_ARG_HTTP2_MAX_FRAME_SIZE, kFrame},
     Setting{GRPC_ARG_HTTP2_STREAM_LOOKAHEAD_BYTES, kAhead},
-    Setting{GRPC_ARG_HTTP2_BDP_PROBE, 1},  // without, a connection has a window of 64 KiB, and every message waits for leave to send the rest
+    Setting{GRPC_ARG_HTTP2_BDP_PROBE,
+            1},  // without, a connection has a window of 64 KiB, and every message waits for leave to send the rest
     Setting{GRPC_ARG_KEEPALIVE_TIME_MS, kPingAfter},
     Setting{GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kPingAnswer},
     Setting{GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
     Setting{GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0},
 };
 
-void release(void* keep) { const std::unique_ptr<std::shared_ptr<const void>> last(static_cast<std::shared_ptr<const void>*>(keep)); }
+void release(void* keep) {
+  const std::unique_ptr<std::shared_ptr<const void>> last(static_cast<std::shared_ptr<const void>*>(keep));
+}
 
 /// Without a copy.
 grpc::Slice view(std::span<const std::byte> bytes, const std::shared_ptr<const void>& keep) {
@@ -75,8 +78,10 @@ Pieces compose(const Parts& parts) {
   if (head.kind == Kind::reply) std::memcpy(prefix.data() + sizeof head, &parts.reply, sizeof parts.reply);
   Cutter cutter;
   cutter.add(prefix.size(), [&](size_t at, size_t bytes) { return grpc::Slice(prefix.data() + at, bytes); });
-  cutter.add(parts.data.size(), [&](size_t at, size_t bytes) { return view(parts.data.subspan(at, bytes), parts.keep); });
-  cutter.add(parts.present.size(), [&](size_t at, size_t bytes) { return grpc::Slice(parts.present.data() + at, bytes); });
+  cutter.add(parts.data.size(),
+             [&](size_t at, size_t bytes) { return view(parts.data.subspan(at, bytes), parts.keep); });
+  cutter.add(parts.present.size(),
+             [&](size_t at, size_t bytes) { return grpc::Slice(parts.present.data() + at, bytes); });
   return cutter.take();
 }
 
@@ -111,7 +116,8 @@ void prepare(grpc::ServerBuilder& builder) {
   builder.SetMaxSendMessageSize(static_cast<int>(kPiece));
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, kPingAfter / 2);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PING_STRIKES, 0);
-  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);  // or two servers would share a port, and workers between them
+  builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
+                             0);  // or two servers would share a port, and workers between them
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kMostChannels);
   builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
 }

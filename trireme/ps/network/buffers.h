@@ -1,5 +1,6 @@
 #pragma once
-// Frames as gRPC carries them, and how its connections are set up. Not installed: only lane.cpp, stream.cpp, door.cpp and visitor.cpp see gRPC.
+// Frames as gRPC carries them, and how its connections are set up. Not installed: only lane.cpp, stream.cpp, door.cpp
+// and visitor.cpp see gRPC.
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/support/byte_buffer.h>
 

@@ -1,11 +1,11 @@
-#include <trireme/ps/network/door.h>
-
 #include <fmt/format.h>
 
 #include <trireme/base/error.h>
-#include <trireme/cluster/coordinator.h>
-#include <trireme/cluster/grpc.h>
-#include <trireme/cluster/reach.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/grpc.h>
+#include <trireme/cluster/coordination/reach.h>
+#include <trireme/ps/network/door.h>
+
 #include "visitor.h"
 
 namespace trireme::ps::network {
@@ -14,17 +14,21 @@ namespace {
 constexpr auto kLastWords = std::chrono::milliseconds(500);  // for answers that are on their way when a server stops
 
 /// Has a visitor wait for the next worker, always.
-void expect_one(const std::shared_ptr<Hall>& hall, grpc::AsyncGenericService& service, grpc::ServerCompletionQueue& queue) {
+void expect_one(const std::shared_ptr<Hall>& hall, grpc::AsyncGenericService& service,
+                grpc::ServerCompletionQueue& queue) {
   const auto visitor = std::make_shared<Visitor>(hall);
-  if (hall->add(visitor)) visitor->expect(visitor, service, queue, [hall, &service, &queue] { expect_one(hall, service, queue); });
+  if (hall->add(visitor))
+    visitor->expect(visitor, service, queue, [hall, &service, &queue] { expect_one(hall, service, queue); });
 }
 
 class NetworkDoor final : public Door {
  public:
-  NetworkDoor(const DoorOptions& options, Inbox& inbox) : hall_(std::make_shared<Hall>(options.server, options.token, inbox)) {
+  NetworkDoor(const DoorOptions& options, Inbox& inbox)
+      : hall_(std::make_shared<Hall>(options.server, options.token, inbox)) {
     grpc::ServerBuilder builder;
     prepare(builder);
-    builder.AddListeningPort(cluster::joined(options.address, options.port), cluster::server_credentials(options.tls), &port_);
+    builder.AddListeningPort(cluster::joined(options.address, options.port), cluster::server_credentials(options.tls),
+                             &port_);
     builder.RegisterAsyncGenericService(&calls_);
     auto queue = builder.AddCompletionQueue();
     grpc::ServerCompletionQueue& same = *queue;
@@ -35,8 +39,8 @@ class NetworkDoor final : public Door {
       return;
     }
     stop();
-    fail<IoError>("host {}: server {} cannot listen on {}: {}", cluster::own_host_name(), options.server, cluster::joined(options.address, options.port),
-                  cluster::listen_fault(options.address, options.port));
+    fail<IoError>("host {}: server {} cannot listen on {}: {}", cluster::own_host_name(), options.server,
+                  cluster::joined(options.address, options.port), cluster::listen_fault(options.address, options.port));
   }
   ~NetworkDoor() override { stop(); }
   NetworkDoor(const NetworkDoor&) = delete;
@@ -66,7 +70,8 @@ class NetworkDoor final : public Door {
 
 std::unique_ptr<Door> open_door(const DoorOptions& options, Inbox& inbox) {
   if (options.token.empty())
-    fail<InvalidArgument>("server {} needs a token: without one, anybody on the network could write to its parameters", options.server);
+    fail<InvalidArgument>("server {} needs a token: without one, anybody on the network could write to its parameters",
+                          options.server);
   cluster::prepare_grpc();
   const cluster::SignalsBlocked blocked;
   return std::make_unique<NetworkDoor>(options, inbox);

@@ -1,9 +1,9 @@
-#include <trireme/ps/network/frames.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cstring>
+
+#include <trireme/ps/network/frames.h>
 
 namespace trireme::ps::network {
 namespace {
@@ -28,15 +28,20 @@ uint64_t brings(const Request& r) {
 std::string fault_of(const Head& head, const Request& r) {
   if (r.verb >= Verb::count) return fmt::format("there is no request {}", static_cast<int>(r.verb));
   if (r.id == 0) return "a request without a number";
-  if (head.data != brings(r)) return fmt::format("a {} of {} bytes that brings {}", name_of(r.verb), brings(r), head.data);
-  if (head.present != 0 && (r.verb != Verb::push || head.present > kMostSlots)) return fmt::format("{} slots in a {}", head.present, name_of(r.verb));
+  if (head.data != brings(r))
+    return fmt::format("a {} of {} bytes that brings {}", name_of(r.verb), brings(r), head.data);
+  if (head.present != 0 && (r.verb != Verb::push || head.present > kMostSlots))
+    return fmt::format("{} slots in a {}", head.present, name_of(r.verb));
   return "";
 }
 
 std::string fault_of(const Head& head, const Reply& r) {
-  if (r.verb >= Verb::count) return fmt::format("an answer to request {}, which there is not", static_cast<int>(r.verb));
-  if (r.status > Status::peer_lost) return fmt::format("an answer with status {}, which there is not", static_cast<int>(r.status));
-  if (head.data != r.bytes || head.present != 0) return fmt::format("an answer of {} bytes that brings {} and {}", r.bytes, head.data, head.present);
+  if (r.verb >= Verb::count)
+    return fmt::format("an answer to request {}, which there is not", static_cast<int>(r.verb));
+  if (r.status > Status::peer_lost)
+    return fmt::format("an answer with status {}, which there is not", static_cast<int>(r.status));
+  if (head.data != r.bytes || head.present != 0)
+    return fmt::format("an answer of {} bytes that brings {} and {}", r.bytes, head.data, head.present);
   return "";
 }
 
@@ -58,7 +63,9 @@ Frame decode_prefix(std::span<const std::byte, kPrefix> prefix, uint64_t size) {
   if (head.magic != kMagic) {
     frame.fault = "what came is no message of a parameter server or its worker";
   } else if (head.version != kVersion) {
-    frame.fault = fmt::format("version {} of the protocol, here it is {}: all hosts must run the same version of Trireme", head.version, kVersion);
+    frame.fault =
+        fmt::format("version {} of the protocol, here it is {}: all hosts must run the same version of Trireme",
+                    head.version, kVersion);
   } else if (size < kPrefix || size > kMostBytes || head.data > rest || head.present != rest - head.data) {
     frame.fault = fmt::format("a message of {} bytes that says it has {} and {}", size, head.data, head.present);
   } else if (head.kind == Kind::request) {
@@ -68,13 +75,15 @@ Frame decode_prefix(std::span<const std::byte, kPrefix> prefix, uint64_t size) {
     std::memcpy(&frame.reply, prefix.data() + sizeof head, sizeof frame.reply);
     frame.fault = fault_of(head, frame.reply);
   } else {
-    frame.fault = head.kind < Kind::count ? fault_of(head) : fmt::format("there is no message of kind {}", static_cast<int>(head.kind));
+    frame.fault = head.kind < Kind::count ? fault_of(head)
+                                          : fmt::format("there is no message of kind {}", static_cast<int>(head.kind));
   }
   return frame;
 }
 
 Frame decode(std::span<const std::byte> bytes) {
-  if (bytes.size() < kPrefix) return {.fault = fmt::format("a message of {} bytes; none has fewer than {}", bytes.size(), kPrefix)};
+  if (bytes.size() < kPrefix)
+    return {.fault = fmt::format("a message of {} bytes; none has fewer than {}", bytes.size(), kPrefix)};
   Frame frame = decode_prefix(bytes.first<kPrefix>(), bytes.size());
   if (!frame.fault.empty()) return frame;
   frame.data = bytes.subspan(kPrefix, frame.head.data);

@@ -5,9 +5,11 @@
 //   bytes 64 … 127    Request or Reply
 //   from byte 128     data, then `present`: data are aligned where the frame is
 //
-// A frame travels in pieces of kPiece bytes, and the rest in the last one: while one is on its way, the one before is unpacked.
+// A frame travels in pieces of kPiece bytes, and the rest in the last one: while one is on its way, the one before is
+// unpacked.
 //
-// The first frame of a stream is a hello (its data: the job's text), the first answer a welcome (its data: why the worker is not admitted, or nothing).
+// The first frame of a stream is a hello (its data: the job's text), the first answer a welcome (its data: why the
+// worker is not admitted, or nothing).
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -34,8 +36,8 @@ struct Head {
   uint32_t channels = 0;             // hello: so many
   int32_t worker = -1, server = -1;  // hello
   int32_t model = 0;                 // hello: the model's number, or kRoll
-  uint64_t visit = 0;              // hello: the same on all channels of a lane, and when it comes back
-  uint64_t data = 0, present = 0;  // bytes that follow
+  uint64_t visit = 0;                // hello: the same on all channels of a lane, and when it comes back
+  uint64_t data = 0, present = 0;    // bytes that follow
   uint64_t more[2] = {};
 };
 static_assert(sizeof(Head) == 64);

@@ -1,16 +1,18 @@
-#include <trireme/ps/network/guests.h>
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
 
+#include <trireme/ps/network/guests.h>
+
 namespace trireme::ps::network {
 
 std::string Guests::refusal(Place place, uint64_t visit) const {
   const auto found = guests_.find(place);
-  if (found == guests_.end() || found->second.visit == visit || found->second.over) return "";  // the service knows who has left
-  return fmt::format("worker {} is here already, from {}: do two processes have the same rank?", place.second, found->second.address);
+  if (found == guests_.end() || found->second.visit == visit || found->second.over)
+    return "";  // the service knows who has left
+  return fmt::format("worker {} is here already, from {}: do two processes have the same rank?", place.second,
+                     found->second.address);
 }
 
 void Guests::enter(Place place, uint64_t visit, size_t channels, const std::string& address, Service* service) {
@@ -54,8 +56,10 @@ std::vector<Guests::Lost> Guests::lost(Clock::time_point now) {
     if (!guest.gone_at || *guest.gone_at > now) continue;
     guest.gone_at.reset();
     guest.over = true;
-    all.push_back({place.second,
-                   fmt::format("worker {} at {} is gone: its connection ended without a goodbye", place.second, guest.address), guest.service});
+    all.push_back(
+        {place.second,
+         fmt::format("worker {} at {} is gone: its connection ended without a goodbye", place.second, guest.address),
+         guest.service});
   }
   return all;
 }

@@ -1,5 +1,6 @@
 #pragma once
-// Who of the workers on other machines is here, who has said goodbye, who is missing: without threads or sockets, the clock passed in.
+// Who of the workers on other machines is here, who has said goodbye, who is missing: without threads or sockets, the
+// clock passed in.
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -12,8 +13,9 @@
 
 namespace trireme::ps::network {
 
-/// One thread at a time. A worker has several lines to each of the models that it is in. A worker that died cannot be told from one whose connections broke, which comes back: one without any
-/// line is missed for `patience` before it counts as gone.
+/// One thread at a time. A worker has several lines to each of the models that it is in. A worker that died cannot be
+/// told from one whose connections broke, which comes back: one without any line is missed for `patience` before it
+/// counts as gone.
 class Guests {
  public:
   using Place = std::pair<int, int>;  // model, worker

@@ -1,5 +1,3 @@
-#include <trireme/ps/network/lane.h>
-
 #include <fmt/format.h>
 
 #include <atomic>
@@ -15,9 +13,11 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
-#include <trireme/cluster/grpc.h>
-#include <trireme/cluster/reach.h>
+#include <trireme/cluster/coordination/grpc.h>
+#include <trireme/cluster/coordination/reach.h>
+#include <trireme/ps/network/lane.h>
 #include <trireme/ps/network/send_queue.h>
+
 #include "arrival.h"
 #include "stream.h"
 
@@ -46,15 +46,18 @@ uint64_t random_number() {
   return uint64_t{source()} << 32 | source();
 }
 
-/// `mutex_` guards the state; streams call with their own lock held, never the other way round. A thread of its own brings broken channels back.
+/// `mutex_` guards the state; streams call with their own lock held, never the other way round. A thread of its own
+/// brings broken channels back.
 class NetworkLane final : public Lane, Stream::Owner {
  public:
-  NetworkLane(LaneOptions options, std::shared_ptr<shm::Memory> memory, std::function<void()> alarm, const Deadline& deadline);
+  NetworkLane(LaneOptions options, std::shared_ptr<shm::Memory> memory, std::function<void()> alarm,
+              const Deadline& deadline);
   ~NetworkLane() override;
   NetworkLane(const NetworkLane&) = delete;
   NetworkLane& operator=(const NetworkLane&) = delete;
 
-  void send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present, uint32_t urgency) override;
+  void send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present,
+            uint32_t urgency) override;
   bool receive(Reply& reply, std::string& text) override;
   std::string fault() override;
   std::string name() const override { return fmt::format("server {} at {}", options_.server, options_.address); }
@@ -112,8 +115,12 @@ class NetworkLane final : public Lane, Stream::Owner {
 
 // ---- coming and going ----
 
-NetworkLane::NetworkLane(LaneOptions options, std::shared_ptr<shm::Memory> memory, std::function<void()> alarm, const Deadline& deadline)
-    : options_(std::move(options)), memory_(std::move(memory)), alarm_(std::move(alarm)), endpoint_(cluster::endpoint_of(options_.address, "a server")) {
+NetworkLane::NetworkLane(LaneOptions options, std::shared_ptr<shm::Memory> memory, std::function<void()> alarm,
+                         const Deadline& deadline)
+    : options_(std::move(options)),
+      memory_(std::move(memory)),
+      alarm_(std::move(alarm)),
+      endpoint_(cluster::endpoint_of(options_.address, "a server")) {
   if (options_.channels < 1 || options_.channels > kMostChannels)
     fail<InvalidArgument>("{} connections to each server: 1 to {} are possible", options_.channels, kMostChannels);
   if (!options_.tls.empty()) certificates_ = cluster::load_certificates(options_.tls);
@@ -147,9 +154,12 @@ void NetworkLane::reach_server(const Deadline& deadline) {
     const cluster::Reached reached = cluster::reach(endpoint_, deadline);
     target_ = reached.target;
     if (reached.socket) return;
-    if (deadline.passed()) fail<Timeout>("{} cannot be reached within {:g} s ({})", name(), deadline.limit().count(), reached.fault);
+    if (deadline.passed())
+      fail<Timeout>("{} cannot be reached within {:g} s ({})", name(), deadline.limit().count(), reached.fault);
     if (patience.passed())
-      fail<PeerLost>("{} is gone, or cannot be reached from here: {}. Does it still run, and does no firewall block the port?", name(), reached.fault);
+      fail<PeerLost>(
+          "{} is gone, or cannot be reached from here: {}. Does it still run, and does no firewall block the port?",
+          name(), reached.fault);
     std::unique_lock lock(mutex_);
     bell_.wait_for(lock, kBetweenTries);
   }
@@ -158,12 +168,17 @@ void NetworkLane::reach_server(const Deadline& deadline) {
 void NetworkLane::wait_for_welcome(const Deadline& deadline) {
   bool explained = false;
   std::unique_lock lock(mutex_);
-  const auto ready = [&] { return std::all_of(channels_.begin(), channels_.end(), [](const Channel& channel) { return channel.welcomed; }); };
+  const auto ready = [&] {
+    return std::all_of(channels_.begin(), channels_.end(), [](const Channel& channel) { return channel.welcomed; });
+  };
   while (!ready()) {
     if (refused_) throw InvalidArgument(fault_);
     if (!fault_.empty()) throw PeerLost(fault_);
-    if (deadline.passed()) fail<Timeout>("{} has not welcomed worker {} within {:g} s: is it stopped?", name(), options_.worker, deadline.limit().count());
-    const bool failed = std::any_of(channels_.begin(), channels_.end(), [](const Channel& channel) { return channel.broken && !channel.why.empty(); });
+    if (deadline.passed())
+      fail<Timeout>("{} has not welcomed worker {} within {:g} s: is it stopped?", name(), options_.worker,
+                    deadline.limit().count());
+    const bool failed = std::any_of(channels_.begin(), channels_.end(),
+                                    [](const Channel& channel) { return channel.broken && !channel.why.empty(); });
     if (failed && !std::exchange(explained, true)) {
       lock.unlock();
       const std::string why = cluster::tls_fault(endpoint_, certificates_, options_.tls);
@@ -184,7 +199,8 @@ std::optional<Clock::time_point> NetworkLane::tend(std::unique_lock<std::mutex>&
     if (channel.welcomed || left_) continue;
     const auto now = Clock::now();
     if (now >= channel.back_by) {
-      lose(fmt::format("{} is gone: {}, and it did not come back within {:g} s", name(), channel.why, options_.patience.count()));
+      lose(fmt::format("{} is gone: {}, and it did not come back within {:g} s", name(), channel.why,
+                       options_.patience.count()));
       break;
     }
     if (channel.broken && now >= channel.next_try) reopen(i, lock);
@@ -202,7 +218,8 @@ void NetworkLane::reopen(size_t index, std::unique_lock<std::mutex>& lock) {
   old.reset();
   const cluster::SignalsBlocked blocked;
   Owner& owner = *this;
-  auto stream = std::make_shared<Stream>(owner, index, poller_, cluster::channel_to(target_, certificates_, lane_arguments()), options_.token);
+  auto stream = std::make_shared<Stream>(owner, index, poller_,
+                                         cluster::channel_to(target_, certificates_, lane_arguments()), options_.token);
   lock.lock();
   channel.stream = std::move(stream);
 }
@@ -218,7 +235,9 @@ void NetworkLane::run() {
   name_thread("trireme-lane");
   std::unique_lock lock(mutex_);
   const auto broken = [](const Channel& channel) { return channel.broken; };
-  const auto news = [&] { return stopping_ || !fault_.empty() || (!left_ && std::any_of(channels_.begin(), channels_.end(), broken)); };
+  const auto news = [&] {
+    return stopping_ || !fault_.empty() || (!left_ && std::any_of(channels_.begin(), channels_.end(), broken));
+  };
   while (!stopping_ && fault_.empty()) {
     const auto due = tend(lock);
     if (stopping_ || !fault_.empty()) break;
@@ -246,9 +265,11 @@ size_t NetworkLane::channel_of(const Request& request) {
   }
 }
 
-void NetworkLane::send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present, uint32_t urgency) {
+void NetworkLane::send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present,
+                       uint32_t urgency) {
   if (data.size() + present.size() + kPrefix > kMostBytes)
-    fail<InvalidArgument>("{} bytes in one request to {}; {} are possible: use smaller chunks or batches", data.size(), name(), kMostBytes - kPrefix);
+    fail<InvalidArgument>("{} bytes in one request to {}; {} are possible: use smaller chunks or batches", data.size(),
+                          name(), kMostBytes - kPrefix);
   const auto sending = std::make_shared<Sending>(Sending{request, data, {present.begin(), present.end()}, urgency});
   std::vector<std::shared_ptr<Stream>> streams;
   {
@@ -282,13 +303,18 @@ Pieces NetworkLane::next(size_t index) {
                     .server = options_.server,
                     .model = options_.model,
                     .visit = visit_};
-    return compose({.head = head, .data = std::as_bytes(std::span(memory_->job(), memory_->plot().job_bytes)), .keep = memory_});
+    return compose(
+        {.head = head, .data = std::as_bytes(std::span(memory_->job(), memory_->plot().job_bytes)), .keep = memory_});
   }
   while (channel.welcomed && !channel.queue.empty()) {
     const auto sending = channel.queue.pop();
     if (sending->answered) continue;
     channel.sent.emplace(sending->request.id, sending);
-    return compose({.head = {.kind = Kind::request}, .request = sending->request, .data = sending->data, .keep = memory_, .present = sending->present});
+    return compose({.head = {.kind = Kind::request},
+                    .request = sending->request,
+                    .data = sending->data,
+                    .keep = memory_,
+                    .present = sending->present});
   }
   return {};
 }
@@ -297,7 +323,8 @@ Pieces NetworkLane::next(size_t index) {
 
 void NetworkLane::received(size_t index, const grpc::ByteBuffer& piece) {
   Arrival& arrival = channels_[index].arrival;
-  if (const std::string fault = arrival.take(piece, *memory_, [this](uint64_t id) { return request_of(id); }); !fault.empty()) {
+  if (const std::string fault = arrival.take(piece, *memory_, [this](uint64_t id) { return request_of(id); });
+      !fault.empty()) {
     const std::lock_guard lock(mutex_);
     return lose(fmt::format("{} is not understood: {}", name(), fault));
   }
@@ -328,7 +355,8 @@ void NetworkLane::answered(Arrival& arrival) {
   const Reply& reply = arrival.frame().reply;
   Answer answer{reply, arrival.take_text()};
   if (arrival.unasked())
-    answer = {{.id = reply.id, .verb = reply.verb, .status = Status::invalid}, fmt::format("{} sent {} bytes that nobody asked for", name(), reply.bytes)};
+    answer = {{.id = reply.id, .verb = reply.verb, .status = Status::invalid},
+              fmt::format("{} sent {} bytes that nobody asked for", name(), reply.bytes)};
   {
     const std::lock_guard lock(mutex_);
     const auto found = open_.find(reply.id);
@@ -363,7 +391,8 @@ void NetworkLane::ended(size_t index, const grpc::Status& status) {
   }
   if (!broke(status)) return lose(fmt::format("{} is gone: {}", name(), status.error_message()));
   const auto now = Clock::now();
-  if (channel.back_by == Clock::time_point::max()) channel.back_by = now + std::chrono::duration_cast<Clock::duration>(options_.patience);
+  if (channel.back_by == Clock::time_point::max())
+    channel.back_by = now + std::chrono::duration_cast<Clock::duration>(options_.patience);
   channel.next_try = now + std::chrono::duration_cast<Clock::duration>(kBetweenTries);
   bell_.notify_all();
 }
@@ -390,7 +419,8 @@ std::string NetworkLane::fault() {
 
 std::string address_key(int server) { return fmt::format("ps/{}", server); }
 
-std::unique_ptr<Lane> connect(const LaneOptions& options, std::shared_ptr<shm::Memory> memory, std::function<void()> alarm, const Deadline& deadline) {
+std::unique_ptr<Lane> connect(const LaneOptions& options, std::shared_ptr<shm::Memory> memory,
+                              std::function<void()> alarm, const Deadline& deadline) {
   cluster::prepare_grpc();
   return std::make_unique<NetworkLane>(options, std::move(memory), std::move(alarm), deadline);
 }

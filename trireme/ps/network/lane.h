@@ -21,9 +21,11 @@ struct LaneOptions {
   Seconds patience{2};  // to come back after a broken connection; what was not answered is sent again
 };
 
-/// Connects and waits for the server's welcome. Answers are copied into `memory` (parameters, staging area) before receive() returns them; its bell is rung
-/// when one has come. `alarm` is called once, from any thread, when the server is lost. Throws InvalidArgument when the worker is not admitted (token,
-/// certificates, another job), PeerLost, Timeout.
-std::unique_ptr<Lane> connect(const LaneOptions& options, std::shared_ptr<shm::Memory> memory, std::function<void()> alarm, const Deadline& deadline);
+/// Connects and waits for the server's welcome. Answers are copied into `memory` (parameters, staging area) before
+/// receive() returns them; its bell is rung when one has come. `alarm` is called once, from any thread, when the server
+/// is lost. Throws InvalidArgument when the worker is not admitted (token, certificates, another job), PeerLost,
+/// Timeout.
+std::unique_ptr<Lane> connect(const LaneOptions& options, std::shared_ptr<shm::Memory> memory,
+                              std::function<void()> alarm, const Deadline& deadline);
 
 }  // namespace trireme::ps::network

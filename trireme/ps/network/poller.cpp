@@ -6,23 +6,26 @@
 
 #include <trireme/base/bell.h>
 #include <trireme/base/process.h>
-#include <trireme/cluster/grpc.h>
+#include <trireme/cluster/coordination/grpc.h>
 
 namespace trireme::ps::network {
 namespace {
 
-constexpr auto kLook = std::chrono::microseconds(200);  // before sleeping: the next piece, or an answer, is often on its way
+constexpr auto kLook =
+    std::chrono::microseconds(200);  // before sleeping: the next piece, or an answer, is often on its way
 
 /// One is fastest where both ends share few cores: two take turns at polling, and wake each other for it.
 int threads_for(int cores) { return std::clamp(cores / 4, 1, 4); }
 
-/// gRPC reads into fresh memory. As malloc is set up, that goes back to the system with every message, and each page of the next one is a fault.
+/// gRPC reads into fresh memory. As malloc is set up, that goes back to the system with every message, and each page of
+/// the next one is a fault.
 void keep_freed_memory() {
   mallopt(M_MMAP_THRESHOLD, 16 << 20);
   mallopt(M_TRIM_THRESHOLD, 64 << 20);
 }
 
-/// The next report; false after the last one. Looks for a while before it sleeps, unless others want this core (see await()).
+/// The next report; false after the last one. Looks for a while before it sleeps, unless others want this core (see
+/// await()).
 bool next(grpc::CompletionQueue& queue, Patience& patience, void** tag, bool* ok) {
   if (patience.crowded > 0) {
     patience.crowded--;

@@ -13,8 +13,9 @@ namespace trireme::ps::network {
 using Report = std::function<void(bool ok)>;
 
 /// The first one tells malloc to keep up to 64 MiB of freed memory, in the whole process.
-/// Threads that wait in gRPC, read and write its sockets, and call the reports themselves. (gRPC's own callbacks come from two threads per process that take
-/// turns at polling, and each wakes the other for it.) Where there is a poller, malloc keeps up to 64 MiB of freed memory.
+/// Threads that wait in gRPC, read and write its sockets, and call the reports themselves. (gRPC's own callbacks come
+/// from two threads per process that take turns at polling, and each wakes the other for it.) Where there is a poller,
+/// malloc keeps up to 64 MiB of freed memory.
 class Poller {
  public:
   explicit Poller(std::unique_ptr<grpc::CompletionQueue> queue = std::make_unique<grpc::CompletionQueue>());

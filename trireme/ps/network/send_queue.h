@@ -7,8 +7,8 @@
 
 namespace trireme::ps::network {
 
-/// The lowest urgency first; among equals, the lowest number. But what many later ones could overtake goes before them: no request waits for ever, and the
-/// service's window of numbers (SeenIds) is not left behind. One thread at a time.
+/// The lowest urgency first; among equals, the lowest number. But what many later ones could overtake goes before them:
+/// no request waits for ever, and the service's window of numbers (SeenIds) is not left behind. One thread at a time.
 template <class T>
 class SendQueue {
  public:

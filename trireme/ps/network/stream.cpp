@@ -1,16 +1,17 @@
 #include "stream.h"
 
-#include <trireme/cluster/grpc.h>
+#include <trireme/cluster/coordination/grpc.h>
 
 namespace trireme::ps::network {
 
 bool broke(const grpc::Status& status) {
   const auto code = status.error_code();
-  return code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::CANCELLED || code == grpc::StatusCode::INTERNAL ||
-         code == grpc::StatusCode::UNKNOWN || code == grpc::StatusCode::OK;
+  return code == grpc::StatusCode::UNAVAILABLE || code == grpc::StatusCode::CANCELLED ||
+         code == grpc::StatusCode::INTERNAL || code == grpc::StatusCode::UNKNOWN || code == grpc::StatusCode::OK;
 }
 
-Stream::Stream(Owner& owner, size_t channel, Poller& poller, std::shared_ptr<grpc::Channel> connection, const std::string& token)
+Stream::Stream(Owner& owner, size_t channel, Poller& poller, std::shared_ptr<grpc::Channel> connection,
+               const std::string& token)
     : owner_(owner),
       channel_(channel),
       stub_(std::move(connection)),

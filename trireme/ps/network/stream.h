@@ -15,7 +15,8 @@ namespace trireme::ps::network {
 /// Worth another try: the line broke, or the server is not there.
 bool broke(const grpc::Status& status);
 
-/// From its construction until it has ended; it does not come back. Writes one frame at a time: `next` is asked when it can take one. Thread-safe.
+/// From its construction until it has ended; it does not come back. Writes one frame at a time: `next` is asked when it
+/// can take one. Thread-safe.
 class Stream {
  public:
   /// Called from the poller's threads, and next() from those that call pump().
@@ -29,7 +30,8 @@ class Stream {
     virtual void ended(size_t channel, const grpc::Status& status) = 0;
   };
 
-  Stream(Owner& owner, size_t channel, Poller& poller, std::shared_ptr<grpc::Channel> connection, const std::string& token);
+  Stream(Owner& owner, size_t channel, Poller& poller, std::shared_ptr<grpc::Channel> connection,
+         const std::string& token);
   /// Cancels it; waits for the last call, which comes at once. Not from the poller's threads.
   ~Stream();
   Stream(const Stream&) = delete;

@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include <trireme/base/process.h>
-#include <trireme/cluster/grpc.h>
+#include <trireme/cluster/coordination/grpc.h>
 
 namespace trireme::ps::network {
 namespace {
@@ -115,7 +115,8 @@ Visitor::Visitor(std::shared_ptr<Hall> hall)
         settle();
       }) {}
 
-void Visitor::expect(std::shared_ptr<Visitor> self, grpc::AsyncGenericService& service, grpc::ServerCompletionQueue& queue, std::function<void()> taken) {
+void Visitor::expect(std::shared_ptr<Visitor> self, grpc::AsyncGenericService& service,
+                     grpc::ServerCompletionQueue& queue, std::function<void()> taken) {
   self_ = std::move(self);
   under_way_ = 2;  // arrive_ and leave_
   arrive_ = [this, taken = std::move(taken)](bool ok) {
@@ -163,12 +164,14 @@ std::string Visitor::name() const { return fmt::format("worker {} at {}", worker
 void Visitor::on_read(bool ok) {
   if (!ok) return end();
   // Out of gRPC's slices, which begin anywhere, into memory that is aligned.
-  const std::string fault = assembly_.take(incoming_, [&](const Frame&, size_t bytes) { return (memory_ = hall_->blocks().take(bytes)).get(); });
+  const std::string fault = assembly_.take(
+      incoming_, [&](const Frame&, size_t bytes) { return (memory_ = hall_->blocks().take(bytes)).get(); });
   incoming_.Clear();
   if (!fault.empty()) return close({grpc::StatusCode::INVALID_ARGUMENT, fault});
   if (assembly_.complete()) {
     if (assembly_.frame().head.kind != (greeted_ ? Kind::request : Kind::hello))
-      return close({grpc::StatusCode::INVALID_ARGUMENT, greeted_ ? "a worker sends requests only" : "a worker's first message is its greeting"});
+      return close({grpc::StatusCode::INVALID_ARGUMENT,
+                    greeted_ ? "a worker sends requests only" : "a worker's first message is its greeting"});
     greeted_ ? request(take_message()) : greet(take_message());
   }
   const std::lock_guard lock(mutex_);
@@ -200,11 +203,13 @@ void Visitor::greet(const Message& message) {
   greeted_ = true;
   const Head& hello = message.frame.head;
   if (hello.server != hall_->server())
-    return close({grpc::StatusCode::INVALID_ARGUMENT, fmt::format("this is server {}, not server {}", hall_->server(), hello.server)});
+    return close({grpc::StatusCode::INVALID_ARGUMENT,
+                  fmt::format("this is server {}, not server {}", hall_->server(), hello.server)});
   channel_ = hello.channel;
   model_ = hello.model;
   const auto text = message.frame.data;
-  hall_->inbox().post([self = self_, hello, job = std::string(reinterpret_cast<const char*>(text.data()), text.size())](Models& models) {
+  hall_->inbox().post([self = self_, hello,
+                       job = std::string(reinterpret_cast<const char*>(text.data()), text.size())](Models& models) {
     const std::string refusal = self->hall_->admit(*self, models, hello, job);
     const auto words = std::make_shared<const std::string>(refusal);
     self->send(compose({.head = {.kind = Kind::welcome}, .data = std::as_bytes(std::span(*words)), .keep = words}));
@@ -230,12 +235,14 @@ void Visitor::deliver(const std::shared_ptr<Visitor>& self, const Message& messa
   Incoming in{.from = self, .request = message.frame.request, .data = message.frame.data, .keep = message.memory};
   const size_t slots = message.frame.present.size();
   const auto refuse = [&](const std::string& why) {
-    reply({.id = in.request.id, .verb = in.request.verb, .status = Status::invalid, .bytes = why.size()}, std::as_bytes(std::span(why)));
+    reply({.id = in.request.id, .verb = in.request.verb, .status = Status::invalid, .bytes = why.size()},
+          std::as_bytes(std::span(why)));
   };
   if (service == nullptr) return refuse("a request before the worker was admitted");
   if (slots > 0) {
     const uint32_t chunk = in.request.chunk;
-    if (const auto& chunks = service->chunks(); chunk < chunks.size() && slots == chunks[chunk].last - chunks[chunk].first) {
+    if (const auto& chunks = service->chunks();
+        chunk < chunks.size() && slots == chunks[chunk].last - chunks[chunk].first) {
       in.present = message.frame.present.data();
     } else {
       return refuse(fmt::format("{} slots came with chunk {}, which has another number of them", slots, chunk));
@@ -258,8 +265,8 @@ void Visitor::reply(const Reply& given, std::span<const std::byte> data) {
   Reply reply = given;
   std::string why;
   if (data.size() > kMostBytes - kPrefix) {
-    why = fmt::format("server {} has an answer of {} bytes to a {}; {} fit a message: use smaller chunks or batches", hall_->server(), data.size(),
-                      name_of(reply.verb), kMostBytes - kPrefix);
+    why = fmt::format("server {} has an answer of {} bytes to a {}; {} fit a message: use smaller chunks or batches",
+                      hall_->server(), data.size(), name_of(reply.verb), kMostBytes - kPrefix);
     data = std::as_bytes(std::span(why));
     reply.status = Status::invalid;
     reply.bytes = data.size();

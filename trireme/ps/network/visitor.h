@@ -12,9 +12,10 @@
 #include <thread>
 
 #include <trireme/ps/inbox.h>
+#include <trireme/ps/models.h>
 #include <trireme/ps/network/blocks.h>
 #include <trireme/ps/network/guests.h>
-#include <trireme/ps/models.h>
+
 #include "assembly.h"
 #include "poller.h"
 
@@ -74,8 +75,10 @@ class Visitor final : public Connection {
  public:
   explicit Visitor(std::shared_ptr<Hall> hall);
 
-  /// Waits for a worker's call; `taken` is called when this one has it, or never. It lives until gRPC has done with it, whoever else holds it.
-  void expect(std::shared_ptr<Visitor> self, grpc::AsyncGenericService& service, grpc::ServerCompletionQueue& queue, std::function<void()> taken);
+  /// Waits for a worker's call; `taken` is called when this one has it, or never. It lives until gRPC has done with it,
+  /// whoever else holds it.
+  void expect(std::shared_ptr<Visitor> self, grpc::AsyncGenericService& service, grpc::ServerCompletionQueue& queue,
+              std::function<void()> taken);
   void reply(const Reply& reply, std::span<const std::byte> data) override;
   std::string name() const override;
   const std::string& address() const { return address_; }

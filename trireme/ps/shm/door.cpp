@@ -1,5 +1,3 @@
-#include <trireme/ps/shm/door.h>
-
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -12,6 +10,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/base/unix_socket.h>
+#include <trireme/ps/shm/door.h>
 
 namespace trireme::ps::shm {
 namespace {
@@ -32,7 +31,11 @@ Welcome welcome_of(const std::string& refusal, bool shared) {
 // ---- a worker ----
 
 Port::Port(Memory memory, int server, Descriptor socket, std::string name, Crew& crew)
-    : memory_(std::move(memory)), line_(memory_.line(static_cast<size_t>(server))), socket_(std::move(socket)), name_(std::move(name)), crew_(crew) {}
+    : memory_(std::move(memory)),
+      line_(memory_.line(static_cast<size_t>(server))),
+      socket_(std::move(socket)),
+      name_(std::move(name)),
+      crew_(crew) {}
 
 void Port::welcome(const Segment& bell, const Segment& parameters, bool shared) {
   const Welcome answer = welcome_of("", shared);
@@ -63,7 +66,9 @@ void Port::reply(const Reply& given, std::span<const std::byte> data) {
     std::memcpy(line_.texts[reply.text].data(), data.data(), reply.bytes);
   } else if (!data.empty() && reply.begin <= room && data.size() <= room - reply.begin) {
     std::byte* place = (sparse ? memory_.staging() : memory_.parameters()) + reply.begin;
-    if (place != data.data()) crew_.run(data.size(), [&](size_t begin, size_t end) { std::memcpy(place + begin, data.data() + begin, end - begin); });
+    if (place != data.data())
+      crew_.run(data.size(),
+                [&](size_t begin, size_t end) { std::memcpy(place + begin, data.data() + begin, end - begin); });
   } else if (!data.empty()) {
     reply.status = Status::invalid;  // the worker gave no room for the answer
     reply.bytes = 0;
@@ -110,9 +115,11 @@ struct Door::Visit {
   int descriptor() const { return port ? port->socket() : socket.get(); }
 };
 
-Door::Door(DoorOptions options, Inbox& inbox) : options_(std::move(options)), inbox_(inbox), listener_(open_unix_socket()), stop_(eventfd(0, EFD_CLOEXEC)) {
+Door::Door(DoorOptions options, Inbox& inbox)
+    : options_(std::move(options)), inbox_(inbox), listener_(open_unix_socket()), stop_(eventfd(0, EFD_CLOEXEC)) {
   if (!listen_at(listener_.get(), door_name(options_.job, options_.server), kWaiting))
-    fail<IoError>("cannot open the door of server {}: {}. Does another process serve the same job on this machine?", options_.server, errno_text());
+    fail<IoError>("cannot open the door of server {}: {}. Does another process serve the same job on this machine?",
+                  options_.server, errno_text());
   thread_ = std::thread([this] { run(); });
 }
 
@@ -177,7 +184,8 @@ void Door::meet_sibling(Visit& visit, const Hello& hello) try {
   const Welcome answer = welcome_of("", options_.memory->shared());
   if (hello.plot.flat_bytes == 0) return void(send_message(visit.descriptor(), &answer, sizeof answer));
   if (hello.plot.flat_bytes > Segment::kAddresses) return leave(visit);
-  send_message(visit.descriptor(), &answer, sizeof answer, {options_.memory->segment(hello.model, hello.plot.flat_bytes)->descriptor()});
+  send_message(visit.descriptor(), &answer, sizeof answer,
+               {options_.memory->segment(hello.model, hello.plot.flat_bytes)->descriptor()});
 } catch (const Error& error) {
   const Welcome answer = welcome_of(error.what(), false);
   send_message(visit.descriptor(), &answer, sizeof answer);
@@ -190,15 +198,19 @@ void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor>
     send_message(visit.descriptor(), &answer, sizeof answer);
     leave(visit);
   };
-  if (descriptors.size() != 1 || fstat(descriptors[0].get(), &file) != 0 || !hello.plot.fits(static_cast<uint64_t>(file.st_size)) ||
+  if (descriptors.size() != 1 || fstat(descriptors[0].get(), &file) != 0 ||
+      !hello.plot.fits(static_cast<uint64_t>(file.st_size)) ||
       hello.plot.lines <= static_cast<uint64_t>(options_.server))
     return refuse("the worker's memory is not as it says");
   try {
     const Memory memory(std::make_shared<Segment>(std::move(descriptors[0]), hello.plot.total), hello.plot);
     visit.worker = hello.worker;
-    visit.port = std::make_shared<Port>(memory, options_.server, std::move(visit.socket), fmt::format("worker {} (process {})", hello.worker, visit.process),
-                                        *options_.crew);
-    inbox_.post([this, port = visit.port, worker = hello.worker, model = hello.model](Models& models) { admit(models, port, model, worker); });
+    visit.port =
+        std::make_shared<Port>(memory, options_.server, std::move(visit.socket),
+                               fmt::format("worker {} (process {})", hello.worker, visit.process), *options_.crew);
+    inbox_.post([this, port = visit.port, worker = hello.worker, model = hello.model](Models& models) {
+      admit(models, port, model, worker);
+    });
   } catch (const Error& error) {
     refuse(error.what());
   }
@@ -208,7 +220,8 @@ void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor>
 void Door::admit(Models& models, const std::shared_ptr<Port>& port, int model, int worker) {
   const Plot& plot = port->memory().plot();
   auto [service, refusal] = models.open(model, worker, std::string(port->memory().job(), plot.job_bytes));
-  if (refusal.empty() && (plot.flat_bytes < service->job()->layout.bytes() || plot.slots < service->job()->layout.size()))
+  if (refusal.empty() &&
+      (plot.flat_bytes < service->job()->layout.bytes() || plot.slots < service->job()->layout.size()))
     refusal = "the worker's memory is smaller than its model";
   if (!refusal.empty()) return port->refuse(refusal);
   port->worker = worker;

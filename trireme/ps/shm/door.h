@@ -49,14 +49,15 @@ class Port final : public Connection {
 struct DoorOptions {
   std::string job;  // the meeting key
   int server = 0;
-  const Segment* bell = nullptr;  // passed to workers; their requests ring it
+  const Segment* bell = nullptr;     // passed to workers; their requests ring it
   ParameterFiles* memory = nullptr;  // of the models' parameters: passed to workers and siblings
-  Crew* crew = nullptr;           // the service's
+  Crew* crew = nullptr;              // the service's
   // In the service's thread: poll this one from now on, and no longer.
   std::function<void(std::shared_ptr<Port>)> admitted, left;
 };
 
-/// Lets workers, siblings and `trireme ctl` in, and notices when one is gone. One thread of its own. Processes of other users are not heard.
+/// Lets workers, siblings and `trireme ctl` in, and notices when one is gone. One thread of its own. Processes of other
+/// users are not heard.
 class Door {
  public:
   /// Throws IoError when another process has the same place in the same job.

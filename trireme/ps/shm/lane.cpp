@@ -1,10 +1,9 @@
-#include <trireme/ps/shm/lane.h>
-
 #include <fmt/format.h>
 #include <poll.h>
 
 #include <trireme/base/error.h>
 #include <trireme/base/unix_socket.h>
+#include <trireme/ps/shm/lane.h>
 
 namespace trireme::ps::shm {
 
@@ -14,7 +13,8 @@ Descriptor Lane::knock(const std::string& job, int server) {
   return socket;
 }
 
-Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int model, int worker, int server, const Deadline& deadline)
+Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int model, int worker, int server,
+           const Deadline& deadline)
     : socket_(std::move(socket)),
       memory_(std::move(memory)),
       server_(server),
@@ -27,8 +27,10 @@ Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int model, int wor
   const bool sent = send_message(socket_.get(), &hello, sizeof hello, {memory_->segment().descriptor()});
   const ssize_t got = sent ? receive_message(socket_.get(), &answer, sizeof answer, descriptors) : 0;
   if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-    fail<Timeout>("{} has not welcomed worker {} within {:g} s: is it stopped?", name(), worker, deadline.limit().count());
-  if (got != sizeof answer || answer.magic != kMagic) fail<PeerLost>("{} went away, or is of another version, while worker {} joined", name(), worker);
+    fail<Timeout>("{} has not welcomed worker {} within {:g} s: is it stopped?", name(), worker,
+                  deadline.limit().count());
+  if (got != sizeof answer || answer.magic != kMagic)
+    fail<PeerLost>("{} went away, or is of another version, while worker {} joined", name(), worker);
   answer.text.back() = 0;
   if (answer.welcome == 0) fail<InvalidArgument>("{} does not admit worker {}: {}", name(), worker, answer.text.data());
   if (descriptors.size() != 2) fail<PeerLost>("{} sent no memory to worker {}", name(), worker);
@@ -38,7 +40,8 @@ Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int model, int wor
   shared_ = answer.shared != 0;
 }
 
-void Lane::send(const Request& request, std::span<const std::byte> /*data*/, std::span<const uint8_t> /*present*/, uint32_t /*urgency*/) {
+void Lane::send(const Request& request, std::span<const std::byte> /*data*/, std::span<const uint8_t> /*present*/,
+                uint32_t /*urgency*/) {
   if (!line_.requests.push(request)) fail<Error>("more requests to {} than it can hold", name());
   ring(*bell_);
 }
@@ -53,12 +56,16 @@ bool Lane::receive(Reply& reply, std::string& text) {
   return true;
 }
 
-/// Sequentially consistent, as all of these: a server that still sees the number before has written its reply before the worker's last look.
-void Lane::expect(size_t answers) { line_.awaited.store(line_.replies.read.load(std::memory_order_relaxed) + static_cast<uint32_t>(answers)); }
+/// Sequentially consistent, as all of these: a server that still sees the number before has written its reply before
+/// the worker's last look.
+void Lane::expect(size_t answers) {
+  line_.awaited.store(line_.replies.read.load(std::memory_order_relaxed) + static_cast<uint32_t>(answers));
+}
 
 std::string Lane::fault() {
   pollfd look{socket_.get(), POLLIN, 0};
-  return poll(&look, 1, 0) > 0 ? fmt::format("{} is gone: it was killed, has crashed, or dropped this worker", name()) : "";
+  return poll(&look, 1, 0) > 0 ? fmt::format("{} is gone: it was killed, has crashed, or dropped this worker", name())
+                               : "";
 }
 
 std::string Lane::name() const { return fmt::format("server {} (process {})", server_, process_); }

@@ -12,13 +12,15 @@ namespace trireme::ps::shm {
 
 class Lane final : public ps::Lane {
  public:
-  /// Connects to a server of this machine for one of the job's models, and waits for its welcome. Throws InvalidArgument when it is not welcome, PeerLost, Timeout.
+  /// Connects to a server of this machine for one of the job's models, and waits for its welcome. Throws
+  /// InvalidArgument when it is not welcome, PeerLost, Timeout.
   Lane(Descriptor socket, std::shared_ptr<Memory> memory, int model, int worker, int server, const Deadline& deadline);
 
   /// A connection to the server's door, or none when there is no such server on this machine.
   static Descriptor knock(const std::string& job, int server);
 
-  void send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present, uint32_t urgency) override;
+  void send(const Request& request, std::span<const std::byte> data, std::span<const uint8_t> present,
+            uint32_t urgency) override;
   bool receive(Reply& reply, std::string& text) override;
   void expect(size_t answers) override;
   std::string fault() override;
@@ -30,7 +32,9 @@ class Lane final : public ps::Lane {
   /// The parameters that this server keeps are in server 0's memory.
   bool shared() const { return shared_; }
   /// That memory. Once.
-  std::shared_ptr<Segment> open_parameters(size_t bytes) { return std::make_shared<Segment>(std::move(parameters_), bytes); }
+  std::shared_ptr<Segment> open_parameters(size_t bytes) {
+    return std::make_shared<Segment>(std::move(parameters_), bytes);
+  }
 
  private:
   Descriptor socket_;

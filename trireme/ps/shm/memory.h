@@ -41,9 +41,11 @@ struct Ring {
 struct Line {
   Ring<Request> requests;
   Ring<Reply> replies;
-  alignas(64) std::atomic<uint32_t> awaited{0};  // the worker's: before so many replies were written, in all, it need not be woken
+  alignas(64) std::atomic<uint32_t> awaited{
+      0};  // the worker's: before so many replies were written, in all, it need not be woken
   static constexpr size_t kTexts = 16;
-  alignas(64) std::array<std::array<char, 2048>, kTexts> texts;  // of the last errors and status answers, used in turn: Reply::text says which
+  alignas(64) std::array<std::array<char, 2048>,
+                         kTexts> texts;  // of the last errors and status answers, used in turn: Reply::text says which
 };
 
 /// Where things are in a worker's segment: offsets in bytes. The worker decides, the server checks.
@@ -88,7 +90,8 @@ constexpr uint64_t kMagic = 0x3330737065726974;  // the protocol's version inclu
 
 enum class Visitor : uint32_t { worker, sibling, control };
 
-/// A visitor's first message. A worker's carries its segment. A sibling's asks for a model's parameters, or (flat_bytes is 0) whether this server is here.
+/// A visitor's first message. A worker's carries its segment. A sibling's asks for a model's parameters, or (flat_bytes
+/// is 0) whether this server is here.
 struct Hello {
   uint64_t magic = kMagic;
   Visitor kind = Visitor::worker;

@@ -1,6 +1,6 @@
-#include <trireme/ps/shm/parameter_files.h>
-
 #include <algorithm>
+
+#include <trireme/ps/shm/parameter_files.h>
 
 namespace trireme::ps::shm {
 

@@ -10,7 +10,8 @@
 
 namespace trireme::ps::shm {
 
-/// Server 0 makes the files; the other servers of its machine ask it for them, so that a worker finds one memory for all. Thread-safe.
+/// Server 0 makes the files; the other servers of its machine ask it for them, so that a worker finds one memory for
+/// all. Thread-safe.
 class ParameterFiles final : public ModelMemory {
  public:
   /// Gets a model's file from server 0. May throw.

@@ -1,0 +1,329 @@
+#include <grpcpp/ext/health_check_service_server_builder_option.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/reach.h>
+
+#include "wire.h"
+
+namespace trireme::cluster {
+namespace {
+
+/// The stream of one member. gRPC calls the On… functions, one at a time except OnCancel; the desk calls the others.
+class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::ToMember>, public Line {
+ public:
+  Attendance(std::shared_ptr<Desk> desk, const grpc::CallbackServerContext& context)
+      : desk_(std::move(desk)), token_(token_of(context)), address_(address_of(context.peer())) {}
+
+  /// It lives until gRPC has done with it, whoever else holds it.
+  void start(std::shared_ptr<Attendance> self) {
+    self_ = std::move(self);
+    if (desk_->knows(token_)) return StartRead(&incoming_);
+    close(desk_->token_refusal());
+  }
+
+  void OnReadDone(bool ok) override {
+    if (!ok) return end();
+    uint64_t member = member_;
+    serve(*desk_, token_, incoming_, address_, member, self_);
+    if (member_.exchange(member) == 0 && cancelled_) desk_->disconnected(member);
+    StartRead(&incoming_);
+  }
+  void OnCancel() override {
+    cancelled_ = true;
+    end();
+  }
+  void OnWriteDone(bool ok) override {
+    const std::lock_guard lock(mutex_);
+    writing_ = false;
+    if (!ok) outbox_.clear();
+    pump();
+  }
+  void OnDone() override { const std::shared_ptr<Attendance> last = std::move(self_); }
+
+  void welcome(const Welcome& welcome) override {
+    wire::ToMember message;
+    to_wire(welcome, *message.mutable_welcome());
+    send(std::move(message));
+  }
+  void placed(const Member& member) override {
+    wire::ToMember message;
+    message.mutable_placed()->set_rank(member.rank);
+    message.mutable_placed()->set_slots(member.slots);
+    send(std::move(message));
+  }
+  void heartbeat(const std::string& waiting) override {
+    const std::lock_guard lock(mutex_);
+    if (!outbox_.empty()) return;  // it does not read: more of the same would only fill memory
+    wire::ToMember message;
+    message.mutable_heartbeat()->set_waiting(waiting);
+    push(std::move(message));
+  }
+  void notice(const Failure& failure) override {
+    wire::ToMember message;
+    to_wire(failure, *message.mutable_notice());
+    send(std::move(message));
+  }
+  void farewell() override {
+    wire::ToMember message;
+    message.mutable_farewell();
+    send(std::move(message));
+  }
+  void close(const std::optional<Refusal>& refusal) override {
+    const std::lock_guard lock(mutex_);
+    if (closing_) return;
+    closing_ = true;
+    status_ = status_of(refusal);
+    pump();
+  }
+
+ private:
+  void end() {
+    if (const uint64_t member = member_) desk_->disconnected(member);
+    const std::lock_guard lock(mutex_);
+    outbox_.clear();
+    closing_ = true;
+    pump();
+  }
+
+  void send(wire::ToMember message) {
+    const std::lock_guard lock(mutex_);
+    push(std::move(message));
+  }
+  void push(wire::ToMember message) {
+    if (closing_) return;
+    outbox_.push_back(std::move(message));
+    pump();
+  }
+
+  /// With the lock held: the next message, or the end when there is none.
+  void pump() {
+    if (writing_ || finished_) return;
+    if (!outbox_.empty()) {
+      outgoing_ = std::move(outbox_.front());
+      outbox_.pop_front();
+      writing_ = true;
+      StartWrite(&outgoing_);
+    } else if (closing_) {
+      finished_ = true;
+      Finish(status_);
+    }
+  }
+
+  const std::shared_ptr<Desk> desk_;
+  const std::string token_, address_;
+  std::shared_ptr<Attendance> self_;
+  wire::FromMember incoming_;
+  std::atomic<uint64_t> member_ = 0;
+  std::atomic<bool> cancelled_ = false;
+
+  std::mutex mutex_;
+  // All below is guarded by `mutex_`.
+  std::deque<wire::ToMember> outbox_;
+  wire::ToMember outgoing_;
+  grpc::Status status_;
+  bool writing_ = false, closing_ = false, finished_ = false;
+};
+
+/// A get that may have to wait. Deletes itself.
+class Getting final : public grpc::ServerUnaryReactor {
+ public:
+  Getting(std::shared_ptr<Desk> desk, const std::string& token, const wire::GetRequest& request, wire::GetReply* reply)
+      : desk_(std::move(desk)) {
+    ticket_ = desk_->get(token, request.member(), request.key(),
+                         [this, reply](const std::variant<std::string, Refusal>& answer) {
+                           if (const auto* refusal = std::get_if<Refusal>(&answer)) return Finish(status_of(*refusal));
+                           reply->set_value(std::get<std::string>(answer));
+                           Finish(grpc::Status::OK);
+                         });
+  }
+  void OnCancel() override { desk_->cancel(ticket_); }
+  void OnDone() override { const std::unique_ptr<Getting> last(this); }
+
+ private:
+  const std::shared_ptr<Desk> desk_;
+  uint64_t ticket_ = 0;
+};
+
+class Service final : public wire::Coordination::CallbackService {
+ public:
+  explicit Service(std::shared_ptr<Desk> desk) : desk_(std::move(desk)) {}
+
+  grpc::ServerBidiReactor<wire::FromMember, wire::ToMember>* Attend(grpc::CallbackServerContext* context) override {
+    const auto attendance = std::make_shared<Attendance>(desk_, *context);
+    attendance->start(attendance);
+    return attendance.get();
+  }
+  grpc::ServerUnaryReactor* Put(grpc::CallbackServerContext* context, const wire::PutRequest* request,
+                                wire::PutReply* /*reply*/) override {
+    grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+    reactor->Finish(status_of(desk_->put(token_of(*context), request->member(), request->key(), request->value())));
+    return reactor;
+  }
+  grpc::ServerUnaryReactor* Get(grpc::CallbackServerContext* context, const wire::GetRequest* request,
+                                wire::GetReply* reply) override {
+    return std::make_unique<Getting>(desk_, token_of(*context), *request, reply).release();
+  }
+
+ private:
+  const std::shared_ptr<Desk> desk_;
+};
+
+/// Calls tick() a few times per heartbeat limit.
+class Ticker {
+ public:
+  Ticker(std::shared_ptr<Desk> desk, Seconds period)
+      : thread_([this, desk = std::move(desk), period] { run(*desk, period); }) {}
+  ~Ticker() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    bell_.notify_all();
+    thread_.join();
+  }
+  Ticker(const Ticker&) = delete;
+  Ticker& operator=(const Ticker&) = delete;
+
+ private:
+  void run(Desk& desk, Seconds period) {
+    name_thread("trireme-coord");
+    std::unique_lock lock(mutex_);
+    while (true) {
+      const auto begin = Clock::now();
+      if (bell_.wait_for(lock, period, [&] { return stop_; })) return;
+      const Seconds late = Seconds(Clock::now() - begin) - period;
+      desk.tick(late > period ? late
+                              : Seconds(0));  // this process was stopped or starved: that is not the members' silence
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable bell_;
+  bool stop_ = false;
+  std::thread thread_;  // last: it uses what stands above
+};
+
+void check(const CoordinatorOptions& options) {
+  if (options.token.empty())
+    fail<InvalidArgument>("a coordinator needs a token: without one, anybody on the network could join the job");
+  if (options.ranks < 1 || options.ranks > 1 << 16)
+    fail<InvalidArgument>("the number of ranks must be 1 to {}, not {}", 1 << 16, options.ranks);
+  if (options.servers < 0 || options.servers > 1 << 16)
+    fail<InvalidArgument>("the number of servers must be 0 to {}, not {}", 1 << 16, options.servers);
+  if (options.port < 0 || options.port > 65535)
+    fail<InvalidArgument>("a port is a number from 0 (any) to 65535, not {}", options.port);
+  if (!(options.heartbeat_limit >= Seconds(0.1) && options.heartbeat_limit <= Seconds(3600)))
+    fail<InvalidArgument>("the heartbeat limit must be 0.1 to 3600 seconds, not {:g}", options.heartbeat_limit.count());
+  size_t bytes = 0;
+  for (const auto& [name, slots] : options.spec.hosts) bytes += name.size() + 16;
+  for (const std::string& word : options.spec.command) bytes += word.size() + 8;
+  for (const std::string& word : options.spec.server_command) bytes += word.size() + 8;
+  for (const auto& [name, value] : options.spec.environment) bytes += name.size() + value.size() + 16;
+  if (bytes > options.limits.message_bytes)
+    fail<InvalidArgument>("hosts, command and environment of the job have {} bytes, the limit is {}", bytes,
+                          options.limits.message_bytes);
+  if (!options.spec.server_command.empty() && options.spec.hosts.empty())
+    fail<InvalidArgument>("a job whose agents start servers needs a host list: it says which of them are whose");
+  if (options.spec.hosts.empty()) return;
+  const long slots = std::accumulate(options.spec.hosts.begin(), options.spec.hosts.end(), 0L,
+                                     [](long sum, const auto& host) { return sum + host.second; });
+  const bool positive = std::all_of(options.spec.hosts.begin(), options.spec.hosts.end(),
+                                    [](const auto& host) { return host.second > 0; });
+  if (slots != options.ranks || !positive)
+    fail<InvalidArgument>(
+        "the host list has {} slots, the job {} ranks: every host needs at least one slot, and together one per rank",
+        slots, options.ranks);
+}
+
+DeskOptions desk_options(const CoordinatorOptions& options) {
+  DeskOptions desk;
+  desk.job = options.job;
+  desk.token = options.token;
+  desk.host = options.host.empty() ? own_host_name() : options.host;
+  desk.version = library_version();
+  desk.membership = {options.ranks, options.heartbeat_limit, options.spec.hosts, options.limits.members,
+                     options.servers};
+  desk.limits = options.limits;
+  desk.spec = options.spec;
+  return desk;
+}
+
+}  // namespace
+
+struct Coordinator::State {
+  explicit State(const CoordinatorOptions& options)
+      : desk(std::make_shared<Desk>(desk_options(options))), service(desk) {}
+
+  void listen(const CoordinatorOptions& options) {
+    grpc::EnableDefaultHealthCheckService(true);  // for the probes of Kubernetes
+    grpc::ServerBuilder builder;
+    builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT,
+                               0);  // or two coordinators would share a port, and members between them
+    builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 1024);
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS,
+                               20'000);  // heartbeats find the dead; this frees their connections
+    builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+    // A little more than a message may have, so that most of what is too large gets our answer and not gRPC's.
+    builder.SetMaxReceiveMessageSize(static_cast<int>(options.limits.message_bytes + (64 << 10)));
+    builder.SetMaxSendMessageSize(static_cast<int>(options.limits.message_bytes + (64 << 10)));
+    builder.AddListeningPort(joined(options.address, options.port), server_credentials(options.tls), &port);
+    builder.RegisterService(&service);
+    server = builder.BuildAndStart();
+    if (server && port > 0) return;
+    server.reset();
+    fail<IoError>(
+        "host {}: the coordinator cannot listen on {}: {}. Is another one running there? Give another --port, or 0 for "
+        "any that is free; where a rank runs it, "
+        "another MASTER_PORT",
+        own_host_name(), joined(options.address, options.port), listen_fault(options.address, options.port));
+  }
+
+  std::shared_ptr<Desk> desk;
+  Service service;
+  int port = 0;
+  std::unique_ptr<grpc::Server> server;
+  std::unique_ptr<Ticker> ticker;
+};
+
+Coordinator::Coordinator(const CoordinatorOptions& options) {
+  check(options);
+  prepare_grpc();
+  const SignalsBlocked blocked;
+  state_ = std::make_unique<State>(options);
+  state_->listen(options);
+  state_->ticker = std::make_unique<Ticker>(state_->desk, options.heartbeat_limit / 6);
+}
+
+Coordinator::~Coordinator() {
+  state_->ticker.reset();
+  state_->desk->close();
+  state_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+}
+
+int Coordinator::port() const { return state_->port; }
+Snapshot Coordinator::snapshot() const { return state_->desk->snapshot(); }
+bool Coordinator::wait_ended(const Deadline& deadline) const { return state_->desk->wait_ended(deadline); }
+void Coordinator::fail_job(const std::string& reason) { state_->desk->fail_job(reason); }
+std::vector<std::string> Coordinator::take_events() { return state_->desk->take_events(); }
+int Coordinator::descriptor() const { return state_->desk->descriptor(); }
+
+const char* library_version() { return TRIREME_VERSION; }
+
+std::string own_host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "this host";
+}
+
+}  // namespace trireme::cluster

@@ -1,0 +1,59 @@
+#pragma once
+// The coordinator of a job that spans machines: who belongs to it, small values that all can see, and news of failures,
+// pushed to everybody at once. A gRPC server inside.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <trireme/base/clock.h>
+#include <trireme/cluster/coordination/desk.h>
+#include <trireme/cluster/coordination/job.h>
+
+namespace trireme::cluster {
+
+struct CoordinatorOptions {
+  std::string address = "0.0.0.0";  // to listen on
+  int port = 0;                     // 0: any that is free
+  std::string job = "job";          // members of another job are refused
+  std::string token;                // that every request must show; must not be empty
+  std::string tls;             // folder of `trireme tls init`; "": neither encrypted nor authenticated beyond the token
+  std::string host;            // this one, for messages; "": its host name
+  int ranks = 1;               // of the job
+  int servers = 0;             // parameter servers of the job; ranks get their places without them
+  Seconds heartbeat_limit{3};  // silence of a member that counts as its death
+  CoordinatorLimits limits;
+  JobSpec spec;  // what agents are told
+};
+
+/// Serves from its construction to its destruction. Thread-safe.
+class Coordinator {
+ public:
+  /// Throws IoError when it cannot listen, InvalidArgument when options or certificates are wrong.
+  explicit Coordinator(const CoordinatorOptions& options);
+  /// Takes a second at most. Members that are still there see the coordinator go.
+  ~Coordinator();
+
+  int port() const;
+  Snapshot snapshot() const;
+  /// Blocks until the job was complete or has failed, and nobody is left. False when the deadline passes first.
+  bool wait_ended(const Deadline& deadline) const;
+  /// Fails the job for a reason outside of it, such as Ctrl-C: all members hear it at once.
+  void fail_job(const std::string& reason);
+
+  /// What happened since the last call, one sentence each.
+  std::vector<std::string> take_events();
+  /// Readable while there are events: for poll().
+  int descriptor() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+/// Of this library: members of another one are refused.
+const char* library_version();
+
+/// This machine's, as messages name it.
+std::string own_host_name();
+
+}  // namespace trireme::cluster

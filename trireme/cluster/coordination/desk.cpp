@@ -1,0 +1,425 @@
+#include <fmt/format.h>
+#include <sys/eventfd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include <trireme/base/error.h>
+#include <trireme/cluster/coordination/desk.h>
+#include <trireme/cluster/coordination/tls.h>
+
+namespace trireme::cluster {
+namespace {
+
+constexpr size_t kMostEvents = 10'000;  // that wait to be taken; older ones are dropped
+constexpr size_t kMostFailures = 1'000;
+constexpr size_t kNameBytes = 255, kReportBytes = 4096;
+
+double wall_clock() { return Seconds(std::chrono::system_clock::now().time_since_epoch()).count(); }
+
+/// Texts of members end on terminals: no control characters, no novels.
+std::string tame(const std::string& text, size_t most) {
+  std::string result = text.substr(0, most);
+  std::replace_if(
+      result.begin(), result.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, ' ');
+  return result;
+}
+
+struct Waiter {
+  std::string key;
+  Desk::Answer answer;
+};
+
+/// Answers that are given once the lock is released.
+using Answers = std::vector<std::pair<Desk::Answer, std::variant<std::string, Refusal>>>;
+
+void give(const Answers& answers) {
+  for (const auto& [answer, what] : answers) answer(what);
+}
+
+}  // namespace
+
+struct Desk::State {
+  explicit State(DeskOptions given) : options(std::move(given)), bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+
+  const DeskOptions options;
+  const Descriptor bell;
+
+  mutable std::mutex mutex;
+  mutable std::condition_variable changed;
+  // All below is guarded by `mutex`.
+  std::vector<Attendee> attendees;                            // sorted by id
+  std::unordered_map<uint64_t, std::shared_ptr<Line>> lines;  // of those present
+  std::map<std::string, std::string> values;
+  size_t bytes = 0;
+  std::map<uint64_t, Waiter> waiters;            // by ticket
+  std::multimap<std::string, uint64_t> waiting;  // key, ticket
+  uint64_t next_id = 1, next_ticket = 1, past_epochs = 0;
+  std::vector<Failure> failures;
+  Decision decision;  // the last one
+  std::deque<std::string> events;
+  bool closed = false;
+
+  Attendee* find(uint64_t id) {
+    const auto place = std::lower_bound(attendees.begin(), attendees.end(), id,
+                                        [](const Attendee& a, uint64_t wanted) { return a.id < wanted; });
+    return place == attendees.end() || place->id != id || place->standing != Standing::present ? nullptr : &*place;
+  }
+
+  /// nullptr for one that gave up, and for all after close().
+  Line* line_of(uint64_t id) const {
+    const auto place = lines.find(id);
+    return place == lines.end() ? nullptr : place->second.get();
+  }
+
+  void tell(std::string event) {
+    events.push_back(std::move(event));
+    if (events.size() > kMostEvents) events.pop_front();
+    eventfd_write(bell.get(), 1);
+  }
+
+  /// Takes a waiting get out of the books.
+  Desk::Answer take_waiter(uint64_t ticket) {
+    const auto place = waiters.find(ticket);
+    if (place == waiters.end()) return nullptr;
+    const auto [begin, end] = waiting.equal_range(place->second.key);
+    waiting.erase(std::find_if(begin, end, [&](const auto& entry) { return entry.second == ticket; }));
+    Desk::Answer answer = std::move(place->second.answer);
+    waiters.erase(place);
+    return answer;
+  }
+
+  void refuse_waiters(const Refusal& refusal, Answers& answers) {
+    for (auto& [ticket, waiter] : waiters) answers.emplace_back(std::move(waiter.answer), refusal);
+    waiters.clear();
+    waiting.clear();
+  }
+
+  Refusal failed_refusal() const {
+    return {Refused::failed, fmt::format("the job has failed: {}", failures.front().reason)};
+  }
+
+  void note_failure(const Failure& failure, Answers& answers) {
+    const bool first = failures.empty();
+    if (failures.size() < kMostFailures) failures.push_back(failure);
+    if (!first) return;
+    for (auto& [id, line] : lines) line->notice(failure);
+    refuse_waiters(failed_refusal(), answers);
+  }
+
+  void carry_out(const Departure& departure, Answers& answers) {
+    Attendee* gone = find(departure.id);
+    gone->standing = departure.standing;
+    const auto line = lines.find(departure.id);
+    if (departure.failure)
+      note_failure(*departure.failure,
+                   answers);  // before its line goes: one that was only silent may learn why it is out
+    tell(departure.reason);
+    if (line == lines.end()) return;
+    if (gone->exit_code) line->second->farewell();
+    line->second->close(gone->exit_code ? std::nullopt : std::optional(Refusal{Refused::failed, departure.reason}));
+    lines.erase(line);
+  }
+
+  /// After every change: judge, and carry out.
+  void review(Answers& answers) {
+    const bool was_complete = decision.complete;
+    do {
+      decision = judge(Clock::now(), attendees, options.membership, !failures.empty());
+      for (const Departure& departure : decision.departures) carry_out(departure, answers);
+    } while (!decision.departures.empty());  // a failure settles the case of those who gave up because of it
+    if (decision.complete && !was_complete) tell(decision.reason);
+    changed.notify_all();
+  }
+
+  void place() {
+    const std::vector<int> ranks = assign(attendees, options.membership);
+    for (size_t i = 0; i < ranks.size(); i++) {
+      Attendee& attendee = attendees[i];
+      if (attendee.member.rank == ranks[i] || attendee.standing != Standing::present) continue;
+      attendee.member.rank = ranks[i];
+      if (Line* line = line_of(attendee.id)) line->placed(attendee.member);
+      tell(fmt::format("{} has its place", name_of(attendee.member)));
+    }
+  }
+
+  /// When all of a complete job have left in peace, the next to come begins anew: addresses of the old ones would lead
+  /// it astray.
+  void begin_anew() {
+    past_epochs += epoch_of(attendees);
+    attendees.clear();
+    values.clear();
+    bytes = 0;
+    decision = {};
+  }
+
+  /// Members that come and go all the time must not fill the books.
+  void forget_replaced() {
+    if (attendees.size() < options.limits.members) return;
+    std::set<std::pair<int, int>> held;
+    for (const Attendee& attendee : attendees)
+      if (attendee.standing == Standing::present) held.emplace(attendee.member.kind, attendee.member.rank);
+    const auto replaced = [&](const Attendee& a) {
+      return a.standing == Standing::left && (a.member.rank < 0 || held.contains({a.member.kind, a.member.rank}) ||
+                                              !held.emplace(a.member.kind, a.member.rank).second);
+    };
+    past_epochs += epoch_of(attendees);
+    std::erase_if(attendees, replaced);
+    past_epochs -= epoch_of(attendees);
+  }
+
+  std::optional<Refusal> refusal_of(const Hello& hello) const {
+    const std::string host = tame(hello.member.host, kNameBytes);
+    if (closed) return Refusal{Refused::cancelled, "is shutting down"};
+    if (hello.version != options.version)
+      return Refusal{Refused::mismatch, fmt::format("refuses: host {} runs trireme {}, the coordinator on host {} runs "
+                                                    "{}: install the same version on all hosts",
+                                                    host, tame(hello.version, 32), options.host, options.version)};
+    if (!hello.job.empty() && hello.job != options.job)
+      return Refusal{Refused::argument,
+                     fmt::format("serves job '{}', not '{}': start one coordinator per job, with another --port",
+                                 options.job, tame(hello.job, kNameBytes))};
+    if (!failures.empty()) return failed_refusal();
+    if (host.size() != hello.member.host.size() || host != hello.member.host)
+      return Refusal{Refused::argument,
+                     fmt::format("refuses: the host name '{}' is too long or has control characters", host)};
+    return std::nullopt;
+  }
+
+  std::optional<Refusal> refusal_of_key(uint64_t member, const std::string& key) {
+    if (!failures.empty()) return failed_refusal();
+    if (closed) return Refusal{Refused::cancelled, "is shutting down"};
+    if (find(member) == nullptr)
+      return Refusal{Refused::argument, fmt::format("refuses: there is no member {}: register first", member)};
+    if (key.empty() || key.size() > options.limits.key_bytes)
+      return Refusal{Refused::limit,
+                     fmt::format("refuses: a key has 1 to {} bytes, not {}", options.limits.key_bytes, key.size())};
+    return std::nullopt;
+  }
+
+  std::optional<Refusal> refusal_of_value(const std::string& key, const std::string& value) const {
+    const CoordinatorLimits& limits = options.limits;
+    if (value.size() > limits.value_bytes)
+      return Refusal{Refused::limit,
+                     fmt::format("refuses: the value has {} bytes, the limit is {}", value.size(), limits.value_bytes)};
+    const auto old = values.find(key);
+    if (old == values.end() && values.size() >= limits.keys)
+      return Refusal{Refused::limit, fmt::format("keeps {} keys at most", limits.keys)};
+    const size_t freed = old == values.end() ? 0 : key.size() + old->second.size();
+    if (bytes - freed + key.size() + value.size() > limits.total_bytes)
+      return Refusal{Refused::limit, fmt::format("keeps {} bytes at most", limits.total_bytes)};
+    return std::nullopt;
+  }
+};
+
+Desk::Desk(DeskOptions options) : state_(std::make_unique<State>(std::move(options))) {}
+Desk::~Desk() = default;
+
+bool Desk::knows(const std::string& token) const { return same_secret(token, state_->options.token); }
+
+Refusal Desk::token_refusal() const {
+  return {Refused::token, "refuses the token: give the same TRIREME_TOKEN on all hosts"};
+}
+
+uint64_t Desk::attend(const std::string& token, const Hello& hello, const std::shared_ptr<Line>& line) {
+  if (!knows(token)) return line->close(token_refusal()), 0;
+  Answers answers;
+  uint64_t id = 0;
+  {
+    const std::lock_guard lock(state_->mutex);
+    State& state = *state_;
+    if (auto refusal = state.refusal_of(hello)) return line->close(refusal), 0;
+    if (state.decision.ended) state.begin_anew();
+    state.forget_replaced();
+    const MembershipOptions& membership = state.options.membership;
+    const Admission admission = admit(hello.member, hello.address, state.attendees, membership);
+    if (!admission.refusal.empty()) return line->close(Refusal{Refused::argument, "refuses: " + admission.refusal}), 0;
+    id = state.next_id++;
+    state.attendees.push_back({id, admission.member, hello.address, Standing::present, Clock::now()});
+    state.lines[id] = line;
+    const std::string warning = clock_warning(hello.member.host, hello.wall_clock, state.options.host, wall_clock());
+    line->welcome({id, state.options.job, membership.ranks, membership.servers, membership.heartbeat_limit,
+                   state.options.host, warning.empty() ? std::vector<std::string>{} : std::vector{warning},
+                   state.options.spec});
+    state.tell(fmt::format("{} has registered{}{}", name_of(admission.member), warning.empty() ? "" : "; ", warning));
+    if (admission.member.rank >= 0) line->placed(admission.member);
+    state.place();
+    state.review(answers);
+  }
+  give(answers);
+  return id;
+}
+
+void Desk::heartbeat(const std::string& token, uint64_t member) {
+  if (!knows(token)) return;
+  const std::lock_guard lock(state_->mutex);
+  Attendee* attendee = state_->find(member);
+  if (attendee == nullptr || attendee->exit_code) return;
+  attendee->heard = Clock::now();
+  if (Line* line = state_->line_of(member)) line->heartbeat(attendee->member.rank < 0 ? state_->decision.reason : "");
+}
+
+void Desk::leave(const std::string& token, uint64_t member, int exit_code, const std::string& reason, int rank,
+                 int server) {
+  if (!knows(token)) return;
+  Answers answers;
+  {
+    const std::lock_guard lock(state_->mutex);
+    Attendee* attendee = state_->find(member);
+    if (attendee == nullptr || attendee->exit_code) return;
+    attendee->exit_code = exit_code;
+    attendee->report = tame(reason, kReportBytes);
+    attendee->reported_rank = rank >= 0 && rank < state_->options.membership.ranks ? rank : -1;
+    attendee->reported_server = server >= 0 && server < state_->options.membership.servers ? server : -1;
+    attendee->heard = Clock::now();
+    state_->review(answers);
+    // One that gave up stays in the books until somebody else is known to be the cause, but need not wait for that
+    // itself.
+    if (const auto line = state_->lines.find(member); line != state_->lines.end()) {
+      line->second->farewell();
+      line->second->close(std::nullopt);
+      state_->lines.erase(line);
+    }
+  }
+  give(answers);
+}
+
+void Desk::disconnected(uint64_t member) {
+  Answers answers;
+  {
+    const std::lock_guard lock(state_->mutex);
+    Attendee* attendee = state_->find(member);
+    if (attendee == nullptr) return;
+    attendee->connected = false;
+    state_->review(answers);
+  }
+  give(answers);
+}
+
+std::optional<Refusal> Desk::put(const std::string& token, uint64_t member, const std::string& key,
+                                 const std::string& value) {
+  if (!knows(token)) return token_refusal();
+  Answers answers;
+  {
+    const std::lock_guard lock(state_->mutex);
+    State& state = *state_;
+    if (auto refusal = state.refusal_of_key(member, key)) return refusal;
+    if (auto refusal = state.refusal_of_value(key, value)) return refusal;
+    const auto [place, fresh] = state.values.try_emplace(key);
+    state.bytes += (fresh ? key.size() : 0) + value.size() - place->second.size();
+    place->second = value;
+    while (true) {
+      const auto first = state.waiting.find(key);
+      if (first == state.waiting.end()) break;
+      answers.emplace_back(state.take_waiter(first->second), value);
+    }
+  }
+  give(answers);
+  return std::nullopt;
+}
+
+uint64_t Desk::get(const std::string& token, uint64_t member, const std::string& key, Answer answer) {
+  if (!knows(token)) return answer(token_refusal()), 0;
+  std::unique_lock lock(state_->mutex);
+  std::optional<std::variant<std::string, Refusal>> now;
+  if (auto refusal = state_->refusal_of_key(member, key)) {
+    now = *refusal;
+  } else if (const auto place = state_->values.find(key); place != state_->values.end()) {
+    now = place->second;
+  } else if (state_->waiters.size() >= state_->options.limits.waiting) {
+    now = Refusal{Refused::limit, fmt::format("refuses: {} gets wait already", state_->waiters.size())};
+  }
+  if (now) {
+    lock.unlock();
+    return answer(*now), 0;
+  }
+  const uint64_t ticket = state_->next_ticket++;
+  state_->waiting.emplace(key, ticket);
+  state_->waiters.emplace(ticket, Waiter{key, std::move(answer)});
+  return ticket;
+}
+
+void Desk::cancel(uint64_t ticket) {
+  std::unique_lock lock(state_->mutex);
+  const Answer answer = state_->take_waiter(ticket);
+  lock.unlock();
+  if (answer) answer(Refusal{Refused::cancelled, "nobody waits for this any more"});
+}
+
+void Desk::tick(Seconds blind) {
+  Answers answers;
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (blind > Seconds(0))
+      for (Attendee& attendee : state_->attendees)
+        attendee.heard = std::min(Clock::now(), attendee.heard + std::chrono::duration_cast<Clock::duration>(blind));
+    state_->review(answers);
+  }
+  give(answers);
+}
+
+void Desk::fail_job(const std::string& reason) {
+  Answers answers;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->note_failure({-1, state_->options.host, reason}, answers);
+    state_->tell(reason);
+    state_->review(answers);
+  }
+  give(answers);
+}
+
+void Desk::close() {
+  Answers answers;
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->closed = true;
+    const Refusal refusal{Refused::cancelled, "is shutting down"};
+    state_->refuse_waiters(refusal, answers);
+    for (auto& [id, line] : state_->lines) line->close(refusal);
+    state_->lines.clear();
+    state_->changed.notify_all();
+  }
+  give(answers);
+}
+
+Snapshot Desk::snapshot() const {
+  const std::lock_guard lock(state_->mutex);
+  const State& state = *state_;
+  Snapshot result;
+  for (const Attendee& attendee : state.attendees)
+    result.members.push_back({attendee.member, attendee.standing, seconds_since(attendee.heard)});
+  result.epoch = state.past_epochs + epoch_of(state.attendees);
+  result.complete = state.decision.complete;
+  result.ended = state.decision.ended;
+  result.reason = state.decision.reason;
+  result.failures = state.failures;
+  result.keys = state.values.size();
+  return result;
+}
+
+bool Desk::wait_ended(const Deadline& deadline) const {
+  std::unique_lock lock(state_->mutex);
+  return state_->changed.wait_for(lock, deadline.left(), [&] { return state_->decision.ended || state_->closed; }) &&
+         state_->decision.ended;
+}
+
+std::vector<std::string> Desk::take_events() {
+  const std::lock_guard lock(state_->mutex);
+  eventfd_t rung = 0;
+  eventfd_read(state_->bell.get(), &rung);
+  std::vector<std::string> result(state_->events.begin(), state_->events.end());
+  state_->events.clear();
+  return result;
+}
+
+int Desk::descriptor() const { return state_->bell.get(); }
+
+}  // namespace trireme::cluster

@@ -1,0 +1,140 @@
+#pragma once
+// The coordinator without its network: the state of a job, and what each request does to it. Thread-safe. Every request
+// shows the job's token first; nothing is looked at or changed without it.
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <trireme/base/clock.h>
+#include <trireme/base/descriptor.h>
+#include <trireme/cluster/coordination/job.h>
+#include <trireme/cluster/coordination/membership.h>
+
+namespace trireme::cluster {
+
+/// What one member, or all together, may ask for.
+struct CoordinatorLimits {
+  size_t message_bytes = 1 << 20;     // of one request or answer
+  size_t key_bytes = 1 << 10;         // of one key
+  size_t value_bytes = 1000 << 10;    // of one value; a message holds it and its key
+  size_t keys = 100'000;              // that are kept
+  size_t total_bytes = 256ull << 20;  // of all keys and values
+  size_t members = 4096;              // present at a time
+  size_t waiting = 100'000;           // gets that wait at a time
+};
+
+enum class Refused { token, argument, mismatch, limit, failed, cancelled };
+
+/// Why a request was not served.
+struct Refusal {
+  Refused kind = Refused::argument;
+  std::string text;  // goes on after "the coordinator at … "; of kind failed, a sentence of its own
+};
+
+struct Hello {
+  std::string job, version;
+  Member member;
+  std::string address;    // where the connection comes from
+  double wall_clock = 0;  // seconds since 1970
+};
+
+struct Welcome {
+  uint64_t member = 0;
+  std::string job;
+  int size = 0;
+  int servers = 0;
+  Seconds heartbeat_limit{0};
+  std::string host;  // the coordinator's
+  std::vector<std::string> warnings;
+  JobSpec spec;
+};
+
+/// The way back to a member. Must not block, nor call the desk.
+class Line {
+ public:
+  virtual ~Line() = default;
+  virtual void welcome(const Welcome& welcome) = 0;
+  virtual void placed(const Member& member) = 0;
+  virtual void heartbeat(const std::string& waiting) = 0;
+  virtual void notice(const Failure& failure) = 0;
+  virtual void farewell() = 0;
+  /// Ends the stream after what was said before; nothing follows.
+  virtual void close(const std::optional<Refusal>& refusal) = 0;
+};
+
+struct DeskOptions {
+  std::string job;
+  std::string token;
+  std::string host;     // this one, for messages
+  std::string version;  // of this library
+  MembershipOptions membership;
+  CoordinatorLimits limits;
+  JobSpec spec;
+};
+
+/// A job at one moment.
+struct Snapshot {
+  struct Entry {
+    Member member;
+    Standing standing = Standing::present;
+    double silence = 0;  // seconds since it was last heard of
+  };
+  std::vector<Entry> members;
+  uint64_t epoch = 0;  // grows with every change
+  bool complete = false;
+  bool ended = false;
+  std::string reason;             // "2 of 4 ranks have registered; ranks 1 and 3 have not"
+  std::vector<Failure> failures;  // the first is the cause
+  size_t keys = 0;
+};
+
+class Desk {
+ public:
+  using Answer = std::function<void(const std::variant<std::string, Refusal>&)>;
+
+  explicit Desk(DeskOptions options);
+  ~Desk();
+
+  /// In constant time.
+  bool knows(const std::string& token) const;
+  Refusal token_refusal() const;
+
+  /// The new member's id; 0 when it was refused, and the line closed.
+  uint64_t attend(const std::string& token, const Hello& hello, const std::shared_ptr<Line>& line);
+  void heartbeat(const std::string& token, uint64_t member);
+  void leave(const std::string& token, uint64_t member, int exit_code, const std::string& reason, int rank,
+             int server = -1);
+  /// Its stream ended, with or without a goodbye. Needs no token: it comes from the transport.
+  void disconnected(uint64_t member);
+
+  std::optional<Refusal> put(const std::string& token, uint64_t member, const std::string& key,
+                             const std::string& value);
+  /// Calls `answer` exactly once: now, in a later call of another thread, or in cancel(). Returns a ticket for
+  /// cancel().
+  uint64_t get(const std::string& token, uint64_t member, const std::string& key, Answer answer);
+  void cancel(uint64_t ticket);
+
+  /// Carries out what time alone decides: silent members. `blind` is how much longer than planned the caller slept:
+  /// silence that says nothing about members.
+  void tick(Seconds blind);
+  /// Fails the job, for a reason outside of it.
+  void fail_job(const std::string& reason);
+  /// Answers everybody who waits, and closes all lines.
+  void close();
+
+  Snapshot snapshot() const;
+  bool wait_ended(const Deadline& deadline) const;
+  /// What happened since the last call, one sentence each. The descriptor is readable while there is something.
+  std::vector<std::string> take_events();
+  int descriptor() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace trireme::cluster

@@ -1,0 +1,73 @@
+#pragma once
+// A process's membership in a job that spans machines: the client of the coordinator. One per process: worker, server
+// or agent.
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <trireme/base/clock.h>
+#include <trireme/cluster/coordination/job.h>
+#include <trireme/comm/network/engine.h>
+
+namespace trireme::cluster {
+
+struct SessionOptions {
+  std::string coordinator;     // host:port
+  std::string job;             // "": whichever the coordinator serves
+  std::string token;           // the coordinator's
+  std::string tls;             // folder of `trireme tls init`; "": plain
+  Seconds timeout{60};         // to register and get a rank, and of every put()
+  Seconds heartbeat_limit{3};  // silence of the coordinator that counts as its death
+  int interrupt = -1;          // descriptor: when it becomes readable, the constructor stops waiting
+  std::string version;         // to introduce oneself with; "": this library's. For tests
+};
+
+/// Thread-safe. Destroyed without leave(), it is lost to the others, and the job fails.
+class Session final : public comm::network::KeyValue {
+ public:
+  /// Registers; waits for a coordinator that is not up yet. Without a rank of its own, blocks until all others are
+  /// there too. Throws Timeout, InvalidArgument (token, job, rank, certificates), Mismatch (version), PeerLost when the
+  /// job has failed already or `interrupt` says so.
+  Session(SessionOptions options, Member member);
+  ~Session() override;
+
+  /// An agent's is the first of its ranks, a server's its index.
+  int rank() const;
+  int size() const;
+  /// Parameter servers of the job.
+  int servers() const;
+  /// An agent's ranks: [rank, rank + slots).
+  int slots() const;
+  const std::string& job() const;
+  /// Job and token: the name under which processes of one machine meet. The same for all members, and nobody else can
+  /// know it.
+  const std::string& meeting() const;
+  const JobSpec& spec() const;
+  /// Of this host, as the coordinator's network sees it.
+  const std::string& address() const;
+  /// What the user should know: clocks that differ.
+  const std::vector<std::string>& warnings() const;
+
+  /// Throws PeerLost when the job has failed, InvalidArgument when a limit is exceeded, Timeout.
+  void put(const std::string& key, const std::string& value) override;
+  std::string get(const std::string& key, const Deadline& deadline) override;
+
+  /// The first failure of the job or of the way to the coordinator. Does not block.
+  std::optional<Failure> failure() const;
+  /// Calls `notify` once, from the session's thread, when the job fails or has failed; not after leave(). Must not
+  /// destroy the session.
+  void on_failure(std::function<void(const Failure&)> notify);
+
+  /// Says goodbye: exit code 0 in peace, another fails the job for everybody (kPeerLostExit: because of somebody else).
+  /// An agent gives the rank or the server that died of `reason`. Waits for the answer, not longer than the heartbeat
+  /// limit; never throws. Once.
+  void leave(int exit_code, const std::string& reason = "", int rank = -1, int server = -1);
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace trireme::cluster

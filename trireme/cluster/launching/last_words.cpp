@@ -1,0 +1,83 @@
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include <trireme/base/clock.h>
+#include <trireme/base/error.h>
+#include <trireme/base/process.h>
+#include <trireme/cluster/launching/last_words.h>
+#include <trireme/cluster/launching/slate.h>
+
+namespace trireme::cluster {
+namespace {
+
+constexpr Seconds kForLastWords{1};
+
+std::atomic<LastWords*> keeper{nullptr};
+std::terminate_handler before = nullptr;  // written once, before ours is installed
+
+/// libtorch appends a stack of addresses.
+std::string first_paragraph(const std::string& text) { return text.substr(0, text.find("\nException raised from")); }
+
+Ending ending() {
+  const std::exception_ptr exception = std::current_exception();
+  if (!exception) return {"std::terminate was called, and there is no exception"};
+  try {
+    std::rethrow_exception(exception);
+  } catch (const PeerLost& error) {
+    return {first_paragraph(error.what()), true};
+  } catch (const std::exception& error) {
+    return {first_paragraph(error.what())};
+  } catch (...) {
+    return {"an exception that is no std::exception"};
+  }
+}
+
+}  // namespace
+
+void tell_last_words() {
+  const Ending end = ending();
+  note_failure(end.text);
+  const LastWords* listener = keeper.load();
+  if (listener == nullptr) return;
+  // In a thread of its own: this one may hold a lock that it needs.
+  auto told = std::make_shared<std::promise<void>>();
+  std::thread([listener, end, told] {
+    name_thread("trireme-lastword");
+    listener->tell_(end);
+    told->set_value();
+  }).detach();  // the process ends with or without it
+  told->get_future().wait_for(kForLastWords);
+}
+
+namespace {
+
+[[noreturn]] void on_terminate() {
+  static std::atomic<bool> dying{false};
+  if (!dying.exchange(true)) tell_last_words();
+  if (before != nullptr) before();
+  std::abort();
+}
+
+}  // namespace
+
+LastWords::LastWords(std::function<void(const Ending&)> tell) : tell_(std::move(tell)) { keeper.store(this); }
+
+LastWords::~LastWords() {
+  LastWords* self = this;
+  keeper.compare_exchange_strong(self, nullptr);
+}
+
+void keep_last_words() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    before = std::get_terminate();
+    std::set_terminate(&on_terminate);
+  });
+}
+
+}  // namespace trireme::cluster
