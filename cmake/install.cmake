@@ -8,10 +8,15 @@ if(TRIREME_TORCH)
   install(TARGETS trireme_command trireme_worker RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()
 install(TARGETS ${targets} EXPORT TriremeTargets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/trireme DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h"
-        PATTERN "cluster/coordination/wire.h" EXCLUDE PATTERN "cluster/coordination/grpc.h" EXCLUDE PATTERN "cluster/coordination/stream.h" EXCLUDE PATTERN "cluster/environment/variables.h" EXCLUDE PATTERN "cluster/launching/interruption.h" EXCLUDE
-        PATTERN "ps/chunk_state.h" EXCLUDE PATTERN "ps/network/buffers.h" EXCLUDE PATTERN "ps/network/stream.h" EXCLUDE PATTERN "ps/network/visitor.h" EXCLUDE
-        PATTERN "ps/network/poller.h" EXCLUDE PATTERN "ps/network/assembly.h" EXCLUDE PATTERN "ps/network/arrival.h" EXCLUDE)
+# Headers that say "Not installed" see gRPC, or are for one file of their folder.
+file(GLOB_RECURSE headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/trireme/*.h)
+foreach(header ${headers})
+  file(STRINGS ${PROJECT_SOURCE_DIR}/${header} private REGEX "^//.*Not installed" LIMIT_COUNT 1)
+  get_filename_component(folder ${header} DIRECTORY)
+  if(NOT private)
+    install(FILES ${PROJECT_SOURCE_DIR}/${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${folder})
+  endif()
+endforeach()
 install(EXPORT TriremeTargets NAMESPACE Trireme:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)
 configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/TriremeConfig.cmake.in ${CMAKE_BINARY_DIR}/TriremeConfig.cmake
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Trireme)

@@ -19,10 +19,10 @@
 #include <trireme/cluster/launching/launcher.h>
 #include <trireme/ps/client.h>
 #include <trireme/ps/server.h>
-#include <trireme/ps/sparse_speed.h>
 
 #include "bench.h"
 #include "bench_ps.h"
+#include "sparse_speed.h"
 
 namespace trireme::tools {
 namespace {
@@ -236,7 +236,7 @@ std::string measure_sparse_requests(const PsMeasure& o) {
     pull.push_back(kKeys / pulled * 1e6);
   }
   if (std::all_of(rows.begin(), rows.end(), [](float value) { return value == 0; })) fail<Error>("no row was updated");
-  const ps::SparseSpeed alone = ps::measure_sparse(table, kRows, kKeys, Seconds(0.5));
+  const SparseSpeed alone = measure_sparse(table, kRows, kKeys, Seconds(0.5));
   return fmt::format("{{\"push\": {:.0f}, \"pull\": {:.0f}, \"table push\": {:.0f}, \"table pull\": {:.0f}}}\n",
                      median(push), median(pull), alone.push, alone.pull);
 }

@@ -2,6 +2,7 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <utility>
@@ -11,9 +12,9 @@
 
 namespace trireme {
 
-Watch::Watch(const char* name, int descriptor, std::function<void()> notify)
-    : name_(name), descriptor_(descriptor), notify_(std::move(notify)) {
-  if (descriptor_ < 0) return;
+Watch::Watch(const char* name, std::vector<int> descriptors, std::function<void(size_t)> notify)
+    : name_(name), descriptors_(std::move(descriptors)), notify_(std::move(notify)) {
+  if (std::all_of(descriptors_.begin(), descriptors_.end(), [](int one) { return one < 0; })) return;
   stop_ = Descriptor(eventfd(0, EFD_CLOEXEC));
   thread_ = std::thread([this] { run(); });
 }
@@ -27,10 +28,17 @@ Watch::~Watch() {
 
 void Watch::run() {
   name_thread(name_);
-  pollfd polls[] = {{stop_.get(), POLLIN, 0}, {descriptor_, POLLIN, 0}};
-  while (poll(polls, 2, -1) < 0 && errno == EINTR) {
+  std::vector<pollfd> polls;
+  for (int descriptor : descriptors_) polls.push_back({descriptor, POLLIN, 0});  // poll() passes over negative ones
+  polls.push_back({stop_.get(), POLLIN, 0});
+  while (poll(polls.data(), polls.size(), -1) >= 0 || errno == EINTR) {
+    if (polls.back().revents != 0) return;
+    for (size_t i = 0; i + 1 < polls.size(); i++)
+      if (polls[i].fd >= 0 && polls[i].revents != 0) {
+        polls[i].fd = -1;
+        notify_(i);
+      }
   }
-  if (polls[0].revents == 0 && polls[1].revents != 0) notify_();
 }
 
 }  // namespace trireme

@@ -1,5 +1,5 @@
 #pragma once
-// What a server knows of one of its chunks. For the files of service.h alone; not installed.
+// What a server knows of one of its chunks. For the files of service.h alone. Not installed.
 #include <array>
 #include <optional>
 #include <vector>

@@ -1,13 +1,10 @@
 #include <fmt/format.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cstring>
 #include <exception>
 #include <mutex>
-#include <thread>
 
 #include <trireme/base/advice.h>
 #include <trireme/base/crew.h>
@@ -70,39 +67,6 @@ struct Client::Alarm {
   std::string reason;  // guarded by mutex; "": the lanes know
 };
 
-/// Sleeps until a server of this machine is gone, then raises the alarm. Lanes to other machines raise it themselves.
-class Client::Watcher {
- public:
-  Watcher(std::vector<int> sockets, Alarm& alarm)
-      : stop_(eventfd(0, EFD_CLOEXEC)),
-        thread_([this, sockets = std::move(sockets), &alarm] { run(sockets, alarm); }) {}
-  ~Watcher() {
-    const uint64_t one = 1;
-    [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
-    thread_.join();
-  }
-  Watcher(const Watcher&) = delete;
-  Watcher& operator=(const Watcher&) = delete;
-
- private:
-  void run(const std::vector<int>& sockets, Alarm& alarm) {
-    name_thread("trireme-ps");
-    std::vector<pollfd> polls = {{stop_.get(), POLLIN, 0}};
-    for (int socket : sockets) polls.push_back({socket, POLLIN, 0});
-    while (poll(polls.data(), polls.size(), -1) >= 0 || errno == EINTR) {
-      if (polls[0].revents != 0) return;
-      for (size_t i = 1; i < polls.size(); i++)
-        if (polls[i].revents != 0) {
-          polls[i].fd = -1;
-          alarm.raise("");
-        }
-    }
-  }
-
-  Descriptor stop_;
-  std::thread thread_;  // last: it uses what stands above
-};
-
 // ---- coming and going ----
 
 Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions options)
@@ -141,7 +105,8 @@ void Client::connect(const Meeting& meeting, const Deadline& deadline) {
     line.lane = connect_to(meeting, server, deadline);
     if (const auto* local = dynamic_cast<const shm::Lane*>(line.lane.get())) sockets.push_back(local->socket());
   }
-  if (!sockets.empty()) watcher_ = std::make_unique<Watcher>(std::move(sockets), *alarm_);
+  // A server of this machine that is gone raises the alarm. Lanes to other machines raise it themselves.
+  watch_ = std::make_unique<Watch>("trireme-ps", std::move(sockets), [alarm = alarm_](size_t) { alarm->raise(""); });
 }
 
 std::unique_ptr<Lane> Client::connect_to(const Meeting& meeting, int server, const Deadline& deadline) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <trireme/base/clock.h>
+#include <trireme/base/watch.h>
 #include <trireme/comm/network/engine.h>
 #include <trireme/ps/job.h>
 #include <trireme/ps/lane.h>
@@ -154,7 +155,6 @@ class Client {
   friend class Pending;
   struct Line;
   struct Alarm;
-  class Watcher;
   using Done = std::function<void(const Reply&)>;
 
   void connect(const Meeting& meeting, const Deadline& deadline);
@@ -200,7 +200,7 @@ class Client {
   size_t staged_ = 0;       // bytes of the staging area in use
   size_t sparse_open_ = 0;  // sparse requests under way
   std::shared_ptr<Alarm> alarm_;
-  std::unique_ptr<Watcher> watcher_;
+  std::unique_ptr<Watch> watch_;
 };
 
 }  // namespace trireme::ps

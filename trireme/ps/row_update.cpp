@@ -4,60 +4,12 @@
 #include <limits>
 
 #include <trireme/ps/row_update.h>
+#include <trireme/space/formula.h>
 
 namespace trireme::ps {
 namespace {
 
 using space::Optimizer;
-
-/// The settings of one push as the loops use them, rounded as space/kernels.cpp rounds them.
-struct Constants {
-  float lr, decay, momentum, b1, b2, keep1, keep2, eps, shrink;
-  bool nesterov;
-};
-
-Constants constants_of(const space::UpdaterOptions& o, double lr) {
-  const auto f = [](double value) { return static_cast<float>(value); };
-  return {.lr = f(lr),
-          .decay = f(o.weight_decay),
-          .momentum = f(o.momentum),
-          .b1 = f(o.beta1),
-          .b2 = f(o.beta2),
-          .keep1 = f(1 - o.beta1),
-          .keep2 = f(1 - o.beta2),
-          .eps = f(o.epsilon.value_or(o.kind == Optimizer::adagrad ? 1e-10 : 1e-8)),
-          .shrink = f(1 - lr * o.weight_decay),
-          .nesterov = o.nesterov};
-}
-
-inline void momentum_row(const float* __restrict g, float* __restrict p, float* __restrict s, size_t width,
-                         const Constants& c) {
-  if (c.nesterov) {
-    for (size_t i = 0; i < width; i++) {
-      const float d = g[i] + c.decay * p[i];
-      s[i] = c.momentum * s[i] + d;
-      p[i] -= c.lr * (d + c.momentum * s[i]);
-    }
-    return;
-  }
-  for (size_t i = 0; i < width; i++) {
-    s[i] = c.momentum * s[i] + (g[i] + c.decay * p[i]);
-    p[i] -= c.lr * s[i];
-  }
-}
-
-template <Optimizer kind>
-inline void adam_row(const float* __restrict g, float* __restrict p, float* __restrict s, float* __restrict v,
-                     size_t width, const Constants& c, float rate, float root2) {
-  for (size_t i = 0; i < width; i++) {
-    float value = p[i];
-    if constexpr (kind == Optimizer::adamw) value *= c.shrink;
-    const float d = kind == Optimizer::adam ? g[i] + c.decay * value : g[i];
-    s[i] = c.b1 * s[i] + c.keep1 * d;
-    v[i] = c.b2 * v[i] + c.keep2 * d * d;
-    p[i] = value - rate * s[i] / (__builtin_sqrtf(v[i]) / root2 + c.eps);
-  }
-}
 
 /// The step that a row now makes.
 inline uint32_t count_step(const RowShape& shape, float* row) {
@@ -67,58 +19,53 @@ inline uint32_t count_step(const RowShape& shape, float* row) {
   return tail.steps;
 }
 
+/// A push: rows and their gradients, and the settings of its update.
+struct Push {
+  std::span<float* const> rows;
+  const float* const* gradients;
+  const space::Update& settings;
+};
+
 /// All rows of a push. A width known to the compiler makes the inner loops straight lines of vector instructions; 0:
 /// any width.
-template <Optimizer kind, size_t kWidth>
-void run(const RowShape& shape, Corrections& corrections, std::span<float* const> rows, const float* const* gradients,
-         const Constants& c, double lr) {
+template <Optimizer kind, bool nesterov, size_t kWidth>
+void run(const RowShape& shape, Corrections& corrections, const Push& push) {
   const size_t width = kWidth != 0 ? kWidth : shape.width, stride = shape.stride();
-  for (size_t k = 0; k < rows.size(); k++) {
-    if (k + kRowsAhead < rows.size()) prefetch_row(rows[k + kRowsAhead], stride);
-    float* __restrict p = rows[k];
-    const float* __restrict g = gradients[k];
-    if constexpr (kind == Optimizer::sgd) {
-      for (size_t i = 0; i < width; i++) p[i] -= c.lr * (g[i] + c.decay * p[i]);
-    } else if constexpr (kind == Optimizer::momentum) {
-      momentum_row(g, p, p + width, width, c);
-    } else if constexpr (kind == Optimizer::adagrad) {
-      float* __restrict s = p + width;
-      for (size_t i = 0; i < width; i++) {
-        const float d = g[i] + c.decay * p[i];
-        s[i] += d * d;
-        p[i] -= c.lr * d / (__builtin_sqrtf(s[i]) + c.eps);
-      }
-    } else {
+  const size_t first = shape.vectors > 0 ? width : 0, second = shape.vectors > 1 ? 2 * width : 0;
+  space::Formula<float, kind, nesterov> formula(push.settings);
+  for (size_t k = 0; k < push.rows.size(); k++) {
+    if (k + kRowsAhead < push.rows.size()) prefetch_row(push.rows[k + kRowsAhead], stride);
+    float* __restrict p = push.rows[k];
+    const float* __restrict g = push.gradients[k];
+    if constexpr (kind == Optimizer::adam || kind == Optimizer::adamw) {
       const Corrections::Pair correction = corrections.at(count_step(shape, p));
-      adam_row<kind>(g, p, p + width, p + 2 * width, width, c, static_cast<float>(lr / correction.first),
-                     static_cast<float>(correction.root_second));
+      formula.rate = static_cast<float>(push.settings.lr / correction.first);
+      formula.root2 = static_cast<float>(correction.root_second);
     }
+    float* __restrict s = p + first;  // a formula without state leaves it alone
+    float* __restrict v = p + second;
+    for (size_t i = 0; i < width; i++) p[i] = formula(g[i], p[i], s + i, v + i);
   }
 }
 
-template <Optimizer kind, class... Args>
+template <Optimizer kind, bool nesterov = false, class... Args>
 void run_width(const RowShape& shape, Args&&... args) {
   switch (shape.width) {
     case 4:
-      return run<kind, 4>(shape, args...);
+      return run<kind, nesterov, 4>(shape, args...);
     case 8:
-      return run<kind, 8>(shape, args...);
+      return run<kind, nesterov, 8>(shape, args...);
     case 16:
-      return run<kind, 16>(shape, args...);
+      return run<kind, nesterov, 16>(shape, args...);
     case 32:
-      return run<kind, 32>(shape, args...);
+      return run<kind, nesterov, 32>(shape, args...);
     case 64:
-      return run<kind, 64>(shape, args...);
+      return run<kind, nesterov, 64>(shape, args...);
     case 128:
-      return run<kind, 128>(shape, args...);
+      return run<kind, nesterov, 128>(shape, args...);
     default:
-      return run<kind, 0>(shape, args...);
+      return run<kind, nesterov, 0>(shape, args...);
   }
-}
-
-size_t state_vectors(Optimizer kind) {
-  if (kind == Optimizer::sgd) return 0;
-  return kind == Optimizer::adam || kind == Optimizer::adamw ? 2 : 1;
 }
 
 constexpr size_t kKnown = 1 << 16;  // corrections kept; with the usual betas all later ones are 1
@@ -126,7 +73,7 @@ constexpr size_t kKnown = 1 << 16;  // corrections kept; with the usual betas al
 }  // namespace
 
 RowShape RowShape::of(const space::UpdaterOptions& optimizer, size_t width, bool ages) {
-  const size_t vectors = state_vectors(optimizer.kind);
+  const size_t vectors = space::state_vectors(optimizer.kind);
   return {.width = width, .vectors = vectors, .tail = ages || vectors == 2};
 }
 
@@ -144,18 +91,20 @@ Corrections::Pair Corrections::at(uint32_t step) {
 }
 
 void RowUpdater::update(std::span<float* const> rows, const float* const* gradients, double lr) {
-  const Constants c = constants_of(optimizer_, lr);
+  const space::Update settings = space::settings_of(optimizer_, lr);
+  const Push push{rows, gradients, settings};
   switch (optimizer_.kind) {
     case Optimizer::sgd:
-      return run_width<Optimizer::sgd>(shape_, corrections_, rows, gradients, c, lr);
+      return run_width<Optimizer::sgd>(shape_, corrections_, push);
     case Optimizer::momentum:
-      return run_width<Optimizer::momentum>(shape_, corrections_, rows, gradients, c, lr);
+      return optimizer_.nesterov ? run_width<Optimizer::momentum, true>(shape_, corrections_, push)
+                                 : run_width<Optimizer::momentum>(shape_, corrections_, push);
     case Optimizer::adagrad:
-      return run_width<Optimizer::adagrad>(shape_, corrections_, rows, gradients, c, lr);
+      return run_width<Optimizer::adagrad>(shape_, corrections_, push);
     case Optimizer::adam:
-      return run_width<Optimizer::adam>(shape_, corrections_, rows, gradients, c, lr);
+      return run_width<Optimizer::adam>(shape_, corrections_, push);
     case Optimizer::adamw:
-      return run_width<Optimizer::adamw>(shape_, corrections_, rows, gradients, c, lr);
+      return run_width<Optimizer::adamw>(shape_, corrections_, push);
   }
 }
 

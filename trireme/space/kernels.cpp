@@ -3,6 +3,7 @@
 // AVX-512, could otherwise be the copy that the linker keeps for everybody.
 #include <immintrin.h>
 
+#include <trireme/space/formula.h>
 #include <trireme/space/kernels.h>
 
 namespace trireme::space::TRIREME_ISA {
@@ -236,49 +237,6 @@ bool finite(DType type, const void* data, size_t count) {
 }
 
 // ---- update ----
-
-inline float root(float value) { return __builtin_sqrtf(value); }
-inline double root(double value) { return __builtin_sqrt(value); }
-
-/// The new parameter from the summed gradient `g`, the old one and its state `s` and `v`. The constants follow
-/// libtorch's formulas.
-template <class T, Optimizer kind, bool nesterov>
-struct Formula {
-  explicit Formula(const Update& u)
-      : lr(static_cast<T>(u.lr)),
-        decay(static_cast<T>(u.weight_decay)),
-        momentum(static_cast<T>(u.momentum)),
-        b1(static_cast<T>(u.beta1)),
-        b2(static_cast<T>(u.beta2)),
-        keep1(static_cast<T>(1 - u.beta1)),
-        keep2(static_cast<T>(1 - u.beta2)),
-        eps(static_cast<T>(u.epsilon)),
-        shrink(static_cast<T>(1 - u.lr * u.weight_decay)),
-        rate(static_cast<T>(u.lr / u.correction1)),
-        root2(static_cast<T>(__builtin_sqrt(u.correction2))) {}
-
-  T operator()(T g, T p, T* s, T* v) const {
-    if constexpr (kind == Optimizer::sgd) {
-      return p - lr * (g + decay * p);
-    } else if constexpr (kind == Optimizer::momentum) {
-      const T d = g + decay * p;
-      *s = momentum * *s + d;
-      return p - lr * (nesterov ? d + momentum * *s : *s);
-    } else if constexpr (kind == Optimizer::adagrad) {
-      const T d = g + decay * p;
-      *s += d * d;
-      return p - lr * d / (root(*s) + eps);
-    } else {
-      if constexpr (kind == Optimizer::adamw) p *= shrink;
-      const T d = kind == Optimizer::adam ? g + decay * p : g;
-      *s = b1 * *s + keep1 * d;
-      *v = b2 * *v + keep2 * d * d;
-      return p - rate * *s / (root(*v) / root2 + eps);
-    }
-  }
-
-  T lr, decay, momentum, b1, b2, keep1, keep2, eps, shrink, rate, root2;
-};
 
 // Stores past the caches. An ordinary store to a line that another core has read must first take the line away from
 // that core, which costs more than the rest of an update.

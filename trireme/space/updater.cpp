@@ -17,20 +17,6 @@ UpdaterOptions with_kind(UpdaterOptions options, Optimizer kind) {
   return options;
 }
 
-size_t state_vectors(Optimizer kind) {
-  switch (kind) {
-    case Optimizer::sgd:
-      return 0;
-    case Optimizer::momentum:
-    case Optimizer::adagrad:
-      return 1;
-    case Optimizer::adam:
-    case Optimizer::adamw:
-      return 2;
-  }
-  return 0;
-}
-
 void check(const UpdaterOptions& o) {
   if (o.nesterov && o.kind != Optimizer::momentum)
     fail<InvalidArgument>("nesterov is a variant of momentum; {} does not have it", name_of(o.kind));
@@ -91,6 +77,31 @@ double epsilon_of(const UpdaterOptions& options) {
   return options.epsilon.value_or(options.kind == Optimizer::adagrad ? 1e-10 : 1e-8);
 }
 
+size_t state_vectors(Optimizer kind) {
+  switch (kind) {
+    case Optimizer::sgd:
+      return 0;
+    case Optimizer::momentum:
+    case Optimizer::adagrad:
+      return 1;
+    case Optimizer::adam:
+    case Optimizer::adamw:
+      return 2;
+  }
+  return 0;
+}
+
+Update settings_of(const UpdaterOptions& options, double lr) {
+  return {.optimizer = options.kind,
+          .lr = lr,
+          .momentum = options.momentum,
+          .beta1 = options.beta1,
+          .beta2 = options.beta2,
+          .epsilon = epsilon_of(options),
+          .weight_decay = options.weight_decay,
+          .nesterov = options.nesterov};
+}
+
 std::vector<std::string> optimizer_names() { return {kOptimizers.begin(), kOptimizers.end()}; }
 std::string name_of(Optimizer kind) { return kOptimizers[static_cast<size_t>(kind)]; }
 
@@ -146,26 +157,20 @@ bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameter
 
   const size_t offset = state_offset_[index] + (range.begin - owned_[index].begin);
   const size_t vectors = state_vectors(options_.kind);
-  return kernels().update({.optimizer = options_.kind,
-                           .dtype = dtype,
-                           .gradients = sources.data(),
-                           .sources = static_cast<int>(gradients.size()),
-                           .count = range.size() / size_of(dtype),
-                           .parameters = parameters + range.begin,
-                           .state = {vectors > 0 ? state_.data() + offset : nullptr,
-                                     vectors > 1 ? state_.data() + state_size_ + offset : nullptr},
-                           .lr = lr_,
-                           .momentum = options_.momentum,
-                           .beta1 = options_.beta1,
-                           .beta2 = options_.beta2,
-                           .epsilon = epsilon_of(options_),
-                           .weight_decay = options_.weight_decay,
-                           .nesterov = options_.nesterov,
-                           .stream = shared_,
-                           .correction1 = 1 - std::pow(options_.beta1, static_cast<double>(steps)),
-                           .correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps)),
-                           .scale = scale_,
-                           .watch = watch_});
+  Update update = settings_of(options_, lr_);
+  update.dtype = dtype;
+  update.gradients = sources.data();
+  update.sources = static_cast<int>(gradients.size());
+  update.count = range.size() / size_of(dtype);
+  update.parameters = parameters + range.begin;
+  if (vectors > 0) update.state[0] = state_.data() + offset;
+  if (vectors > 1) update.state[1] = state_.data() + state_size_ + offset;
+  update.stream = shared_;
+  update.correction1 = 1 - std::pow(options_.beta1, static_cast<double>(steps));
+  update.correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps));
+  update.scale = scale_;
+  update.watch = watch_;
+  return kernels().update(update);
 }
 
 bool update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range,

@@ -33,6 +33,10 @@ UpdaterOptions adamw(UpdaterOptions options = {});
 
 /// The one that was given, or libtorch's default.
 double epsilon_of(const UpdaterOptions& options);
+/// How many vectors of state, each as long as the parameters, an optimizer keeps.
+size_t state_vectors(Optimizer kind);
+/// What the formulas need of the options; the memory that they work on is to be added.
+Update settings_of(const UpdaterOptions& options, double lr);
 
 /// "sgd", "momentum", …; throws InvalidArgument with the nearest valid name.
 Optimizer optimizer_named(const std::string& name);

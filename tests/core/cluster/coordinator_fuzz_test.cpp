@@ -6,7 +6,8 @@
 #include <random>
 
 #include <trireme/cluster/coordination/coordinator.h>
-#include <trireme/cluster/coordination/requests.h>
+
+#include "requests.h"
 
 namespace trireme::cluster::tests {
 namespace {

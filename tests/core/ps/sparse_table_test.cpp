@@ -11,7 +11,6 @@
 #include <set>
 #include <unordered_map>
 
-#include <trireme/ps/sparse_speed.h>
 #include <trireme/ps/sparse_table.h>
 
 namespace trireme::ps::tests {
@@ -512,15 +511,6 @@ TEST(SparseTable, RefusesRowsOfAnotherShape) {
   EXPECT_THROW(table.restore({.key = 1, .values = four, .state = eight}), InvalidArgument);
   EXPECT_EQ(table.rows(), 0u);
   EXPECT_NO_THROW(table.restore({.key = 1, .values = four, .state = four}));
-}
-
-TEST(SparseSpeed, MeasuresATableOfTheWantedSize) {
-  const SparseSpeed speed = measure_sparse({.name = "t", .width = 8}, 3000, 500, Seconds(0.001));
-  EXPECT_GT(speed.pull, 0);
-  EXPECT_GT(speed.push, 0);
-  EXPECT_GT(speed.create, 0);
-  EXPECT_GE(speed.bytes, 3000 * 8 * sizeof(float));
-  EXPECT_THROW(measure_sparse({.name = "t"}, 0, 500, Seconds(0.001)), InvalidArgument);
 }
 
 }  // namespace

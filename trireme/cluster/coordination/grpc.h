@@ -1,6 +1,6 @@
 #pragma once
-// What everything here that speaks gRPC shares: the coordinator, its sessions, the parameter servers' lanes. Not
-// installed.
+// What everything here that speaks gRPC shares: the coordinator, its sessions, the parameter servers' lanes.
+// Not installed.
 #include <grpcpp/grpcpp.h>
 
 #include <memory>

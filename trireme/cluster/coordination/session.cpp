@@ -37,7 +37,7 @@ class Session::State {
     if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls, member_.host);
     if (options_.version.empty()) options_.version = library_version();
     const Deadline deadline(options_.timeout);
-    const Watch watch("trireme-ctrl-c", options_.interrupt, [this] {
+    const Watch watch("trireme-ctrl-c", {options_.interrupt}, [this](size_t) {
       const std::lock_guard lock(mutex_);
       interrupted_ = true;
       bell_.notify_all();

@@ -3,7 +3,7 @@
 #include <trireme/base/clock.h>
 #include <trireme/ps/sparse_table.h>
 
-namespace trireme::ps {
+namespace trireme::tools {
 
 struct SparseSpeed {
   double pull = 0, push = 0;  // keys per second: the median call
@@ -13,6 +13,6 @@ struct SparseSpeed {
 
 /// Fills a table with `rows` rows, then pulls and pushes `keys` random ones at a time (some occur twice) for about
 /// `time` each. Uses one core.
-SparseSpeed measure_sparse(const SparseTable::Options& options, size_t rows, size_t keys, Seconds time);
+SparseSpeed measure_sparse(const ps::SparseTable::Options& options, size_t rows, size_t keys, Seconds time);
 
-}  // namespace trireme::ps
+}  // namespace trireme::tools

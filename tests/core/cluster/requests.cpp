@@ -1,6 +1,6 @@
-#include <trireme/cluster/coordination/requests.h>
+#include "requests.h"
 
-#include "wire.h"
+#include <trireme/cluster/coordination/wire.h>
 
 namespace trireme::cluster {
 namespace {

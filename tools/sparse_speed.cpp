@@ -1,10 +1,12 @@
+#include "sparse_speed.h"
+
 #include <algorithm>
 #include <random>
 
-#include <trireme/ps/sparse_speed.h>
-
-namespace trireme::ps {
+namespace trireme::tools {
 namespace {
+
+using ps::SparseTable;
 
 /// Keys as a hash of something would make them: row i's.
 uint64_t key_of(uint64_t i) { return (i + 1) * 0xbf58476d1ce4e5b9; }
@@ -51,4 +53,4 @@ SparseSpeed measure_sparse(const SparseTable::Options& options, size_t rows, siz
   return speed;
 }
 
-}  // namespace trireme::ps
+}  // namespace trireme::tools
