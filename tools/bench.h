@@ -53,8 +53,10 @@ double median(std::vector<double> values);
 
 // What trireme-worker measures for ours. It joins the world that run_and_read() launched.
 int measure_allreduce(const std::string& out, const std::vector<size_t>& sizes, bool private_memory);
-int measure_step(const std::string& out, const std::string& name, bool alone, const std::string& guard);
-/// What a measured step does besides: nothing, look for NaN (the default of training), or clip every gradient.
+int measure_step(const std::string& out, const std::string& name, bool alone);
+/// What a measured step does besides: nothing, look for NaN (the default of training), or clip every gradient. Three
+/// models in one program take turns of a few steps, so that the machine's moods meet all of them; a line for each turn.
+int measure_guards(const std::string& out, const std::string& name, int turns);
 inline constexpr std::array kGuards = {"none", "watch", "clip"};
 
 /// Model and samples per worker and step; worker/bench_train.cpp measures them.

@@ -9,21 +9,22 @@ namespace trireme::tools {
 
 Run add_bench_worker(CLI::App& app, const Invocation&) {
   struct Settings {
-    std::string out, name, guard = "watch";
+    std::string out, name;
     std::vector<size_t> sizes;
+    int guards = 0;
     bool alone = false, private_memory = false;
   };
   auto s = std::make_shared<Settings>();
   CLI::App* command = app.add_subcommand("bench", "Measure the training step of one case, or allreduces of some sizes");
   command->add_option("--out", s->out, "File for the result, JSON lines")->required();
   command->add_option("--case", s->name, "Such as lenet-32")->check(CLI::IsMember(kTrainCases));
-  command->add_option("--guard", s->guard, "none, watch (for NaN) or clip")->check(CLI::IsMember(kGuards));
+  command->add_option("--guards", s->guards, "Turns of steps that look for nothing, for NaN, and that clip");
   command->add_flag("--alone", s->alone, "As if there were no other rank");
   command->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->excludes("--case");
   command->add_flag("--private", s->private_memory, "Allreduce memory of the caller's own");
   return [s] {
     if (!s->sizes.empty()) return measure_allreduce(s->out, s->sizes, s->private_memory);
-    return measure_step(s->out, s->name, s->alone, s->guard);
+    return s->guards > 0 ? measure_guards(s->out, s->name, s->guards) : measure_step(s->out, s->name, s->alone);
   };
 }
 

@@ -3,6 +3,8 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/utils.h>
 
+#include <array>
+#include <deque>
 #include <fstream>
 
 #include <trireme/cluster/world.h>
@@ -35,37 +37,83 @@ torch::nn::Sequential make(const std::string& model) {
   return models::mlp({784, width, width, 10});
 }
 
+/// A model of a case, and what a rank feeds it with.
+struct Subject {
+  Subject(World& world, const std::string& name, const Case& c)
+      : x(torch::randn({c.batch, 1, 28, 28})), y(torch::randint(0, 10, {c.batch}, torch::kInt64)) {
+    torch::manual_seed(0);
+    net = make(c.model);
+    const auto of = [this](const torch::Tensor& output) { return torch::nn::functional::cross_entropy(output, y); };
+    channels_last = train::choose_memory_format(world, net, x, of, name, "").channels_last;
+  }
+  std::unique_ptr<Parallel> prepare(World& world, ParallelOptions options) {
+    options.overlap_next = true;
+    options.channels_last = channels_last;
+    return std::make_unique<Parallel>(world, *net, space::momentum({.lr = 0.01, .momentum = 0.9}), options);
+  }
+  torch::Tensor loss() { return torch::nn::functional::cross_entropy(net->forward(x), y); }
+
+  torch::Tensor x, y;
+  torch::nn::Sequential net{nullptr};
+  bool channels_last = false;
+};
+
+/// Milliseconds of a step, over some; the steps before them warm the caches for this model.
+double timed(Subject& subject, Parallel& train, int before, int steps) {
+  Clock::time_point start;
+  for (int step = 0; step < before + steps; step++) {
+    if (step == before) start = Clock::now();
+    train.step([&] { return subject.loss(); });
+  }
+  return seconds_since(start) / steps * 1e3;
+}
+
 }  // namespace
 
-int measure_step(const std::string& out, const std::string& name, bool alone, const std::string& guard) {
+int measure_guards(const std::string& out, const std::string& name, int turns) {
+  const Case c = case_named(name);
+  World world = join({.timeout_setting = ""});
+  std::deque<Subject> subjects;
+  std::deque<std::unique_ptr<Parallel>> trained;
+  for (const char* guard : kGuards) {
+    ParallelOptions options;
+    if (guard == std::string("none")) options.on_nan = exchange::OnNan::ignore;
+    if (guard == std::string("clip")) options.clip = 1e-6;  // below any norm: all of them are scaled
+    trained.push_back(subjects.emplace_back(world, name, c).prepare(world, options));
+  }
+  std::ofstream file;
+  if (world.first()) file.open(out, std::ios::app);
+  const int steps = std::max(4, c.steps / 20);
+  for (int turn = 0; turn < turns + 1; turn++) {  // the first is not counted
+    std::array<double, kGuards.size()> ms{};
+    for (size_t i = 0; i < kGuards.size(); i++) {
+      const size_t who = (i + static_cast<size_t>(turn)) % kGuards.size();
+      ms[who] = timed(subjects[who], *trained[who], 2, steps);
+    }
+    if (world.first() && turn > 0)
+      file << fmt::format("{{\"{}\": {:.4f}, \"{}\": {:.4f}, \"{}\": {:.4f}}}\n", kGuards[0], ms[0], kGuards[1], ms[1],
+                          kGuards[2], ms[2]);
+  }
+  while (!trained.empty()) trained.pop_back();
+  return 0;
+}
+
+int measure_step(const std::string& out, const std::string& name, bool alone) {
   const Case c = case_named(name);
   const bool first = cluster::place_here().rank == 0;
   World world = alone ? World({0, 1, "", "alone"}, {}) : join({.timeout_setting = ""});
-  torch::manual_seed(0);
-  auto net = make(c.model);
-  const auto x = torch::randn({c.batch, 1, 28, 28});
-  const auto y = torch::randint(0, 10, {c.batch}, torch::kInt64);
-  const auto loss = [&](const torch::Tensor& output) { return torch::nn::functional::cross_entropy(output, y); };
-  const auto format = train::choose_memory_format(world, net, x, loss, name, "");
-  double seconds = 0;
+  Subject subject(world, name, c);
+  double ms = 0;
   size_t bytes = 0;
   {
-    ParallelOptions options{.overlap_next = true, .channels_last = format.channels_last};
-    if (guard == "none") options.on_nan = exchange::OnNan::ignore;
-    if (guard == "clip") options.clip = 1e-6;  // below any norm: all of them are scaled
-    auto train = parallel(world, *net, space::momentum({.lr = 0.01, .momentum = 0.9}), options);
-    bytes = train.exchange().layout().bytes();
-    Clock::time_point start;
-    for (int step = 0; step < 20 + c.steps; step++) {
-      if (step == 20) start = Clock::now();
-      train.step([&] { return loss(net->forward(x)); });
-    }
-    seconds = seconds_since(start) / c.steps;
+    const auto train = subject.prepare(world, {});
+    bytes = train->exchange().layout().bytes();
+    ms = timed(subject, *train, 20, c.steps);
   }
   // Unrelated processes each have a speed of their own: all tell it.
   if (first || alone)
     std::ofstream(out, std::ios::app) << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}}}\n",
-                                                     name, seconds * 1e3, bytes);
+                                                     name, ms, bytes);
   return 0;
 }
 
