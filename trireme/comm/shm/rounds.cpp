@@ -191,6 +191,7 @@ std::string Rounds::describe(int rank, uint32_t round) const {
 }
 
 void Rounds::interrupt(std::exception_ptr cause) noexcept {
+  if (interrupting_.exchange(true)) return;
   cause_ = std::move(cause);
   interrupted_.store(true);
   for (int rank = 0; rank < ranks_; rank++) ring(rank);

@@ -117,8 +117,12 @@ class Rounds {
   /// `what()` says, in an error message, what was waited for.
   template <class Ready, class What>
   void await(int peer, const Ready& ready, const What& what);
-  /// From any thread, once: every wait, now and later, ends with `cause`.
+  /// From any thread: every wait, now and later, ends with `cause`. The first cause stays.
   void interrupt(std::exception_ptr cause) noexcept;
+  /// False for a rank that has left, or stopped after an error. Does not know of deaths.
+  bool present(int rank) const { return stations_[rank].state.load() == kPresent; }
+  /// A descriptor that becomes readable when the rank's process ends; -1: it is this one.
+  int process_of(int rank) const { return processes_.empty() ? -1 : processes_[static_cast<size_t>(rank)].get(); }
   /// This process is about to die of an exception that nobody caught: the others' errors will say so. Takes no lock and
   /// no memory.
   void note_cause(std::string_view text, bool victim) noexcept;
@@ -166,7 +170,7 @@ class Rounds {
   std::array<Entry, kAhead> own_{};
   std::atomic<int> lost_{-1};  // rank that the watcher saw die
   std::exception_ptr cause_;   // set before interrupted_, not changed after it
-  std::atomic<bool> interrupted_{false};
+  std::atomic<bool> interrupting_{false}, interrupted_{false};
   Descriptor stop_;  // ends the watcher
   std::vector<Descriptor> processes_;
   std::thread watcher_;
