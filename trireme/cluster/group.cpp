@@ -43,7 +43,8 @@ int place_of(const cluster::Facts& facts, const cluster::Crew& crew) {
 
 class Group::State final : public cluster::Site::Listener {
  public:
-  State(std::shared_ptr<cluster::Site> its_site, cluster::Crew its_crew, size_t control)
+  State(std::shared_ptr<cluster::Site> its_site, cluster::Crew its_crew, size_t control,
+        const std::function<bool(int)>& gone)
       : site(std::move(its_site)),
         crew(std::move(its_crew)),
         rank(place_of(site->facts(), crew)),
@@ -52,9 +53,17 @@ class Group::State final : public cluster::Site::Listener {
     const auto [machine, number] = topology.place(rank);
     std::vector<int> names = topology.ranks_on(machine);
     for (int& name : names) name = crew.ranks[static_cast<size_t>(name)];
+    const comm::shm::Excuse excuse = [&](int neighbour) -> std::exception_ptr {
+      const int name = names[static_cast<size_t>(neighbour)];
+      if (auto cause = site->cause_of(crew.epoch)) return cause;
+      if (!gone || !gone(name)) return nullptr;
+      return std::make_exception_ptr(
+          PeerLost(fmt::format("rank {} died before it came to the crew of epoch {}", name, crew.epoch)));
+    };
     local = std::make_unique<comm::shm::Communicator>(
         Spot(facts.segment, control), number, static_cast<int>(names.size()),
-        comm::shm::Options{.timeout = facts.timeout, .timeout_setting = facts.timeout_setting, .names = names});
+        comm::shm::Options{
+            .timeout = facts.timeout, .timeout_setting = facts.timeout_setting, .names = names, .excuse = excuse});
     if (topology.machines() > 1) connect_machines();
   }
 
@@ -124,8 +133,9 @@ class Group::State final : public cluster::Site::Listener {
   }
 };
 
-Group::Group(std::shared_ptr<cluster::Site> site, cluster::Crew crew, size_t control)
-    : state_(std::make_shared<State>(site, std::move(crew), control)) {
+Group::Group(std::shared_ptr<cluster::Site> site, cluster::Crew crew, size_t control,
+             const std::function<bool(int rank)>& gone)
+    : state_(std::make_shared<State>(site, std::move(crew), control, gone)) {
   site->add(state_);
 }
 

@@ -9,6 +9,7 @@
 // membership *epoch*: when the crew changes (World::regroup) its groups are of no more use, and new ones are made over
 // the ranks that are left, in the same processes and on the same memory.
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -26,8 +27,10 @@ class Group {
  public:
   /// Collective among the crew. `control` is where its ranks on this machine find their control block in the segment:
   /// memory that the first of them has claimed for them alone. Blocks until all are there, not longer than the site's
-  /// timeout.
-  Group(std::shared_ptr<cluster::Site> site, cluster::Crew crew, size_t control);
+  /// timeout. Throws PeerLost when its epoch fails meanwhile, or when one of them is `gone` (by its number in the
+  /// world; null: nobody knows).
+  Group(std::shared_ptr<cluster::Site> site, cluster::Crew crew, size_t control,
+        const std::function<bool(int rank)>& gone = nullptr);
 
   /// Of this process in the group: 0 to size() - 1.
   int rank() const;

@@ -16,7 +16,7 @@
 namespace trireme::cluster {
 
 /// What a rank knows of a peer: the descriptor that becomes readable when its process ends (-1: a thread of this
-/// process), and whether it has neither ended nor left so far.
+/// process), and whether it still lives. One that lives, and has left the job, is waited for in vain.
 struct Peer {
   int process = -1;
   bool alive = true;

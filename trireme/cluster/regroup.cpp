@@ -1,6 +1,8 @@
 #include <fmt/format.h>
 #include <poll.h>
 
+#include <algorithm>
+
 #include <trireme/base/areas.h>
 #include <trireme/base/error.h>
 #include <trireme/cluster/muster.h>
@@ -38,11 +40,20 @@ Group next_group(const std::shared_ptr<Site>& site, const Group& before) {
   };
   const LookAt look = [&](int rank) {
     const int process = rounds.process_of(number_of(rank));
-    return Peer{process, rounds.present(number_of(rank)) && !ended(process)};
+    return Peer{process, process >= 0 ? !ended(process) : rounds.present(number_of(rank))};
   };
-  Mustered next = muster(site->facts(), {before.epoch(), before.ranks()}, look);
-  site->begin_epoch(next.crew.epoch);
-  return {site, std::move(next.crew), next.control};
+  Crew last{before.epoch(), before.ranks()};
+  for (const Deadline deadline(site->facts().timeout); true;) {
+    const Mustered next = muster(site->facts(), last, look);
+    last = next.crew;
+    try {
+      Group group(site, next.crew, next.control, [&](int rank) { return !look(rank).alive; });
+      site->begin_epoch(group.epoch());  // not before: after a failure `before` is still there to look at its ranks
+      return group;
+    } catch (const PeerLost&) {  // another one, since then
+      if (deadline.passed()) throw;
+    }
+  }
 }
 
 Group next_group(const std::shared_ptr<Site>& site, const Group& before, Session& session) {

@@ -34,6 +34,11 @@ void Site::interrupt_before(uint64_t epoch, const std::exception_ptr& cause) noe
     if (group->epoch() < epoch) group->interrupt(cause);
 }
 
+std::exception_ptr Site::cause_of(uint64_t epoch) {
+  const std::lock_guard lock(mutex_);
+  return epoch < failed_before_ ? cause_ : nullptr;
+}
+
 void Site::note_cause(std::string_view text, bool victim) noexcept {
   for (const auto& group : groups()) group->note_cause(text, victim);
 }

@@ -76,6 +76,8 @@ class Site {
   static constexpr uint64_t kAllEpochs = std::numeric_limits<uint64_t>::max();
   /// Ends all waits of groups of epochs before `epoch`, those that exist and those that are being made.
   void interrupt_before(uint64_t epoch, const std::exception_ptr& cause) noexcept;
+  /// Why groups of that epoch are to end; null: they are not.
+  std::exception_ptr cause_of(uint64_t epoch);
   void note_cause(std::string_view text, bool victim) noexcept;
 
   /// The T of this membership; made with `arguments` at the first call.

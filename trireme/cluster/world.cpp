@@ -199,8 +199,20 @@ void World::begin(cluster::Facts facts, size_t control) {
   everybody.ranks.resize(facts.machine_of.size());
   std::iota(everybody.ranks.begin(), everybody.ranks.end(), 0);
   site_ = std::make_shared<cluster::Site>(std::move(facts));
-  if (network_) network_->store->follow(*site_);
+  if (network_) follow_coordinator();
   group_.emplace(site_, std::move(everybody), control);
+}
+
+/// From now on what it says ends waits of the groups, those that are being made included.
+void World::follow_coordinator() {
+  network_->store->follow(*site_);
+  network_->session->on_crew([site = site_](const cluster::CrewChange& change) {
+    site->interrupt_before(change.epoch, std::make_exception_ptr(PeerLost(change.reason)));
+  });
+  network_->session->on_failure([site = site_, listeners = listeners_](const cluster::Failure& failure) {
+    site->interrupt_before(cluster::Site::kAllEpochs, std::make_exception_ptr(PeerLost(failure.reason)));
+    listeners->tell(failure.reason);
+  });
 }
 
 /// All ranks are on this machine, and there is no coordinator.
@@ -241,13 +253,6 @@ void World::meet_machines(const JoinOptions& options) {
          .timeout_setting = options.timeout_setting,
          .direct_bytes = options.direct_bytes},
         spot.offset);
-  n.session->on_crew([site = site_](const cluster::CrewChange& change) {
-    site->interrupt_before(change.epoch, std::make_exception_ptr(PeerLost(change.reason)));
-  });
-  n.session->on_failure([site = site_, listeners = listeners_](const cluster::Failure& failure) {
-    site->interrupt_before(cluster::Site::kAllEpochs, std::make_exception_ptr(PeerLost(failure.reason)));
-    listeners->tell(failure.reason);
-  });
 }
 
 void World::register_rank(const JoinOptions& options) {

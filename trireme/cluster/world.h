@@ -116,6 +116,7 @@ class World {
   void register_rank(const JoinOptions& options);
   std::vector<int> find_machines(const JoinOptions& options);
   void begin(cluster::Facts facts, size_t control);
+  void follow_coordinator();
 
   cluster::Place place_;
   std::string job_;

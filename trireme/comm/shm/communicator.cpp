@@ -64,7 +64,9 @@ Communicator::Communicator(Spot spot, int rank, int ranks, Options options)
     : segment_(std::move(spot.segment)),
       options_(checked(std::move(options), ranks)),
       areas_(*segment_),
-      rounds_(segment_, spot.offset, rank, ranks, options_.timeout, options_.names, options_.timeout_setting) {
+      rounds_(segment_, spot.offset, rank, ranks, options_.timeout, options_.names, options_.timeout_setting,
+              options_.excuse) {
+  options_.excuse = nullptr;  // it was for the start
   areas_.begin_behind(spot.offset + Rounds::bytes(ranks));
   stages_ = allocate(kStages * options_.stage_bytes, "the ranks' staging buffers");
   letter_bytes_ =
@@ -74,10 +76,9 @@ Communicator::Communicator(Spot spot, int rank, int ranks, Options options)
 
 // ---- memory ----
 
-/// Rank 0 claims memory, and all meet with what they think it is for. Its offset is in rank 0's entry; kPrivate when
-/// there was no room.
+/// Rank 0 claims memory, and all meet with what they think it is for: its offset.
 template <class Claim>
-uint32_t Communicator::agree_on_place(const Fingerprint& what, const char* purpose, const Claim& claim) {
+uint64_t Communicator::agree_on_place(const Fingerprint& what, size_t bytes, const char* purpose, const Claim& claim) {
   complete_open();
   uint64_t offset = kPrivate;
   std::exception_ptr refused;
@@ -88,8 +89,11 @@ uint32_t Communicator::agree_on_place(const Fingerprint& what, const char* purpo
     }
   const uint32_t round = rounds_.arrive(what, offset, purpose);
   rounds_.await_arrivals(round);
+  offset = rounds_.offset_of(0, round);
+  rounds_.finish(round);
   if (refused) std::rethrow_exception(refused);
-  return round;
+  if (offset == kPrivate) refuse_room(bytes, purpose);
+  return offset;
 }
 
 SharedBlock Communicator::map_parts(const Area& area, const char* purpose) {
@@ -102,25 +106,17 @@ SharedBlock Communicator::map_parts(const Area& area, const char* purpose) {
 
 SharedBlock Communicator::allocate(size_t bytes, const char* purpose) {
   Area area{0, bytes, size()};
-  const uint32_t round = agree_on_place(about(Kind::allocate, bytes, DType::u8, purpose), purpose,
-                                        [&] { return areas_.claim(area.total(), purpose); });
-  area.offset = rounds_.offset_of(0, round);
-  rounds_.finish(round);
-  if (area.offset == kPrivate) refuse_room(area.total(), purpose);
+  area.offset = agree_on_place(about(Kind::allocate, bytes, DType::u8, purpose), area.total(), purpose,
+                               [&] { return areas_.claim(area.total(), purpose); });
   return map_parts(area, purpose);
 }
 
 SharedBlock Communicator::keep(const char* name, size_t bytes, int parts) {
   Fingerprint what = about(Kind::allocate, bytes, DType::u8, name);
   what.part = static_cast<uint32_t>(parts);
-  bool found = false;
-  const uint32_t round = agree_on_place(what, name, [&] {
-    found = areas_.find(name).has_value();
-    return found ? 0 : areas_.add(name, bytes, parts, name).offset;
+  const uint64_t offset = agree_on_place(what, bytes * static_cast<size_t>(parts), name, [&]() -> uint64_t {
+    return areas_.find(name) ? 0 : areas_.add(name, bytes, parts, name).offset;
   });
-  const uint64_t offset = rounds_.offset_of(0, round);
-  rounds_.finish(round);
-  if (offset == kPrivate) refuse_room(bytes * static_cast<size_t>(parts), name);
   const Area area = areas_.find(name).value();
   if (area.bytes != bytes || area.parts != parts)
     fail<Mismatch>("shared memory has '{}' as {} parts of {} bytes, and {} parts of {} bytes are asked for", name,

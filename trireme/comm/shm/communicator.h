@@ -16,6 +16,7 @@ struct Options {
   std::string timeout_setting = "timeout";  // what error messages call it
   size_t stage_bytes = 1 << 17;  // of one stage, for data that is not in the segment; each rank has kStages of them
   std::vector<int> names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, …
+  Excuse excuse{};           // while ranks come to the start: see Rounds
 };
 
 /// A block of the segment that every rank reaches: `parts[r]` is rank r's, as mapped here.
@@ -83,7 +84,7 @@ class Communicator final : public comm::Communicator {
   void advance(bool block);
   void complete_open();
   template <class Claim>
-  uint32_t agree_on_place(const Fingerprint& what, const char* purpose, const Claim& claim);
+  uint64_t agree_on_place(const Fingerprint& what, size_t bytes, const char* purpose, const Claim& claim);
   SharedBlock map_parts(const Area& area, const char* purpose);
   Mail& mail(int from, int to) const;
   uint64_t locate(const void* data) const { return segment_->offset_of(data).value_or(kPrivate); }

@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -83,15 +84,18 @@ struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Pa
 /// waits anyway looks afterwards.
 enum class Then { work, wait };
 
+using Excuse = std::function<std::exception_ptr(int rank)>;
+
 /// This rank's place in the rounds. Not thread-safe. The constructor blocks until all ranks are present.
 class Rounds {
  public:
   static constexpr size_t bytes(int ranks) { return round_up(sizeof(Station) * static_cast<size_t>(ranks), kPage); }
 
   /// `names` are what messages call the ranks, where they have other numbers in the job; empty: 0, 1, …
-  /// `timeout_setting`: what they call the timeout.
+  /// `timeout_setting`: what they call the timeout. `excuse` says why a rank that is waited for at the start will not
+  /// come; null: it may.
   Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout,
-         std::vector<int> names = {}, std::string timeout_setting = "");
+         std::vector<int> names = {}, std::string timeout_setting = "", const Excuse& excuse = {});
   ~Rounds();
 
   int rank() const { return rank_; }
@@ -153,7 +157,8 @@ class Rounds {
   void announce(Then then);
   void ring(int rank);
   void watch();
-  void join_all();
+  void join_all(const Excuse& excuse);
+  void await_presence(int peer, const Excuse& excuse);
 
   std::shared_ptr<Segment> segment_;
   Station* stations_;
