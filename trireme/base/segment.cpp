@@ -38,20 +38,31 @@ size_t within_limit(size_t addresses) {
   return addresses < Segment::kAddresses || !left ? addresses : std::min(addresses, *left / 2);
 }
 
-void reserve(int file, size_t offset, size_t bytes, size_t addresses, const char* purpose) {
-  const size_t left = offset < addresses ? addresses - offset : 0, room = std::min(available_memory(), left);
-  struct stat now {};  // after the memory was looked at: another rank may be reserving the same bytes at this moment,
-                       // and they must not count twice
-  fstat(file, &now);
-  const size_t reserved = static_cast<size_t>(now.st_blocks) * 512;
-  if (bytes <= left && offset + bytes <= reserved) return;
-  if (bytes > left || bytes - (reserved > offset ? reserved - offset : 0) > room)
+/// Whether `bytes` more can be had, of which `reserved` are there already.
+void check_room(size_t offset, size_t bytes, size_t reserved, size_t addresses, const char* purpose, size_t available) {
+  const size_t left = offset < addresses ? addresses - offset : 0, room = std::min(available, left);
+  if (bytes > left || bytes - reserved > room)
     fail<IoError>(
         "no room in shared memory for {}: {:.1f} MiB wanted, {:.1f} MiB free. {}", purpose, bytes / kMiB, room / kMiB,
         bytes > left && addresses_left() ? "'ulimit -v' limits the addresses of this process: raise it"
                                          : "Make it smaller, use fewer workers, or free memory on this machine");
+}
+
+void allocate(int file, size_t offset, size_t bytes, const char* purpose) {
   if (fallocate(file, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0)
     fail<IoError>("no room in shared memory for {} ({:.1f} MiB): {}", purpose, bytes / kMiB, errno_text());
+}
+
+/// For files that grow from their beginning: what was reserved by another process counts.
+void grow(int file, size_t offset, size_t bytes, size_t addresses, const char* purpose) {
+  const size_t before = available_memory();
+  struct stat now {};  // after the memory was looked at: another rank may be reserving the same bytes at this moment,
+                       // and they must not count twice
+  fstat(file, &now);
+  const size_t reserved = static_cast<size_t>(now.st_blocks) * 512;
+  if (bytes <= addresses && offset <= addresses - bytes && offset + bytes <= reserved) return;
+  check_room(offset, bytes, std::min(bytes, reserved > offset ? reserved - offset : 0), addresses, purpose, before);
+  allocate(file, offset, bytes, purpose);
 }
 
 }  // namespace
@@ -72,10 +83,33 @@ Segment::Segment(Descriptor file, size_t addresses)
 
 Segment::~Segment() { munmap(base_, addresses_); }
 
+bool Segment::is(int descriptor) const {
+  struct stat mine {
+  }, theirs{};
+  return fstat(file_.get(), &mine) == 0 && fstat(descriptor, &theirs) == 0 && mine.st_dev == theirs.st_dev &&
+         mine.st_ino == theirs.st_ino;
+}
+
+void Segment::reserve(size_t offset, size_t bytes, const char* purpose) {
+  check_room(offset, bytes, 0, addresses_, purpose, available_memory());
+  allocate(file_.get(), offset, bytes, purpose);
+}
+
 std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
   const std::lock_guard lock(mutex_);
   if (mapped_.contains(offset)) return at(offset);
-  reserve(file_.get(), offset, bytes, addresses_, purpose);
+  grow(file_.get(), offset, bytes, addresses_, purpose);
+  return map_reserved(offset, bytes, purpose);
+}
+
+std::byte* Segment::attach(size_t offset, size_t bytes, const char* purpose) {
+  const std::lock_guard lock(mutex_);
+  if (mapped_.contains(offset)) return at(offset);
+  check_room(offset, bytes, bytes, addresses_, purpose, addresses_);
+  return map_reserved(offset, bytes, purpose);
+}
+
+std::byte* Segment::map_reserved(size_t offset, size_t bytes, const char* purpose) {
   void* data = mmap(at(offset), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, file_.get(),
                     static_cast<off_t>(offset));
   if (data == MAP_FAILED)

@@ -28,11 +28,16 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
 
   int descriptor() const { return file_.get(); }
+  /// Whether that descriptor is of the same memory.
+  bool is(int descriptor) const;
 
   /// Maps [offset, offset + bytes), growing the file where needed; the same block may be mapped again. The pages are
   /// reserved now, so that a full machine is an IoError here and not a SIGBUS later. `offset` must be a multiple of the
   /// page size. Throws IoError as well when it does not fit in the reserved addresses.
   std::byte* map(size_t offset, size_t bytes, const char* purpose);
+  /// The two halves of that where several blocks grow at a time (areas.h): one process reserves a block, all map it.
+  void reserve(size_t offset, size_t bytes, const char* purpose);
+  std::byte* attach(size_t offset, size_t bytes, const char* purpose);
 
   /// Where a mapped offset is in this process.
   std::byte* at(size_t offset) const { return base_ + offset; }
@@ -45,6 +50,8 @@ class Segment {
   }
 
  private:
+  std::byte* map_reserved(size_t offset, size_t bytes, const char* purpose);
+
   Descriptor file_;
   size_t addresses_;
   std::byte* base_;

@@ -4,7 +4,6 @@
 #include <array>
 #include <charconv>
 #include <csignal>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <numeric>
@@ -14,10 +13,11 @@
 #include <trireme/base/process.h>
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/session.h>
-#include <trireme/cluster/environment/tuning.h>
+#include <trireme/cluster/launching/keeper.h>
 #include <trireme/cluster/launching/last_words.h>
 #include <trireme/cluster/launching/launcher.h>
 #include <trireme/cluster/launching/slate.h>
+#include <trireme/cluster/regroup.h>
 #include <trireme/cluster/world.h>
 #include <trireme/comm/hierarchical/communicator.h>
 #include <trireme/comm/mpi/mpi.h>
@@ -77,22 +77,6 @@ const Engine& pick_engine(const cluster::Place& place, const JoinOptions& option
   return engine;
 }
 
-/// Two ranks send each other all they have: as many bytes as in a ring, in half the trips.
-size_t default_direct_bytes(size_t ranks) {
-  return ranks == 2 ? std::numeric_limits<size_t>::max() : comm::network::Options{}.direct_bytes;
-}
-
-/// Between machines. Hosts may have different caches, but all ranks must have one value: rank 0's.
-size_t direct_bytes(cluster::Session& session, const JoinOptions& options, const std::string& engine, int machines) {
-  const std::string key = "direct bytes";
-  if (session.rank() == 0) {
-    std::optional<size_t> bytes = options.direct_bytes;
-    if (!bytes) bytes = cluster::kept_direct_bytes(cluster::cache_file(cluster::kTuningFile), engine, machines);
-    session.put(key, std::to_string(bytes.value_or(default_direct_bytes(static_cast<size_t>(machines)))));
-  }
-  return std::stoull(session.get(key, Deadline(options.timeout)));
-}
-
 }  // namespace
 
 struct World::Network {
@@ -100,15 +84,10 @@ struct World::Network {
   std::unique_ptr<cluster::Coordinator> coordinator;
   std::unique_ptr<cluster::Session> session;
   std::unique_ptr<Beacon> beacon;
-  std::unique_ptr<comm::network::Communicator> lane, flat;
-  std::unique_ptr<comm::hierarchical::Communicator> all;  // null when it turned out that all ranks are on this machine
-  std::string engine;
+  std::unique_ptr<cluster::CrewStore> store;
 
   /// `error`: why this rank has failed; "" in peace.
   void leave(const std::string& error) noexcept {
-    all.reset();
-    lane.reset();
-    flat.reset();
     if (session) session->leave(error.empty() ? 0 : session->failure() ? cluster::kPeerLostExit : 1, error);
     if (coordinator) coordinator->wait_ended(Deadline(Seconds(5)));  // the others may still need to hear what happened
   }
@@ -189,17 +168,14 @@ World::World(cluster::Place place, const JoinOptions& options)
         place_.size, place_.servers, port_of(place_.coordinator), place_.job);
   warnings_ = warnings_here();
   if (place_.coordinator.empty() && !place_.mpi) {
-    auto segment = comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout,
-                                   place_.job_is_common ? origin_here() : "");
-    local_ = std::make_unique<comm::shm::Communicator>(
-        std::move(segment), place_.rank, place_.size,
-        comm::shm::Options{.timeout = options.timeout, .timeout_setting = options.timeout_setting});
+    meet_here(options);
     return;
   }
   network_ = std::make_unique<Network>();
   try {
     meet_machines(options);
   } catch (const std::exception& error) {
+    group_.reset();
     network_->leave(error.what());
     throw;
   }
@@ -208,17 +184,79 @@ World::World(cluster::Place place, const JoinOptions& options)
 World::World(World&&) noexcept = default;
 
 World::~World() {
+  if (!site_) return;   // moved from
   last_words_.reset();  // it knows of what goes next
-  attachments_.clear();
-  if (network_)
-    network_->leave(std::uncaught_exceptions() > 0 ? "it stopped after an error of its own (see its output)" : "");
+  site_->detach_all();
+  const bool failed = std::uncaught_exceptions() > 0;
+  if (!failed) group_.reset();
+  if (network_) network_->leave(failed ? "it stopped after an error of its own (see its output)" : "");
+  group_.reset();  // after an error the others are to hear of it from the coordinator first, who says more
+}
+
+/// All ranks of the world, in its first epoch.
+void World::begin(cluster::Facts facts, size_t control) {
+  cluster::Crew everybody;
+  everybody.ranks.resize(facts.machine_of.size());
+  std::iota(everybody.ranks.begin(), everybody.ranks.end(), 0);
+  site_ = std::make_shared<cluster::Site>(std::move(facts));
+  if (network_) follow_coordinator();
+  group_.emplace(site_, std::move(everybody), control);
+}
+
+/// From now on what it says ends waits of the groups, those that are being made included.
+void World::follow_coordinator() {
+  network_->store->follow(*site_);
+  network_->session->on_crew([site = site_](const cluster::CrewChange& change) {
+    site->interrupt_before(change.epoch, std::make_exception_ptr(PeerLost(change.reason)));
+  });
+  network_->session->on_failure([site = site_, listeners = listeners_](const cluster::Failure& failure) {
+    site->interrupt_before(cluster::Site::kAllEpochs, std::make_exception_ptr(PeerLost(failure.reason)));
+    listeners->tell(failure.reason);
+  });
+}
+
+/// All ranks are on this machine, and there is no coordinator.
+void World::meet_here(const JoinOptions& options) {
+  Spot spot = comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout,
+                              place_.job_is_common ? origin_here() : "", cluster::kept_segment(place_.segment));
+  begin({.job = job_,
+         .rank = place_.rank,
+         .machine_of = std::vector<int>(static_cast<size_t>(place_.size)),
+         .segment = std::move(spot.segment),
+         .timeout = options.timeout,
+         .timeout_setting = options.timeout_setting},
+        spot.offset);
 }
 
 /// Registers with the coordinator, finds out who is on this machine, shares memory with them, and connects to the rest.
 void World::meet_machines(const JoinOptions& options) {
-  Network& n = *network_;
   if (!wanted_engine(place_, options).empty())
     pick_engine(place_, options);  // one that is not there is refused before anybody waits
+  register_rank(options);
+  Network& n = *network_;
+  const std::vector<int> machine_of = find_machines(options);
+  const comm::hierarchical::Topology topology(machine_of);
+  const comm::hierarchical::Place here = topology.place(place_.rank);
+  const std::vector<int>& neighbours = topology.ranks_on(here.machine);
+  Spot spot =
+      comm::shm::meet(fmt::format("{}/{}", job_, neighbours.front()), here.local, static_cast<int>(neighbours.size()),
+                      options.timeout, "", cluster::kept_segment(place_.segment));
+  n.store = std::make_unique<cluster::CrewStore>(*n.session);
+  begin({.job = job_,
+         .rank = place_.rank,
+         .machine_of = machine_of,
+         .segment = std::move(spot.segment),
+         .store = n.store.get(),
+         .engine = topology.machines() > 1 ? &pick_engine(place_, options) : nullptr,
+         .address = n.session->address(),
+         .timeout = options.timeout,
+         .timeout_setting = options.timeout_setting,
+         .direct_bytes = options.direct_bytes},
+        spot.offset);
+}
+
+void World::register_rank(const JoinOptions& options) {
+  Network& n = *network_;
   if (place_.mpi) {
     meet_through_mpi(place_, n.coordinator, options);
   } else if (place_.hosts_coordinator) {
@@ -229,7 +267,8 @@ void World::meet_machines(const JoinOptions& options) {
                                                                            .tls = place_.tls,
                                                                            .ranks = place_.size,
                                                                            .servers = place_.servers,
-                                                                           .heartbeat_limit = options.heartbeat_limit});
+                                                                           .heartbeat_limit = options.heartbeat_limit,
+                                                                           .on_loss = options.on_loss});
   }
   n.session = std::make_unique<cluster::Session>(cluster::SessionOptions{.coordinator = place_.coordinator,
                                                                          .job = place_.job,
@@ -247,8 +286,12 @@ void World::meet_machines(const JoinOptions& options) {
   place_.servers = n.session->servers();
   job_ = n.session->meeting();
   warnings_.insert(warnings_.end(), n.session->warnings().begin(), n.session->warnings().end());
+}
 
-  // A rank's leader is the lowest rank whose beacon it can see: that is how machines are told apart, and not by names.
+/// Of every rank. A rank's leader is the lowest rank whose beacon it can see: that is how machines are told apart, and
+/// not by names.
+std::vector<int> World::find_machines(const JoinOptions& options) {
+  Network& n = *network_;
   const Deadline deadline(options.timeout);
   n.beacon = std::make_unique<Beacon>(job_, place_.rank);
   n.session->put(fmt::format("here/{}", place_.rank), "");
@@ -275,60 +318,15 @@ void World::meet_machines(const JoinOptions& options) {
     if (theirs == rank) leaders.push_back(rank);
     machine_of.push_back(static_cast<int>(std::find(leaders.begin(), leaders.end(), theirs) - leaders.begin()));
   }
-  const comm::hierarchical::Topology topology(machine_of);
-  const comm::hierarchical::Place here = topology.place(place_.rank);
-  const int neighbours = static_cast<int>(topology.ranks_on(here.machine).size());
-  local_ = std::make_unique<comm::shm::Communicator>(
-      comm::shm::meet(fmt::format("{}/{}", job_, leader), here.local, neighbours, options.timeout), here.local,
-      neighbours,
-      comm::shm::Options{.timeout = options.timeout,
-                         .timeout_setting = options.timeout_setting,
-                         .names = topology.ranks_on(here.machine)});
-  if (topology.machines() > 1) connect_machines(options, machine_of);
-  n.session->on_failure([local = local_.get(), &n, listeners = listeners_](const cluster::Failure& failure) {
-    const auto cause = std::make_exception_ptr(PeerLost(failure.reason));
-    local->rounds().interrupt(cause);
-    for (auto* network : {n.lane.get(), n.flat.get()})
-      if (network != nullptr) network->interrupt(cause);
-    listeners->tell(failure.reason);
-  });
+  return machine_of;
 }
 
-void World::connect_machines(const JoinOptions& options, const std::vector<int>& machine_of) {
-  Network& n = *network_;
-  const Engine& engine = pick_engine(place_, options);
-  const comm::hierarchical::Topology topology(machine_of);
-  const auto [machine, local] = topology.place(place_.rank);
-  const auto connect = [&](const std::string& name, int rank, const std::vector<int>& members, size_t direct_bytes) {
-    auto transport = engine.connect({.store = *n.session,
-                                     .name = name,
-                                     .rank = rank,
-                                     .size = static_cast<int>(members.size()),
-                                     .address = n.session->address(),
-                                     .timeout = options.timeout});
-    return std::make_unique<comm::network::Communicator>(
-        std::move(transport), comm::network::Options{.timeout = options.timeout,
-                                                     .timeout_setting = options.timeout_setting,
-                                                     .direct_bytes = direct_bytes,
-                                                     .patience = Seconds(1),
-                                                     .names = members});
-  };
-  const size_t tuned = direct_bytes(*n.session, options, engine.name, topology.machines());
-  if (local < topology.lanes()) {
-    std::vector<int> members;
-    for (int m = 0; m < topology.machines(); m++) members.push_back(topology.ranks_on(m)[static_cast<size_t>(local)]);
-    n.lane = connect(fmt::format("lane {}", local), machine, members, tuned);
-  }
-  std::vector<int> everybody(machine_of.size());
-  std::iota(everybody.begin(), everybody.end(), 0);
-  n.flat = connect("all", place_.rank, everybody, default_direct_bytes(everybody.size()));
-  n.all = std::make_unique<comm::hierarchical::Communicator>(topology, place_.rank, *local_, n.lane.get(), *n.flat);
-  n.engine = engine.description;
-}
-
-comm::Communicator& World::comm() {
-  if (network_ && network_->all) return *network_->all;
-  return *local_;
+Group& World::regroup() {
+  if (network_)
+    group_ = cluster::next_group(site_, *group_, *network_->session);
+  else
+    group_ = cluster::next_group(site_, *group_);
+  return *group_;
 }
 
 comm::network::KeyValue* World::store() { return network_ ? network_->session.get() : nullptr; }
@@ -337,24 +335,19 @@ FailureWatch World::on_failure(std::function<void(const std::string& reason)> no
   return {listeners_, listeners_->add(std::move(notify))};
 }
 
-comm::network::Communicator* World::lane() { return network_ ? network_->lane.get() : nullptr; }
-int World::lanes() const { return network_ && network_->all ? network_->all->topology().lanes() : local_->size(); }
-int World::machines() const { return network_ && network_->all ? network_->all->topology().machines() : 1; }
-
-int World::machine_of(int rank) const { return machines() == 1 ? 0 : network_->all->topology().place(rank).machine; }
-
 std::string World::engine() const {
-  return machines() == 1 ? "shared memory"
-                         : fmt::format("shared memory, and {} between {} machines", network_->engine, machines());
+  return machines() == 1
+             ? "shared memory"
+             : fmt::format("shared memory, and {} between {} machines", site_->facts().engine->description, machines());
 }
 
 /// An exception that nobody catches ends the process without a destructor: the others hear of it all the same, and of
 /// its text.
 void World::keep_last_words() {
-  // The communicator and the session stay where they are when a world is moved.
-  last_words_ = std::make_unique<cluster::LastWords>(
-      [local = local_.get(), network = network_.get()](const cluster::Ending& end) {
-        local->rounds().note_cause(end.text, end.lost_peer);
+  // The site and the session stay where they are when a world is moved.
+  last_words_ =
+      std::make_unique<cluster::LastWords>([site = site_.get(), network = network_.get()](const cluster::Ending& end) {
+        site->note_cause(end.text, end.lost_peer);
         if (network == nullptr || !network->session) return;
         const bool victim = end.lost_peer || network->session->failure();
         network->session->leave(victim ? cluster::kPeerLostExit : 128 + SIGABRT, "uncaught exception: " + end.text);

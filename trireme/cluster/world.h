@@ -1,19 +1,17 @@
 #pragma once
 // The ranks that train together.
 #include <functional>
-#include <map>
 #include <memory>
 #include <optional>
 #include <string>
-#include <typeindex>
 #include <utility>
 #include <vector>
 
 #include <trireme/base/clock.h>
+#include <trireme/cluster/coordination/job.h>
 #include <trireme/cluster/environment/environment.h>
-#include <trireme/comm/network/communicator.h>
-#include <trireme/comm/network/engine.h>
-#include <trireme/comm/shm/communicator.h>
+#include <trireme/cluster/group.h>
+#include <trireme/cluster/mesh.h>
 
 namespace trireme {
 namespace cluster {
@@ -28,6 +26,8 @@ struct JoinOptions {
   std::string engine;                  // between machines: gloo, mpi or nccl; "" and auto: what TRIREME_ENGINE says
   std::optional<size_t> direct_bytes;  // between machines: network::Options::direct_bytes; none: what `trireme tune`
                                        // kept, or a default. Rank 0's counts
+  cluster::OnLoss on_loss = cluster::OnLoss::end_job;  // several machines, where this process runs the coordinator:
+                                                       // what a lost rank means
 };
 
 /// Keeps a callback of World::on_failure registered. Destroying it unregisters, and waits for the callback if it runs:
@@ -55,6 +55,7 @@ class World {
   ~World();
   World(World&&) noexcept;
 
+  /// As the job was started: they stay when the crew changes, unlike those of group().
   int rank() const { return place_.rank; }
   int size() const { return place_.size; }
   /// Exactly one rank is the first: the one that prints and saves.
@@ -73,16 +74,25 @@ class World {
   /// not block, nor call on_failure(). Never without a coordinator, and not while the world is being left. Thread-safe.
   [[nodiscard]] FailureWatch on_failure(std::function<void(const std::string& reason)> notify);
 
-  comm::Communicator& comm();
-  /// The ranks on this machine.
-  comm::shm::Communicator& local() { return *local_; }
-  /// This rank's partners, one on each machine: see exchange::Group. Null with one machine, and for a rank beyond the
-  /// number of lanes.
-  comm::network::Communicator* lane();
-  int lanes() const;
-  int machines() const;
-  /// Of any rank; machines are numbered from 0, in the order of their first ranks.
-  int machine_of(int rank) const;
+  /// All ranks of the crew. Another one after regroup().
+  Group& group() { return *group_; }
+  const Group& group() const { return *group_; }
+  /// Parts of it: see Group.
+  comm::Communicator& comm() { return group_->comm(); }
+  comm::shm::Communicator& local() { return group_->local(); }
+  comm::network::Communicator* lane() { return group_->lane(); }
+  int lanes() const { return group_->lanes(); }
+  int machines() const { return group_->machines(); }
+  int machine_of(int rank) const { return group_->machine_of(rank); }
+  Group split(int color, int key = 0) { return group_->split(color, key); }
+  Mesh mesh(std::vector<Axis> axes) { return {*group_, std::move(axes)}; }
+
+  /// After a collective has failed because a rank was lost (PeerLost): the group of those who are left, of the next
+  /// epoch, on the same memory. Collective among them. All groups of the epoch before, and what was made of them, are
+  /// of no more use, and may be destroyed. Throws PeerLost when the job has failed (JoinOptions::on_loss), Timeout when
+  /// somebody who lives does not come.
+  Group& regroup();
+
   /// "shared memory", "shared memory, and Gloo of libtorch 1.13.1 between 2 machines"
   std::string engine() const;
   /// What the user should know, such as clocks that differ between machines.
@@ -90,32 +100,32 @@ class World {
   const std::string& timeout_setting() const { return timeout_setting_; }
 
   /// What a layer above keeps once for as long as this membership lasts. Destroyed first when the world is left.
-  struct Attachment {
-    virtual ~Attachment() = default;
-  };
+  using Attachment = cluster::Attachment;
   /// The T of this world; made with `arguments` at the first call.
   template <class T, class... Arguments>
   T& attached(Arguments&&... arguments) {
-    auto& place = attachments_[typeid(T)];
-    if (!place) place = std::make_unique<T>(std::forward<Arguments>(arguments)...);
-    return static_cast<T&>(*place);
+    return site_->attached<T>(std::forward<Arguments>(arguments)...);
   }
 
  private:
   struct Network;
   friend World join(const JoinOptions& options);
   void keep_last_words();
+  void meet_here(const JoinOptions& options);
   void meet_machines(const JoinOptions& options);
-  void connect_machines(const JoinOptions& options, const std::vector<int>& machine_of);
+  void register_rank(const JoinOptions& options);
+  std::vector<int> find_machines(const JoinOptions& options);
+  void begin(cluster::Facts facts, size_t control);
+  void follow_coordinator();
 
   cluster::Place place_;
   std::string job_;
   std::vector<std::string> warnings_;
-  std::unique_ptr<comm::shm::Communicator> local_;
   std::shared_ptr<FailureWatch::Listeners> listeners_;
   std::unique_ptr<Network> network_;  // null when all ranks were started on this machine
   std::string timeout_setting_;
-  std::map<std::type_index, std::unique_ptr<Attachment>> attachments_;
+  std::shared_ptr<cluster::Site> site_;
+  std::optional<Group> group_;
   std::unique_ptr<cluster::LastWords> last_words_;  // null unless join() made this world
 };
 

@@ -59,6 +59,8 @@ struct Group {
 
   Group(comm::Communicator& all, comm::shm::Communicator& local, comm::network::Communicator* lane, int lanes)
       : all(all), local(local), lane(lane), lanes(lanes) {}
+  /// Its communicators, which it outlives.
+  explicit Group(const trireme::Group& group) : Group(group.comm(), group.local(), group.lane(), group.lanes()) {}
   /// One machine.
   Group(comm::shm::Communicator& local)
       : all(local), local(local), lanes(local.size()) {}  // NOLINT: a machine's ranks are a group

@@ -19,9 +19,9 @@ thread_local BatchStatistics* current = nullptr;
 
 std::atomic<int64_t> passes{0};
 
-std::vector<int> machines_of(const World& world) {
+std::vector<int> machines_of(const Group& group) {
   std::vector<int> machines;
-  for (int rank = 0; rank < world.size(); rank++) machines.push_back(world.machine_of(rank));
+  for (int rank = 0; rank < group.size(); rank++) machines.push_back(group.machine_of(rank));
   return machines;
 }
 
@@ -139,8 +139,8 @@ struct BatchNormKernel {
   }
 };
 
-BatchStatistics::BatchStatistics(World& world, Buffers buffers)
-    : world_(world), buffers_(std::move(buffers)), gathering_(world.comm(), machines_of(world)) {
+BatchStatistics::BatchStatistics(const Group& group, Buffers buffers)
+    : group_(group), buffers_(std::move(buffers)), gathering_(group.comm(), machines_of(group)) {
   BatchNormKernel::put_in_front();
 }
 
@@ -204,15 +204,15 @@ std::vector<uint8_t> changed(const BatchStatistics::Buffers& buffers, const std:
 
 void BatchStatistics::share() {
   const std::vector<int> absent = gathering_.absent();
-  if (absent.empty() || buffers_.empty() || gathering_.present().front() != world_.rank()) return;
+  if (absent.empty() || buffers_.empty() || gathering_.present().front() != group_.rank()) return;
   const std::vector<uint8_t> which = changed(buffers_, running_);
   for (const int rank : absent) {
-    world_.comm().send(which.data(), which.size(), DType::u8, rank, kWhich);
+    group_.comm().send(which.data(), which.size(), DType::u8, rank, kWhich);
     for (size_t i = 0; i < buffers_.size(); i++) {
       const auto& [name, buffer] = buffers_[i];
       if (which[i] == 0) continue;
       const Tensor whole = buffer.contiguous();
-      world_.comm().send(whole.data_ptr(), whole.nbytes(), DType::u8, rank, name);
+      group_.comm().send(whole.data_ptr(), whole.nbytes(), DType::u8, rank, name);
     }
   }
 }
@@ -222,12 +222,12 @@ void BatchStatistics::follow() {
   const torch::NoGradGuard no_grad;
   const int from = gathering_.present().front();
   std::vector<uint8_t> which(buffers_.size());
-  world_.comm().receive(which.data(), which.size(), DType::u8, from, kWhich);
+  group_.comm().receive(which.data(), which.size(), DType::u8, from, kWhich);
   for (size_t i = 0; i < buffers_.size(); i++) {
     auto [name, buffer] = buffers_[i];
     if (which[i] == 0) continue;
     const Tensor whole = torch::empty(buffer.sizes(), buffer.options());
-    world_.comm().receive(whole.data_ptr(), whole.nbytes(), DType::u8, from, name);
+    group_.comm().receive(whole.data_ptr(), whole.nbytes(), DType::u8, from, name);
     buffer.copy_(whole);
   }
 }

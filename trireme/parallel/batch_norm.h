@@ -16,7 +16,7 @@
 #include <utility>
 #include <vector>
 
-#include <trireme/cluster/world.h>
+#include <trireme/cluster/group.h>
 #include <trireme/comm/gathering.h>
 
 namespace trireme {
@@ -27,8 +27,8 @@ class BatchStatistics {
  public:
   using Buffers = std::vector<std::pair<std::string, torch::Tensor>>;
 
-  /// `buffers`: the module's, in the same order on all ranks. The world outlives it. Not collective.
-  BatchStatistics(World& world, Buffers buffers);
+  /// `buffers`: the module's, in the same order on all ranks. Not collective.
+  BatchStatistics(const Group& group, Buffers buffers);
 
   /// Collective. `present`: this rank has samples, and will compute.
   void begin(bool present);
@@ -62,7 +62,7 @@ class BatchStatistics {
   void run(const std::optional<torch::Tensor>& mean, const std::optional<torch::Tensor>& variance,
            const Moments& moments, double momentum);
 
-  World& world_;
+  const Group group_;
   Buffers buffers_;
   comm::Gathering gathering_;
   int64_t pass_ = 0;                    // unlike any other of this process

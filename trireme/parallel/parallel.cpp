@@ -121,8 +121,10 @@ struct Trained final : World::Attachment {
 
 class Parallel::Impl {
  public:
-  Impl(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer, ParallelOptions options)
-      : world_(world),
+  /// `world`: where parameter servers are found; null: this group has none.
+  Impl(const Group& group, World* world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
+       ParallelOptions options)
+      : group_(group),
         options_(options),
         lr_(optimizer ? optimizer->lr : 0),
         parameters_(distinct(module.named_parameters())),
@@ -136,9 +138,14 @@ class Parallel::Impl {
       fail<InvalidArgument>(
           "sync_batch_norm needs ranks that take every step together, and with sync '{}' each goes at its own pace",
           exchange::name_of(options_.sync));
-    exchange::Group group(world.comm(), world.local(), world.lane(), world.lanes());
-    group.world = &world;
-    exchange_ = exchange::make_exchange(group, layout_of(parameters_, options_.channels_last), optimizer,
+    if (world == nullptr && options_.sync.needs_servers())
+      fail<InvalidArgument>(
+          "sync '{}' needs parameter servers, which serve all ranks of a job together: give parallel() the World, and "
+          "not {}",
+          exchange::name_of(options_.sync), group_.describe());
+    exchange::Group ranks(group_);
+    ranks.world = world;
+    exchange_ = exchange::make_exchange(ranks, layout_of(parameters_, options_.channels_last), optimizer,
                                         {.sync = options_.sync,
                                          .bucket_bytes = options_.bucket_bytes,
                                          .overlap = options_.overlap,
@@ -154,21 +161,21 @@ class Parallel::Impl {
     adopt_parameters();
     for (auto& [name, buffer] : buffers_) {
       torch::Tensor whole = buffer.contiguous();
-      world_.comm().broadcast(whole.data_ptr(), whole.nbytes(), DType::u8, 0, name);
+      group_.comm().broadcast(whole.data_ptr(), whole.nbytes(), DType::u8, 0, name);
       if (!whole.is_same(buffer)) buffer.copy_(whole);
     }
-    if (options_.sync_batch_norm && world_.size() > 1) {
+    if (options_.sync_batch_norm && group_.size() > 1) {
       BatchStatistics::Buffers buffers;
       for (const auto& [name, buffer] : buffers_) buffers.emplace_back(name, buffer);
-      statistics_.emplace(world_, std::move(buffers));
+      statistics_.emplace(group_, std::move(buffers));
     }
     listen();
-    world_.attached<Trained>().exchanges.push_back(exchange_.get());
+    group_.attached<Trained>().exchanges.push_back(exchange_.get());
     follow_freezing();
   }
 
   ~Impl() {
-    std::erase(world_.attached<Trained>().exchanges, exchange_.get());
+    std::erase(group_.attached<Trained>().exchanges, exchange_.get());
     try {
       arrivals_->dismiss();
       // After an error nobody waits for what the others have not sent: that would take the timeout once more.
@@ -186,7 +193,7 @@ class Parallel::Impl {
     follow_freezing();
     if (micro_ == 0 && !begin(weight)) return {false, 0, updates_, true};
     const bool last = micro_ + 1 == options_.accumulate;
-    if (!exchange_->lockstep()) weight *= world_.size();  // of its own samples, it has all
+    if (!exchange_->lockstep()) weight *= group_.size();  // of its own samples, it has all
     if (statistics_) statistics_->begin(weight > 0);
     if (weight > 0)
       backward(weight, loss, last);
@@ -200,13 +207,13 @@ class Parallel::Impl {
 
   void exclusive(const std::function<void()>& change) {
     land();
-    world_.comm().barrier("exclusive: begin");
+    group_.comm().barrier("exclusive: begin");
     const torch::NoGradGuard no_grad;
     const bool one_decides = exchange_->parameters_are_shared() || exchange_->kept_elsewhere();
     exchange_->settle();
-    if (world_.first() || !one_decides) change();
+    if (group_.first() || !one_decides) change();
     if (one_decides) exchange_->publish_parameters();
-    world_.comm().barrier("exclusive: end");
+    group_.comm().barrier("exclusive: end");
   }
 
   void settled(const std::function<void()>& look) {
@@ -225,7 +232,7 @@ class Parallel::Impl {
           buffer.scalar_type() == torch::kInt8 || buffer.scalar_type() == torch::kInt16;  // no kernels for these
       torch::Tensor whole = narrow ? buffer.to(torch::kInt32).contiguous() : buffer.contiguous();
       const Op op = buffer.is_floating_point() ? Op::mean : Op::max;  // counters are equal, or the furthest counts
-      world_.comm().allreduce(whole.data_ptr(), static_cast<size_t>(whole.numel()), dtype_of(whole.scalar_type()), op,
+      group_.comm().allreduce(whole.data_ptr(), static_cast<size_t>(whole.numel()), dtype_of(whole.scalar_type()), op,
                               name);
       if (!whole.is_same(buffer)) buffer.copy_(whole);
     }
@@ -249,7 +256,7 @@ class Parallel::Impl {
     return work;
   }
 
-  World& world() { return world_; }
+  const Group& group() const { return group_; }
   const Ties& ties() const { return ties_; }
   double learning_rate() const {
     return space::rate_at(options_.schedule, lr_, exchange_->gives_work() ? taken_ : updates_);
@@ -260,7 +267,7 @@ class Parallel::Impl {
     loader_terms_ = terms;
     loader_sign_ = exchange::sign_of(*terms);
   }
-  double equal_weight() const { return 1.0 / (static_cast<double>(world_.size()) * options_.accumulate); }
+  double equal_weight() const { return 1.0 / (static_cast<double>(group_.size()) * options_.accumulate); }
   std::atomic<bool> stop{false};
 
  private:
@@ -271,7 +278,7 @@ class Parallel::Impl {
     for (size_t i = 0; i < parameters_.size(); i++) {
       torch::Tensor& parameter = parameters_[i].tensor;
       torch::Tensor home = view_of(layout[i], exchange_->parameters(), parameter.scalar_type());
-      if (world_.first()) home.copy_(parameter);
+      if (group_.first()) home.copy_(parameter);
       parameter.set_data(home);
       gradients_.push_back(view_of(layout[i], exchange_->gradients(), parameter.scalar_type()));
     }
@@ -339,14 +346,14 @@ class Parallel::Impl {
     const auto same = [&](size_t at) { return exchange::all_same(std::span<const double, 3>(sums.data() + at, 3)); };
     if (same(kFreezing) && same(kLoader)) return;
     land();
-    exchange::agree(world_.comm(), "frozen parameters", freezing_of(parameters_).text());
-    exchange::agree(world_.comm(), "loaders", loader_terms_ ? *loader_terms_ : "");
+    exchange::agree(group_.comm(), "frozen parameters", freezing_of(parameters_).text());
+    exchange::agree(group_.comm(), "loaders", loader_terms_ ? *loader_terms_ : "");
   }
 
   /// Where every rank goes at its own pace, this is where they meet.
   void compare_here() {
     exchange::Told told = tell();
-    world_.comm().allreduce(told.data(), told.size(), DType::f64, Op::sum, "signs of what ranks agree on");
+    group_.comm().allreduce(told.data(), told.size(), DType::f64, Op::sum, "signs of what ranks agree on");
     compare_signs(told);
   }
 
@@ -360,9 +367,9 @@ class Parallel::Impl {
   /// up for the difference (`seed_`), so that their product is right.
   double begin_share(double first_weight) {
     seed_ = 1;
-    if (!exchange::in_shares(options_.sync, options_.rate, world_.size())) return 1;
-    const double share = first_weight > 0 ? std::min(1.0, first_weight * options_.accumulate) : 1.0 / world_.size();
-    seed_ = 1 / (share * world_.size());
+    if (!exchange::in_shares(options_.sync, options_.rate, group_.size())) return 1;
+    const double share = first_weight > 0 ? std::min(1.0, first_weight * options_.accumulate) : 1.0 / group_.size();
+    seed_ = 1 / (share * group_.size());
     return share;
   }
 
@@ -393,7 +400,7 @@ class Parallel::Impl {
   /// The forward passes of other ranks may wait for what this rank has to land of other models, as its own would have
   /// done.
   void without_samples() {
-    for (exchange::Exchange* one : world_.attached<Trained>().exchanges) one->land();
+    for (exchange::Exchange* one : group_.attached<Trained>().exchanges) one->land();
     if (micro_ == 0) open();
     if (statistics_) statistics_->follow();  // after open(): peers' forward passes wait for what lands there
   }
@@ -407,7 +414,7 @@ class Parallel::Impl {
       fail<InvalidArgument>(
           "rank {} has a single sample here, and libtorch's batch norm wants two values per channel of every rank, "
           "with sync_batch_norm too. Choose a batch whose last one has two samples for each rank, or leave that out",
-          world_.rank());
+          group_.rank());
     }
   }
 
@@ -528,7 +535,7 @@ class Parallel::Impl {
     if (const exchange::Told* sums = exchange_->told())
       told_ = *sums;
     else
-      world_.comm().allreduce(told_.data(), told_.size(), DType::f64, Op::sum, "loss");
+      group_.comm().allreduce(told_.data(), told_.size(), DType::f64, Op::sum, "loss");
     compare_signs(told_);
     done.loss = told_[0];
     done.stop = told_[1] > 0;
@@ -559,15 +566,15 @@ class Parallel::Impl {
   [[noreturn]] void complain(double loss) {
     const bool together = exchange_->lockstep();
     const Finding mine = finding_of(loss, exchange_->flaw());
-    std::vector<Finding> all(together ? static_cast<size_t>(world_.size()) : 1, mine);
-    if (together) world_.comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "who has NaN");
+    std::vector<Finding> all(together ? static_cast<size_t>(group_.size()) : 1, mine);
+    if (together) group_.comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "who has NaN");
     fail<NotFinite>(
         "{}. Look for such numbers in the data, clip gradients (clip), or try a smaller learning rate{}",
-        explain(all, together ? 0 : world_.rank(), updates_, [&](size_t slot) { return parameters_[slot].name; }),
+        explain(all, together ? 0 : group_.rank(), updates_, [&](size_t slot) { return parameters_[slot].name; }),
         lr_ > 0 ? fmt::format(" than {:g}", lr_) : "");
   }
 
-  World& world_;
+  const Group group_;
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
   ParallelOptions options_;
   double lr_;
@@ -605,7 +612,10 @@ class Parallel::Impl {
 
 Parallel::Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
                    ParallelOptions options)
-    : impl_(std::make_unique<Impl>(world, module, optimizer, options)) {}
+    : impl_(std::make_unique<Impl>(world.group(), &world, module, optimizer, options)) {}
+Parallel::Parallel(const Group& group, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
+                   ParallelOptions options)
+    : impl_(std::make_unique<Impl>(group, nullptr, module, optimizer, options)) {}
 Parallel::~Parallel() = default;
 
 Step Parallel::step(double weight, const std::function<torch::Tensor()>& loss) { return impl_->step(weight, loss); }
@@ -638,7 +648,7 @@ std::string Parallel::sha256() {
 
 void Parallel::save(const std::string& path, const std::map<std::string, std::string>& metadata) {
   const std::vector<Named> state = impl_->state();
-  if (impl_->world().first()) {
+  if (impl_->group().first()) {
     std::vector<checkpoint::NamedTensor> tensors;
     const auto add = [&](const std::string& name, const torch::Tensor& tensor) {
       tensors.push_back(
@@ -653,7 +663,7 @@ void Parallel::save(const std::string& path, const std::map<std::string, std::st
     checkpoint::write_safetensors(path, tensors, entries);
     cluster::note_saved(std::filesystem::absolute(path).string());
   }
-  impl_->world().comm().barrier("saved");
+  impl_->group().comm().barrier("saved");
 }
 
 Parallel parallel(World& world, torch::nn::Module& module, space::UpdaterOptions optimizer, ParallelOptions options) {
@@ -661,6 +671,13 @@ Parallel parallel(World& world, torch::nn::Module& module, space::UpdaterOptions
 }
 Parallel parallel(World& world, torch::nn::Module& module, ParallelOptions options) {
   return Parallel(world, module, std::nullopt, options);
+}
+Parallel parallel(const Group& group, torch::nn::Module& module, space::UpdaterOptions optimizer,
+                  ParallelOptions options) {
+  return Parallel(group, module, optimizer, options);
+}
+Parallel parallel(const Group& group, torch::nn::Module& module, ParallelOptions options) {
+  return Parallel(group, module, std::nullopt, options);
 }
 
 }  // namespace trireme

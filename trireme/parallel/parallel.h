@@ -53,15 +53,19 @@ struct Step {
 };
 
 /// From construction to destruction the module's parameters are views of the flat space. Parameters may be frozen and
-/// unfrozen between steps with requires_grad_(), on all ranks alike. Collective: all ranks construct, step and destroy
-/// in the same order. One thread at a time. Outlived by its World; the module may outlive it (its parameters become
-/// ordinary tensors again).
+/// unfrozen between steps with requires_grad_(), on all ranks alike. Collective: all ranks of the group that trains it
+/// construct, step and destroy in the same order; "all ranks" below are those of the group. One thread at a time.
+/// Outlived by its World; the module may outlive it (its parameters become ordinary tensors again).
 class Parallel {
  public:
   /// Rank 0's initial parameters and buffers become everybody's. Without an optimizer, step() leaves the mean gradients
   /// in `.grad()` for an optimizer of the user's. Throws Mismatch when ranks' models or settings differ, and names the
   /// first difference.
   Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
+           ParallelOptions options = {});
+  /// The ranks of a group, such as an axis of a mesh: other groups may train other models at the same time. Modes with
+  /// parameter servers need all of the world.
+  Parallel(const Group& group, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
            ParallelOptions options = {});
   ~Parallel();
   Parallel(const Parallel&) = delete;
@@ -136,6 +140,11 @@ Parallel parallel(World& world, torch::nn::Module& module, space::UpdaterOptions
                   ParallelOptions options = {});
 /// With an optimizer of the user's own: step() averages the gradients, then call its step().
 Parallel parallel(World& world, torch::nn::Module& module,
+                  ParallelOptions options = {.sync = exchange::Sync::allreduce});
+/// The same for the ranks of a group: `trireme::parallel(mesh.group("data"), *net, …)`
+Parallel parallel(const Group& group, torch::nn::Module& module, space::UpdaterOptions optimizer,
+                  ParallelOptions options = {});
+Parallel parallel(const Group& group, torch::nn::Module& module,
                   ParallelOptions options = {.sync = exchange::Sync::allreduce});
 
 }  // namespace trireme

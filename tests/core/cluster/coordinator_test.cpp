@@ -207,6 +207,39 @@ TEST(Coordinator, AgentsLearnTheJobAndTellOfDeaths) {
   EXPECT_EQ(failure.reason, "rank 2 on host b failed with exit code 137: killed by signal 9");
 }
 
+TEST(Coordinator, PushesTheNextCrewWhereThePolicySaysSo) {
+  CoordinatorOptions options = coordinator_options(3);
+  options.on_loss = OnLoss::change_crew;
+  Coordinator coordinator(options);
+  auto a = join(coordinator.port(), 0), b = join(coordinator.port(), 1), c = join(coordinator.port(), 2);
+  std::promise<CrewChange> told;
+  a->on_crew([&](const CrewChange& change) { told.set_value(change); });
+  std::string within, without;
+  std::thread bound([&] { within = message_of<PeerLost>([&] { a->get_within(0, "key", Deadline(kLong)); }); });
+  std::thread free([&] { without = a->get("key", Deadline(kLong)); });
+  b.reset();  // without a goodbye
+  bound.join();
+  EXPECT_HAS(within, "rank 1 on host b");
+  auto future = told.get_future();
+  ASSERT_EQ(future.wait_for(std::chrono::seconds(20)), std::future_status::ready);
+  for (const CrewChange& change : {future.get(), c->next_crew(0, Deadline(kLong))}) {
+    EXPECT_EQ(change.epoch, 1u);
+    EXPECT_EQ(change.ranks, (std::vector{0, 2}));
+    EXPECT_HAS(change.reason, "rank 1 on host b");
+  }
+  EXPECT_FALSE(a->failure());
+  EXPECT_HAS(message_of<PeerLost>([&] { c->get_within(0, "key", Deadline(kLong)); }), "rank 1 on host b");
+  c->put("key", "value");  // who waits for something else goes on waiting
+  free.join();
+  EXPECT_EQ(without, "value");
+  EXPECT_EQ(c->get_within(1, "key", Deadline(kLong)), "value");
+  EXPECT_HAS(message_of<Timeout>([&] { c->next_crew(1, Deadline(Seconds(0.05))); }), "no crew after epoch 1");
+  a->leave(0);
+  c->leave(0);
+  EXPECT_TRUE(coordinator.wait_ended(Deadline(kLong)));
+  EXPECT_TRUE(coordinator.snapshot().failures.empty());
+}
+
 TEST(Coordinator, ServersAreMembersBesideTheRanks) {
   CoordinatorOptions options = coordinator_options(1);
   options.servers = 2;

@@ -20,6 +20,7 @@ struct Recorder final : Line {
   void placed(const Member& member) override { rank = member.rank; }
   void heartbeat(const std::string& /*waiting*/) override { heartbeats++; }
   void notice(const Failure& failure) override { notices++, rank_of_failure = failure.rank; }
+  void crew(const CrewChange& change) override { crews.push_back(change); }
   void farewell() override { farewells++; }
   void close(const std::optional<Refusal>& refusal) override {
     closes++;
@@ -30,6 +31,7 @@ struct Recorder final : Line {
   int servers = 0, rank = -1, heartbeats = 0, notices = 0, rank_of_failure = -1, farewells = 0, closes = 0;
   std::string text;
   std::vector<std::string> warnings;
+  std::vector<CrewChange> crews;
 };
 
 DeskOptions options_for(int ranks) {
@@ -110,6 +112,60 @@ TEST(Desk, FailureReachesEverybodyAndEveryGet) {
   desk.leave("secret", a.id, 75, "", -1);
   EXPECT_TRUE(desk.wait_ended(Deadline(Seconds(0))));
   EXPECT_EQ(desk.snapshot().failures.size(), 1u);
+}
+
+TEST(Desk, ALostRankChangesTheCrewWhereThePolicySaysSo) {
+  DeskOptions options = options_for(4);
+  options.membership.on_loss = OnLoss::change_crew;
+  Desk desk(options);
+  Seat a(desk, 0), b(desk, 1), c(desk, 2), d(desk, 3);
+  int answered = 0;
+  desk.get("secret", a.id, "key", [&](const auto&) { answered++; });
+  desk.disconnected(b.id);
+  for (const Seat* seat : {&a, &c, &d}) {
+    EXPECT_EQ(seat->line->notices, 0);
+    ASSERT_EQ(seat->line->crews.size(), 1u);
+    EXPECT_EQ(seat->line->crews[0].epoch, 1u);
+    EXPECT_EQ(seat->line->crews[0].ranks, (std::vector<int>{0, 2, 3}));
+    EXPECT_NE(seat->line->crews[0].reason.find("rank 1 on host b"), std::string::npos);
+  }
+  EXPECT_EQ(answered, 0);                              // whoever waits goes on waiting
+  desk.leave("secret", d.id, 3, "out of memory", -1);  // an error of its own is a loss, too
+  ASSERT_EQ(a.line->crews.size(), 2u);
+  EXPECT_EQ(a.line->crews[1].epoch, 2u);
+  EXPECT_EQ(a.line->crews[1].ranks, (std::vector<int>{0, 2}));
+  EXPECT_FALSE(desk.put("secret", c.id, "key", "value"));
+  EXPECT_EQ(answered, 1);
+  for (const Seat* seat : {&a, &c}) desk.leave("secret", seat->id, 0, "", -1);
+  EXPECT_EQ(a.line->crews.size(), 2u);  // who has done its part changes nothing
+  EXPECT_TRUE(desk.wait_ended(Deadline(Seconds(0))));
+  EXPECT_TRUE(desk.snapshot().failures.empty());
+}
+
+TEST(Desk, ARankThatIsLostBeforeAllHaveComeEndsTheJobAllTheSame) {
+  DeskOptions options = options_for(3);
+  options.membership.on_loss = OnLoss::change_crew;
+  Desk desk(options);
+  Seat a(desk, 0), b(desk, 1);
+  desk.disconnected(b.id);
+  EXPECT_EQ(a.line->notices, 1);
+  EXPECT_TRUE(a.line->crews.empty());
+}
+
+TEST(Desk, ALostServerEndsTheJobAllTheSame) {
+  DeskOptions options = options_for(1);
+  options.membership.on_loss = OnLoss::change_crew;
+  options.membership.servers = 1;
+  Desk desk(options);
+  Seat a(desk, 0);
+  const auto line = std::make_shared<Recorder>();
+  Hello hello = hello_of(0);
+  hello.member.kind = Member::server;
+  const uint64_t server = desk.attend("secret", hello, line);
+  ASSERT_NE(server, 0u);
+  desk.disconnected(server);
+  EXPECT_EQ(a.line->notices, 1);
+  EXPECT_TRUE(a.line->crews.empty());
 }
 
 TEST(Desk, WhoGaveUpIsNotTheCause) {

@@ -4,12 +4,15 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
+#include <set>
 #include <sstream>
 
 #include <trireme/base/descriptor.h>
@@ -442,6 +445,56 @@ TEST(Launch, TellsAgentsOnTheirStandardInput) {
   kill(launcher.pid(), SIGTERM);
   EXPECT_EQ(launcher.wait(), 128 + SIGTERM);
   for (const char* words : {"0 heard stop", "1 heard stop", "done"}) expect_within(launcher.output(), words);
+}
+
+// ---- the memory of the ranks ----
+
+/// Processes that have this file open.
+std::vector<pid_t> holders(const std::string& inode) {
+  std::vector<pid_t> result;
+  for (const auto& process : std::filesystem::directory_iterator("/proc")) {
+    const pid_t pid = std::atoi(process.path().filename().c_str());
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(process.path() / "fd", error)) {
+      struct stat facts {};
+      const bool memory = std::filesystem::read_symlink(entry.path(), error).string().starts_with("/memfd:trireme ");
+      if (!memory || stat(entry.path().c_str(), &facts) != 0 || std::to_string(facts.st_ino) != inode) continue;
+      result.push_back(pid);
+      break;
+    }
+  }
+  return result;
+}
+
+TEST(Launch, RanksInheritOneMemoryOfTheLaunchers) {
+  setenv("TRIREME_SEGMENT", "5:77", 1);  // of an outer launcher: must not shine through
+  Launcher launcher(shell(2, "echo ${TRIREME_SEGMENT#*:}; stat -L -c %i /proc/self/fd/${TRIREME_SEGMENT%%:*}"));
+  unsetenv("TRIREME_SEGMENT");
+  EXPECT_EQ(launcher.wait(), 0) << launcher.errors();
+  std::set<std::string> files;
+  for (const std::string& line : lines_of(launcher.output())) files.insert(line.substr(4));
+  EXPECT_EQ(lines_of(launcher.output()).size(), 4u);
+  ASSERT_EQ(files.size(), 1u) << launcher.output();
+  EXPECT_TRUE(holders(*files.begin()).empty());
+}
+
+TEST(Launch, ServersHaveNoPartInIt) {
+  LaunchOptions options = shell(1, "exit 0");
+  options.server_command = {"/bin/sh", "-c", "echo memory=$TRIREME_SEGMENT"};
+  options.servers = {0};
+  Launcher launcher(options);
+  EXPECT_EQ(launcher.wait(), 0);
+  expect_within(launcher.output(), "memory=\n");
+}
+
+TEST(Launch, NothingOfItIsLeftWhenTheLauncherIsKilled) {
+  Launcher launcher(shell(2, "echo memory ${TRIREME_SEGMENT#*:}; exec sleep 100"));
+  ASSERT_TRUE(eventually([&] { return lines_of(launcher.output()).size() == 2; }));
+  const std::string line = lines_of(launcher.output())[0], inode = line.substr(line.rfind(' ') + 1);
+  EXPECT_EQ(holders(inode).size(), 3u);
+  kill(launcher.pid(), SIGKILL);
+  EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
+  EXPECT_TRUE(eventually([&] { return holders(inode).empty(); }));
 }
 
 TEST(Launch, NoRankOutlivesAKilledLauncher) {

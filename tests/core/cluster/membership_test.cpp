@@ -52,6 +52,31 @@ struct Books {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
+TEST(Policy, SaysWhetherALostRankIsTheEndOfTheJob) {
+  for (const OnLoss policy : {OnLoss::end_job, OnLoss::change_crew}) {
+    const bool ends = policy == OnLoss::end_job;
+    Books books{options_for(3)};
+    books.options.on_loss = policy;
+    for (int rank : {0, 1, 2}) books.add(worker("a", rank));
+    books.attendees[1].connected = false;
+    const Decision decision = books.decide(1);
+    ASSERT_EQ(decision.departures.size(), 1u);
+    EXPECT_EQ(decision.departures[0].standing, Standing::lost);
+    EXPECT_EQ(decision.departures[0].failure.has_value(), ends);
+    EXPECT_TRUE(has(decision.departures[0].reason, "rank 1 on host a"));
+    EXPECT_FALSE(decision.ended);
+    books.attendees[2].exit_code = kPeerLostExit;  // does not go on without rank 1
+    const Decision next = books.decide(1);
+    ASSERT_EQ(next.departures.size(), 1u);
+    EXPECT_EQ(next.departures[0].standing, ends ? Standing::left : Standing::lost);
+    EXPECT_FALSE(next.departures[0].failure);
+    books.attendees[0].exit_code = 0;
+    const Decision last = books.decide(2);
+    EXPECT_EQ(last.departures[0].standing, Standing::left);
+    EXPECT_TRUE(last.ended);
+  }
+}
+
 TEST(Membership, OwnRanksAreKept) {
   Books books{options_for(3)};
   for (int rank : {2, 0, 1}) EXPECT_EQ(books.add(worker("a", rank)), "");

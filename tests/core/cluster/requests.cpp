@@ -11,6 +11,7 @@ struct Listener final : Line {
   void placed(const Member& /*member*/) override {}
   void heartbeat(const std::string& /*waiting*/) override {}
   void notice(const Failure& /*failure*/) override {}
+  void crew(const CrewChange& /*change*/) override {}
   void farewell() override {}
   void close(const std::optional<Refusal>& /*refusal*/) override {}
   bool welcomed = false;

@@ -75,6 +75,11 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
     to_wire(failure, *message.mutable_notice());
     send(std::move(message));
   }
+  void crew(const CrewChange& change) override {
+    wire::ToMember message;
+    to_wire(change, *message.mutable_crew());
+    send(std::move(message));
+  }
   void farewell() override {
     wire::ToMember message;
     message.mutable_farewell();
@@ -253,8 +258,8 @@ DeskOptions desk_options(const CoordinatorOptions& options) {
   desk.token = options.token;
   desk.host = options.host.empty() ? own_host_name() : options.host;
   desk.version = library_version();
-  desk.membership = {options.ranks, options.heartbeat_limit, options.spec.hosts, options.limits.members,
-                     options.servers};
+  desk.membership = {options.ranks,          options.heartbeat_limit, options.spec.hosts,
+                     options.limits.members, options.servers,         options.on_loss};
   desk.limits = options.limits;
   desk.spec = options.spec;
   return desk;

@@ -21,6 +21,7 @@ struct CoordinatorOptions {
   int ranks = 1;               // of the job
   int servers = 0;             // parameter servers of the job; ranks get their places without them
   Seconds heartbeat_limit{3};  // silence of a member that counts as its death
+  OnLoss on_loss = OnLoss::end_job;  // what a lost rank means, once all have come
   CoordinatorLimits limits;
   JobSpec spec;  // what agents are told
 };

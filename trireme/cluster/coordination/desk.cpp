@@ -63,7 +63,8 @@ struct Desk::State {
   std::multimap<std::string, uint64_t> waiting;  // key, ticket
   uint64_t next_id = 1, next_ticket = 1, past_epochs = 0;
   std::vector<Failure> failures;
-  Decision decision;  // the last one
+  Decision decision;        // the last one
+  uint64_t crew_epoch = 0;  // one more with each change of the crew
   std::deque<std::string> events;
   bool closed = false;
 
@@ -114,6 +115,16 @@ struct Desk::State {
     refuse_waiters(failed_refusal(), answers);
   }
 
+  /// Those who are left go on without the lost one.
+  void change_crew(const std::string& reason) {
+    CrewChange change{++crew_epoch, {}, reason};
+    for (const Attendee& attendee : attendees)
+      if (attendee.standing == Standing::present && attendee.member.kind == Member::worker && !attendee.exit_code)
+        change.ranks.push_back(attendee.member.rank);
+    std::sort(change.ranks.begin(), change.ranks.end());
+    for (auto& [id, line] : lines) line->crew(change);
+  }
+
   void carry_out(const Departure& departure, Answers& answers) {
     Attendee* gone = find(departure.id);
     gone->standing = departure.standing;
@@ -121,6 +132,8 @@ struct Desk::State {
     if (departure.failure)
       note_failure(*departure.failure,
                    answers);  // before its line goes: one that was only silent may learn why it is out
+    else if (departure.standing == Standing::lost)
+      change_crew(departure.reason);
     tell(departure.reason);
     if (line == lines.end()) return;
     if (gone->exit_code) line->second->farewell();
@@ -157,6 +170,7 @@ struct Desk::State {
     attendees.clear();
     values.clear();
     bytes = 0;
+    crew_epoch = 0;
     decision = {};
   }
 

@@ -61,6 +61,7 @@ class Line {
   virtual void placed(const Member& member) = 0;
   virtual void heartbeat(const std::string& waiting) = 0;
   virtual void notice(const Failure& failure) = 0;
+  virtual void crew(const CrewChange& change) = 0;
   virtual void farewell() = 0;
   /// Ends the stream after what was said before; nothing follows.
   virtual void close(const std::optional<Refusal>& refusal) = 0;

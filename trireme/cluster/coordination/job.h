@@ -1,5 +1,6 @@
 #pragma once
 // What coordinator and members call things.
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -28,6 +29,19 @@ struct Member {
   std::string host;  // as messages name it; an agent's is looked for in the host list
   int pid = 0;
   int servers = 0;  // parameter servers of the job as this member was told; 0: it was not
+};
+
+/// What a rank that was lost, once all had come, means.
+enum class OnLoss {
+  end_job,     // the job has failed
+  change_crew  // the others go on without it, in the next epoch
+};
+
+/// The ranks that are left.
+struct CrewChange {
+  uint64_t epoch = 0;      // 0: none has been lost; 1 more with each change
+  std::vector<int> ranks;  // in order
+  std::string reason;      // a full sentence: who was lost, where, why
 };
 
 /// Why a job cannot go on.

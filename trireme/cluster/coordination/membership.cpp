@@ -285,8 +285,16 @@ std::string name_of(const Member& member) {
 Decision judge(Clock::time_point now, const std::vector<Attendee>& attendees, const MembershipOptions& options,
                bool failed) {
   Decision decision;
+  const auto workers = places_seen(Member::worker, attendees, options),
+             agents = places_seen(Member::agent, attendees, options);
+  const auto servers = places_seen(Member::server, attendees, options);
+  decision.complete = all(agents) || (all(workers) && all(servers));
+  const bool crew_may_change = options.on_loss == OnLoss::change_crew && decision.complete;
+  const auto dispensable = [&](const Attendee& a) { return crew_may_change && a.member.kind == Member::worker; };
+  const auto is_lost = [](const Attendee& a) { return a.standing == Standing::lost; };
   failed = failed || std::any_of(attendees.begin(), attendees.end(),
-                                 [](const Attendee& a) { return a.standing == Standing::lost; });
+                                 [&](const Attendee& a) { return is_lost(a) && !dispensable(a); });
+  bool culprit_known = failed || std::any_of(attendees.begin(), attendees.end(), is_lost);
   size_t staying = 0;
   int unplaced = 0;
   const auto note = [&](const Attendee& attendee, std::optional<Departure> departure) {
@@ -295,19 +303,21 @@ Decision judge(Clock::time_point now, const std::vector<Attendee>& attendees, co
       if (attendee.member.rank < 0 && attendee.member.kind != Member::server) unplaced += weight(attendee.member);
       return;
     }
+    if (dispensable(attendee) && attendee.exit_code.value_or(1) != 0) {
+      departure->standing = Standing::lost;
+      departure->failure.reset();
+    }
     failed = failed || departure->failure;
+    culprit_known = culprit_known || departure->standing == Standing::lost;
     decision.departures.push_back(std::move(*departure));
   };
   for (const Attendee& attendee : attendees)
     if (present(attendee) && !gave_up(attendee)) note(attendee, departure_of(now, attendee, options));
   for (const Attendee& attendee : attendees)
-    if (present(attendee) && gave_up(attendee)) note(attendee, departure_of_victim(now, attendee, failed, options));
+    if (present(attendee) && gave_up(attendee))
+      note(attendee, departure_of_victim(now, attendee, culprit_known, options));
 
-  const auto workers = places_seen(Member::worker, attendees, options),
-             agents = places_seen(Member::agent, attendees, options);
-  const auto servers = places_seen(Member::server, attendees, options);
   const bool with_agents = !all(workers) && std::find(agents.begin(), agents.end(), true) != agents.end();
-  decision.complete = all(agents) || (all(workers) && all(servers));
   decision.ended = staying == 0 && (decision.complete || failed);
   decision.reason = count_sentence("rank", with_agents ? agents : workers, unplaced);
   if (options.servers > 0) decision.reason += "; " + count_sentence("server", servers, 0);

@@ -35,13 +35,14 @@ struct MembershipOptions {
   std::vector<std::pair<std::string, int>> hosts;  // name, slots; may be empty
   size_t most_members = 4096;
   int servers = 0;  // numbered apart from the ranks
+  OnLoss on_loss = OnLoss::end_job;
 };
 
 /// A member's end.
 struct Departure {
   uint64_t id = 0;
   Standing standing = Standing::left;
-  std::optional<Failure> failure;  // when it is a failure of the job
+  std::optional<Failure> failure;  // when it is a failure of the job; lost without one: the crew changes
   std::string reason;              // for the log
 };
 

@@ -1,8 +1,8 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <map>
 #include <mutex>
-#include <set>
 #include <thread>
 
 #include <trireme/base/error.h>
@@ -75,15 +75,31 @@ class Session::State {
     raise(status, fmt::format("'{}' could not be put within {:g} s", key, deadline.limit().count()));
   }
 
-  std::string get(const std::string& key, const Deadline& deadline) {
+  /// Without an epoch it outlasts all changes of the crew.
+  std::string get(const std::string& key, const Deadline& deadline, std::optional<uint64_t> within = std::nullopt) {
     wire::GetRequest request;
     request.set_member(welcome_.member);
     request.set_key(key);
     wire::GetReply reply;
-    const grpc::Status status =
-        call(deadline, [&](grpc::ClientContext& context) { return stub_->Get(&context, request, &reply); });
+    const grpc::Status status = call(
+        deadline, [&](grpc::ClientContext& context) { return stub_->Get(&context, request, &reply); }, within);
     if (!status.ok()) raise(status, fmt::format("nobody has put '{}' within {:g} s", key, deadline.limit().count()));
     return std::move(*reply.mutable_value());
+  }
+
+  CrewChange next_crew(uint64_t epoch, const Deadline& deadline) {
+    std::unique_lock lock(mutex_);
+    bell_.wait_for(lock, deadline.left(), [&] { return crew_.epoch > epoch || failure_; });
+    if (failure_) throw PeerLost(failure_->reason);
+    if (crew_.epoch > epoch) return crew_;
+    fail<Timeout>("{} has named no crew after epoch {} within {:g} s: nobody has been lost, as far as it knows",
+                  coordinator(), epoch, deadline.limit().count());
+  }
+
+  void on_crew(std::function<void(const CrewChange&)> notify) {
+    const std::lock_guard lock(mutex_);
+    notify_crew_ = std::move(notify);
+    bell_.notify_all();
   }
 
   void leave(int exit_code, const std::string& reason, int rank, int server) {
@@ -226,6 +242,10 @@ class Session::State {
       return;
     } else if (message.has_notice()) {
       set_failure(from_wire(message.notice()));
+    } else if (message.has_crew()) {
+      crew_ = from_wire(message.crew());
+      for (const auto& [context, within] : calls_)
+        if (within && *within < crew_.epoch) context->TryCancel();
     } else if (message.has_farewell()) {
       farewell_ = true;
     }
@@ -249,11 +269,13 @@ class Session::State {
   void set_failure(Failure failure) {
     if (failure_ || leaving_ || farewell_) return;
     failure_ = std::move(failure);
-    for (grpc::ClientContext* context : calls_) context->TryCancel();
+    for (const auto& [context, within] : calls_) context->TryCancel();
     bell_.notify_all();
   }
 
   // ---- the session's thread ----
+
+  bool new_crew() const { return notify_crew_ && crew_.epoch > told_epoch_; }
 
   void run() {
     name_thread("trireme-session");
@@ -261,7 +283,16 @@ class Session::State {
     std::unique_lock lock(mutex_);
     auto last = Clock::now();
     while (!stop_) {
-      bell_.wait_for(lock, period - Seconds(Clock::now() - last), [&] { return stop_ || (failure_ && notify_); });
+      bell_.wait_for(lock, period - Seconds(Clock::now() - last),
+                     [&] { return stop_ || (failure_ && notify_) || new_crew(); });
+      if (new_crew() && !stop_) {
+        const auto notify = notify_crew_;
+        const CrewChange crew = crew_;
+        told_epoch_ = crew.epoch;
+        lock.unlock();
+        notify(crew);
+        lock.lock();
+      }
       if (failure_ && notify_ && !stop_) {
         const auto notify = std::exchange(notify_, nullptr);
         const Failure failure = *failure_;
@@ -306,7 +337,7 @@ class Session::State {
 
   /// One call with token and deadline, which ends early when the job fails.
   template <class Call>
-  grpc::Status call(const Deadline& deadline, const Call& run) {
+  grpc::Status call(const Deadline& deadline, const Call& run, std::optional<uint64_t> within = std::nullopt) {
     grpc::ClientContext context;
     context.AddMetadata(kTokenKey, options_.token);
     context.set_deadline(system_time(deadline));
@@ -314,11 +345,13 @@ class Session::State {
       const std::lock_guard lock(mutex_);
       if (failure_) throw PeerLost(failure_->reason);
       if (leaving_) fail<InvalidArgument>("{} was told goodbye already", coordinator());
-      calls_.insert(&context);
+      if (within && *within < crew_.epoch) throw PeerLost(crew_.reason);
+      calls_.emplace(&context, within);
     }
     grpc::Status status = run(context);
     std::unique_lock lock(mutex_);
     calls_.erase(&context);
+    if (!status.ok() && !failure_ && within && *within < crew_.epoch) throw PeerLost(crew_.reason);
     // With the connection gone, the stream is about to say so too: one failure, one sentence.
     if (status.error_code() == grpc::StatusCode::UNAVAILABLE || status.error_code() == grpc::StatusCode::CANCELLED)
       bell_.wait_for(lock, kLastWords, [&] { return failure_ || leaving_; });
@@ -362,7 +395,10 @@ class Session::State {
   Seconds silence_{0};
   std::optional<Failure> failure_;
   std::function<void(const Failure&)> notify_;
-  std::set<grpc::ClientContext*> calls_;  // that run
+  std::map<grpc::ClientContext*, std::optional<uint64_t>> calls_;  // that run, and the epoch that they belong to
+  CrewChange crew_;
+  uint64_t told_epoch_ = 0;
+  std::function<void(const CrewChange&)> notify_crew_;
 
   // Last, so that they go first, also when the constructor throws: their callbacks use all of the above.
   std::unique_ptr<Stream> stream_;
@@ -389,6 +425,11 @@ const std::string& Session::address() const { return state_->address(); }
 const std::vector<std::string>& Session::warnings() const { return state_->welcome().warnings; }
 void Session::put(const std::string& key, const std::string& value) { state_->put(key, value); }
 std::string Session::get(const std::string& key, const Deadline& deadline) { return state_->get(key, deadline); }
+std::string Session::get_within(uint64_t epoch, const std::string& key, const Deadline& deadline) {
+  return state_->get(key, deadline, epoch);
+}
+CrewChange Session::next_crew(uint64_t epoch, const Deadline& deadline) { return state_->next_crew(epoch, deadline); }
+void Session::on_crew(std::function<void(const CrewChange&)> notify) { state_->on_crew(std::move(notify)); }
 std::optional<Failure> Session::failure() const { return state_->failure(); }
 void Session::on_failure(std::function<void(const Failure&)> notify) { state_->on_failure(std::move(notify)); }
 void Session::leave(int exit_code, const std::string& reason, int rank, int server) {

@@ -54,6 +54,15 @@ class Session final : public comm::network::KeyValue {
   void put(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, const Deadline& deadline) override;
 
+  /// The same, but throws PeerLost when the crew's epoch is beyond `epoch`, or comes to be while it waits.
+  std::string get_within(uint64_t epoch, const std::string& key, const Deadline& deadline);
+  /// The latest crew, once its epoch is beyond `epoch`: blocks until then. Throws Timeout, PeerLost when the job has
+  /// failed.
+  CrewChange next_crew(uint64_t epoch, const Deadline& deadline);
+  /// Calls `notify`, from the session's thread, with each new crew, or only the latest of several. Must not destroy the
+  /// session.
+  void on_crew(std::function<void(const CrewChange&)> notify);
+
   /// The first failure of the job or of the way to the coordinator. Does not block.
   std::optional<Failure> failure() const;
   /// Calls `notify` once, from the session's thread, when the job fails or has failed; not after leave(). Must not

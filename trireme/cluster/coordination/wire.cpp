@@ -102,6 +102,16 @@ void to_wire(const Failure& failure, wire::Notice& notice) {
   notice.set_reason(failure.reason);
 }
 
+CrewChange from_wire(const wire::Crew& message) {
+  return {message.epoch(), {message.ranks().begin(), message.ranks().end()}, message.reason()};
+}
+
+void to_wire(const CrewChange& change, wire::Crew& message) {
+  message.set_epoch(change.epoch);
+  message.mutable_ranks()->Add(change.ranks.begin(), change.ranks.end());
+  message.set_reason(change.reason);
+}
+
 void serve(Desk& desk, const std::string& token, const wire::FromMember& message, const std::string& address,
            uint64_t& member, const std::shared_ptr<Line>& line) {
   if (message.has_hello() && member == 0) {

@@ -21,6 +21,8 @@ void to_wire(const Welcome& welcome, wire::Welcome& message);
 Welcome from_wire(const wire::Welcome& message);
 Failure from_wire(const wire::Notice& notice);
 void to_wire(const Failure& failure, wire::Notice& notice);
+CrewChange from_wire(const wire::Crew& message);
+void to_wire(const CrewChange& change, wire::Crew& message);
 
 /// What a message of a member's stream does. `member` is 0 until it has registered.
 void serve(Desk& desk, const std::string& token, const wire::FromMember& message, const std::string& address,

@@ -24,8 +24,9 @@ struct Place {
   int server = -1;              // this server's index; -1: it is none, or the coordinator assigns it
   int servers = 0;              // parameter servers of the job, beside its ranks
   bool job_is_common =
-      false;          // others may have a job of the same name: it follows from MASTER_PORT alone, or there is none
-  std::string slate;  // of slate.h: what TRIREME_SLATE says; "": no launcher of ours waits for signs of life
+      false;            // others may have a job of the same name: it follows from MASTER_PORT alone, or there is none
+  std::string slate;    // of slate.h: what TRIREME_SLATE says; "": no launcher of ours waits for signs of life
+  std::string segment;  // of keeper.h: what TRIREME_SEGMENT says; "": no launcher of ours keeps the memory
 };
 
 /// The value of a variable, or nullptr.

@@ -34,8 +34,9 @@ std::pair<Descriptor, Descriptor> open_pipe() {
 }
 
 /// Between fork and exec: only calls that are safe there.
-[[noreturn]] void become(char** command, char** environment, int in, int out, int error, int slate, pid_t parent,
-                         const sigset_t& signals, const struct sigaction& broken_pipe) {
+[[noreturn]] void become(char** command, char** environment, int in, int out, int error,
+                         const std::array<int, 2>& inherited, pid_t parent, const sigset_t& signals,
+                         const struct sigaction& broken_pipe) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // nobody outlives the launcher
   if (getppid() != parent) _exit(125);
@@ -44,7 +45,8 @@ std::pair<Descriptor, Descriptor> open_pipe() {
   dup2(in >= 0 ? in : open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
   dup2(out, 1);
   dup2(error, 2);
-  if (slate >= 0) fcntl(slate, F_SETFD, 0);  // this one stays open
+  for (int descriptor : inherited)
+    if (descriptor >= 0) fcntl(descriptor, F_SETFD, 0);  // these stay open
   environ = environment;
   execvp(command[0], command);
   const char* text = std::strerror(errno);
@@ -155,20 +157,23 @@ Child start_child(ChildOptions options) {
     if (write(child.input.get(), options.input.data(), options.input.size()) < 0)
       fail<IoError>("cannot write to {}: {}", child.name, errno_text());
   }
-  if (options.slate) {
-    child.slate = Slate::create();
-    std::erase_if(options.environment, [](const std::string& entry) {
-      return entry.starts_with("TRIREME_SLATE=");
-    });  // of an outer launcher
-    options.environment.push_back("TRIREME_SLATE=" + child.slate.variable());
-  }
+  const auto leave = [&](const std::string& name, const std::string& value) {
+    std::erase_if(options.environment,
+                  [&](const std::string& entry) { return entry.starts_with(name + "="); });  // of an outer launcher
+    if (!value.empty()) options.environment.push_back(name + "=" + value);
+  };
+  if (options.slate) child.slate = Slate::create();
+  leave("TRIREME_SLATE", options.slate ? child.slate.variable() : "");
+  leave("TRIREME_SEGMENT", options.keeper != nullptr ? options.keeper->variable() : "");
+  const std::array<int, 2> inherited{child.slate.descriptor(),
+                                     options.keeper != nullptr ? options.keeper->descriptor() : -1};
   std::vector<char*> argv = pointers(options.command), envp = pointers(options.environment);
   const pid_t parent = getpid();
   child.pid = fork();
   if (child.pid < 0) fail<IoError>("cannot start {}: {}", child.name, errno_text());
   if (child.pid == 0)
-    become(argv.data(), envp.data(), in_read.get(), out_write.get(), error_write.get(), child.slate.descriptor(),
-           parent, options.signals, options.broken_pipe);
+    become(argv.data(), envp.data(), in_read.get(), out_write.get(), error_write.get(), inherited, parent,
+           options.signals, options.broken_pipe);
   setpgid(child.pid, child.pid);
   child.process = open_process(child.pid);
   child.streams.emplace_back(std::move(out_read), options.shown ? 1 : -1, options.prefix);

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <trireme/base/descriptor.h>
+#include <trireme/cluster/launching/keeper.h>
 #include <trireme/cluster/launching/slate.h>
 
 namespace trireme::cluster {
@@ -71,6 +72,7 @@ struct ChildOptions {
   std::string prefix;               // of every line that is shown; "": lines are passed on unchanged
   bool shown = true;                // false: output is remembered only
   bool slate = true;                // it is given one
+  const Keeper* keeper = nullptr;   // whose memory it inherits; null: nobody's
   sigset_t signals{};               // its signal mask
   struct sigaction broken_pipe {};  // what it does on SIGPIPE
 };

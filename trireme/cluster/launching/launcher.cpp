@@ -144,6 +144,7 @@ class Job {
             .prefix = options_.show == Show::labelled ? fmt::format("[{}] ", rank) : "",
             .shown = options_.show != Show::first || rank == 0,
             .slate = options_.commands.empty(),
+            .keeper = options_.commands.empty() ? &keeper_ : nullptr,
             .signals = of_children_,
             .broken_pipe = broken_pipe_};
   }
@@ -418,6 +419,7 @@ class Job {
   }
 
   LaunchOptions options_;
+  const Keeper keeper_;  // of the memory that the ranks share
   std::vector<Child> children_;
   std::vector<size_t> failed_;  // in the order in which they were seen
   sigset_t before_{}, of_children_{};

@@ -1,13 +1,12 @@
-#include <fmt/format.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cstring>
 #include <ctime>
 
 #include <trireme/base/error.h>
+#include <trireme/base/inherited.h>
 #include <trireme/cluster/launching/slate.h>
 
 namespace trireme::cluster {
@@ -66,12 +65,7 @@ Slate::~Slate() {
   if (page_ != nullptr) munmap(page_, kBytes);
 }
 
-/// With the file's number, so that another file under the same descriptor is not taken for it.
-std::string Slate::variable() const {
-  struct stat facts {};
-  if (fstat(file_.get(), &facts) != 0) return "";
-  return fmt::format("{}:{}", file_.get(), facts.st_ino);
-}
+std::string Slate::variable() const { return inheritance_of(file_.get()); }
 
 std::string Slate::failure() const { return page_ == nullptr ? "" : read_text(page_->failure); }
 std::string Slate::saved() const { return page_ == nullptr ? "" : read_text(page_->saved); }
@@ -80,15 +74,10 @@ double slate_now() { return static_cast<double>(nanoseconds()) * 1e-9; }
 
 void take_slate(const std::string& variable) {
   if (variable.empty() || own_page.load() != nullptr) return;
-  int descriptor = -1;
-  uint64_t inode = 0;
-  const char *begin = variable.data(), *end = begin + variable.size();
-  const auto number = std::from_chars(begin, end, descriptor);
-  if (number.ec != std::errc{} || number.ptr == end || *number.ptr != ':') return;
-  if (std::from_chars(number.ptr + 1, end, inode).ec != std::errc{}) return;
+  const auto descriptor = inherited(variable);
   struct stat facts {};
-  if (fstat(descriptor, &facts) != 0 || facts.st_ino != inode || facts.st_size != static_cast<off_t>(kBytes)) return;
-  SlatePage* page = map_page(descriptor);
+  if (!descriptor || fstat(*descriptor, &facts) != 0 || facts.st_size != static_cast<off_t>(kBytes)) return;
+  SlatePage* page = map_page(*descriptor);
   if (page == nullptr) return;
   SlatePage* none = nullptr;
   if (page->magic.load() != kMagic || !own_page.compare_exchange_strong(none, page)) {

@@ -32,6 +32,15 @@ Options checked(Options options, int ranks) {
   return options;
 }
 
+/// What the other ranks hear when rank 0 got no memory for all.
+[[noreturn]] void refuse_room(size_t bytes, const char* purpose) {
+  fail<IoError>(
+      "no room in shared memory for {}: {:.1f} MiB wanted, {:.1f} MiB free. Make it smaller, use fewer workers, or "
+      "free memory on this machine{}",
+      purpose, static_cast<double>(bytes) / (1 << 20), static_cast<double>(available_memory()) / (1 << 20),
+      addresses_left() ? "; or raise 'ulimit -v', which limits the addresses of this process" : "");
+}
+
 const void* const* as_sources(const Pointers& pointers) { return const_cast<const void* const*>(pointers.data()); }
 
 }  // namespace
@@ -51,11 +60,14 @@ struct alignas(64) Communicator::Mail {
   std::byte* letter(uint32_t number, size_t size) { return reinterpret_cast<std::byte*>(this + 1) + number % 2 * size; }
 };
 
-Communicator::Communicator(std::shared_ptr<Segment> segment, int rank, int ranks, Options options)
-    : segment_(std::move(segment)),
+Communicator::Communicator(Spot spot, int rank, int ranks, Options options)
+    : segment_(std::move(spot.segment)),
       options_(checked(std::move(options), ranks)),
-      rounds_(segment_, 0, rank, ranks, options_.timeout, options_.names, options_.timeout_setting),
-      cursor_(Rounds::bytes(ranks)) {
+      areas_(*segment_),
+      rounds_(segment_, spot.offset, rank, ranks, options_.timeout, options_.names, options_.timeout_setting,
+              options_.excuse) {
+  options_.excuse = nullptr;  // it was for the start
+  areas_.begin_behind(spot.offset + Rounds::bytes(ranks));
   stages_ = allocate(kStages * options_.stage_bytes, "the ranks' staging buffers");
   letter_bytes_ =
       std::clamp(kLetterRoom / static_cast<size_t>(ranks) / space::kLine * space::kLine, kLeastLetter, kMostLetter);
@@ -64,18 +76,53 @@ Communicator::Communicator(std::shared_ptr<Segment> segment, int rank, int ranks
 
 // ---- memory ----
 
-SharedBlock Communicator::allocate(size_t bytes, const char* purpose) {
+/// Rank 0 claims memory, and all meet with what they think it is for: its offset.
+template <class Claim>
+uint64_t Communicator::agree_on_place(const Fingerprint& what, size_t bytes, const char* purpose, const Claim& claim) {
   complete_open();
-  const size_t stride = round_up(bytes, kPage);
-  const Fingerprint what = about(Kind::allocate, bytes, DType::u8, purpose);
-  const uint32_t agreed = rounds_.arrive(what, kPrivate, purpose);
-  rounds_.await_arrivals(agreed);
-  rounds_.finish(agreed);
-  std::byte* base = segment_->map(cursor_, std::max(kPage, stride * static_cast<size_t>(size())), purpose);
-  cursor_ += std::max(kPage, stride * static_cast<size_t>(size()));
+  uint64_t offset = kPrivate;
+  std::exception_ptr refused;
+  if (rank() == 0) try {
+      offset = claim();
+    } catch (const Error&) {
+      refused = std::current_exception();
+    }
+  const uint32_t round = rounds_.arrive(what, offset, purpose);
+  rounds_.await_arrivals(round);
+  offset = rounds_.offset_of(0, round);
+  rounds_.finish(round);
+  if (refused) std::rethrow_exception(refused);
+  if (offset == kPrivate) refuse_room(bytes, purpose);
+  return offset;
+}
+
+SharedBlock Communicator::map_parts(const Area& area, const char* purpose) {
+  std::byte* base = segment_->attach(area.offset, area.total(), purpose);
   barrier(purpose);
-  SharedBlock block{.parts = {}, .bytes = bytes};
-  for (int r = 0; r < size(); r++) block.parts.push_back(base + stride * static_cast<size_t>(r));
+  SharedBlock block{.parts = {}, .bytes = area.bytes};
+  for (int part = 0; part < area.parts; part++) block.parts.push_back(base + area.stride() * static_cast<size_t>(part));
+  return block;
+}
+
+SharedBlock Communicator::allocate(size_t bytes, const char* purpose) {
+  Area area{0, bytes, size()};
+  area.offset = agree_on_place(about(Kind::allocate, bytes, DType::u8, purpose), area.total(), purpose,
+                               [&] { return areas_.claim(area.total(), purpose); });
+  return map_parts(area, purpose);
+}
+
+SharedBlock Communicator::keep(const char* name, size_t bytes, int parts) {
+  Fingerprint what = about(Kind::allocate, bytes, DType::u8, name);
+  what.part = static_cast<uint32_t>(parts);
+  const uint64_t offset = agree_on_place(what, bytes * static_cast<size_t>(parts), name, [&]() -> uint64_t {
+    return areas_.find(name) ? 0 : areas_.add(name, bytes, parts, name).offset;
+  });
+  const Area area = areas_.find(name).value();
+  if (area.bytes != bytes || area.parts != parts)
+    fail<Mismatch>("shared memory has '{}' as {} parts of {} bytes, and {} parts of {} bytes are asked for", name,
+                   area.parts, area.bytes, parts, bytes);
+  SharedBlock block = map_parts(area, name);
+  block.found = offset == 0;  // where the directory is, and nothing else
   return block;
 }
 

@@ -4,6 +4,7 @@
 #include <deque>
 #include <optional>
 
+#include <trireme/base/areas.h>
 #include <trireme/comm/communicator.h>
 #include <trireme/comm/shm/rounds.h>
 #include <trireme/space/range.h>
@@ -15,12 +16,14 @@ struct Options {
   std::string timeout_setting = "timeout";  // what error messages call it
   size_t stage_bytes = 1 << 17;  // of one stage, for data that is not in the segment; each rank has kStages of them
   std::vector<int> names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, …
+  Excuse excuse{};           // while ranks come to the start: see Rounds
 };
 
 /// A block of the segment that every rank reaches: `parts[r]` is rank r's, as mapped here.
 struct SharedBlock {
   std::vector<std::byte*> parts;
-  size_t bytes = 0;  // of each part
+  size_t bytes = 0;    // of each part
+  bool found = false;  // an earlier group has made it: it holds what that one left
 };
 
 /// Two ways through memory. Data inside the segment (arenas) is reduced in place: each rank reads its slice of
@@ -28,8 +31,9 @@ struct SharedBlock {
 /// copy in, meet, read the peers' stages.
 class Communicator final : public comm::Communicator {
  public:
-  /// Collective. `segment` must be the same memory in every rank, and empty.
-  Communicator(std::shared_ptr<Segment> segment, int rank, int ranks, Options options = {});
+  /// Collective. `spot` must be the same memory and place in every rank, and nobody else's. The segment may hold other
+  /// groups, and what earlier ones left.
+  Communicator(Spot spot, int rank, int ranks, Options options = {});
 
   int rank() const override { return rounds_.rank(); }
   int size() const override { return rounds_.ranks(); }
@@ -43,8 +47,11 @@ class Communicator final : public comm::Communicator {
   void receive(void* data, size_t count, DType type, int from, std::string_view name) override;
   void barrier(std::string_view name) override;
 
-  /// Collective: zeroed memory, `bytes` for each rank, reachable by all. Lives as long as the communicator.
+  /// Collective: zeroed memory, `bytes` for each rank, reachable by all. Lives as long as the segment.
   SharedBlock allocate(size_t bytes, const char* purpose);
+  /// Collective: the area of that name (areas.h), as an earlier group left it or zeroed, with as many parts as it is
+  /// asked for. Throws Mismatch when it is there with another size.
+  SharedBlock keep(const char* name, size_t bytes, int parts);
 
   /// The mechanism below, for exchanges that do their own work in a round.
   Rounds& rounds() { return rounds_; }
@@ -76,13 +83,16 @@ class Communicator final : public comm::Communicator {
   void reduce_staged(std::byte* data, size_t bytes, uint32_t turn, DType type, Op op);
   void advance(bool block);
   void complete_open();
+  template <class Claim>
+  uint64_t agree_on_place(const Fingerprint& what, size_t bytes, const char* purpose, const Claim& claim);
+  SharedBlock map_parts(const Area& area, const char* purpose);
   Mail& mail(int from, int to) const;
   uint64_t locate(const void* data) const { return segment_->offset_of(data).value_or(kPrivate); }
 
   std::shared_ptr<Segment> segment_;
   Options options_;
+  Areas areas_;
   Rounds rounds_;
-  size_t cursor_;  // end of what was allocated in the segment; equal in all ranks
   SharedBlock stages_;
   SharedBlock mails_;  // part `from` holds its letters to everybody
   size_t letter_bytes_ = 0;

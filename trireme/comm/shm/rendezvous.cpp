@@ -11,12 +11,13 @@
 #include <trireme/base/error.h>
 #include <trireme/base/unix_socket.h>
 #include <trireme/comm/shm/rendezvous.h>
+#include <trireme/comm/shm/rounds.h>
 #include <trireme/space/layout.h>
 
 namespace trireme::comm::shm {
 namespace {
 
-constexpr uint64_t kMagic = 0x3130656d65726974;  // "tireme01", the protocol's version included
+constexpr uint64_t kMagic = 0x3230656d65726974;  // "tireme02", the protocol's version included
 
 struct Hello {
   uint64_t magic;
@@ -25,18 +26,26 @@ struct Hello {
 
 struct Answer {
   uint64_t magic;
+  uint64_t offset;  // of the group's control block
   int32_t welcome;
   char text[252];
 };
 
 std::string meeting_point(const std::string& job) { return own_name(fmt::format("{:016x}", space::hash_text(job))); }
 
-void answer(int connection, const std::string& refusal, int descriptor) {
-  Answer message{kMagic, refusal.empty(), {}};
+void answer(int connection, const std::string& refusal, const Spot& spot) {
+  Answer message{kMagic, spot.offset, refusal.empty(), {}};
   std::strncpy(message.text, refusal.c_str(), sizeof message.text - 1);
   // A peer that is gone shows up as missing.
-  refusal.empty() ? send_message(connection, &message, sizeof message, {descriptor})
+  refusal.empty() ? send_message(connection, &message, sizeof message, {spot.segment->descriptor()})
                   : send_message(connection, &message, sizeof message);
+}
+
+/// Room for a group's control block, in the caller's segment or a new one.
+Spot open_spot(std::shared_ptr<Segment> segment, int ranks) {
+  if (!segment) segment = Segment::create();
+  const size_t offset = Areas(*segment).claim(Rounds::bytes(ranks), "the ranks' control block");
+  return {std::move(segment), offset};
 }
 
 constexpr Seconds kOwnFirst{2};  // in which a rank looks for the rank 0 of its own origin alone
@@ -96,9 +105,10 @@ Descriptor next_visitor(const std::vector<Descriptor>& listeners, const Deadline
   return Descriptor(accept4(ready->fd, nullptr, nullptr, SOCK_CLOEXEC));
 }
 
-std::shared_ptr<Segment> host(const std::string& job, int ranks, const Deadline& deadline, const std::string& origin) {
+Spot host(const std::string& job, int ranks, const Deadline& deadline, const std::string& origin,
+          std::shared_ptr<Segment> own) {
   const std::vector<Descriptor> listeners = open_meeting(job, ranks, origin);
-  auto segment = Segment::create();
+  Spot spot = open_spot(std::move(own), ranks);
   std::vector<bool> seen(static_cast<size_t>(ranks), false);
   for (int missing = ranks - 1; missing > 0;) {
     const Descriptor connection = next_visitor(listeners, deadline);
@@ -116,12 +126,12 @@ std::shared_ptr<Segment> host(const std::string& job, int ranks, const Deadline&
     Hello hello{};
     if (recv(connection.get(), &hello, sizeof hello, 0) != sizeof hello || hello.magic != kMagic) continue;
     const std::string refusal = objection(hello, ranks, seen);
-    answer(connection.get(), refusal, segment->descriptor());
+    answer(connection.get(), refusal, spot);
     if (!refusal.empty()) fail<Mismatch>("{}", refusal);
     seen[static_cast<size_t>(hello.rank)] = true;
     missing--;
   }
-  return segment;
+  return spot;
 }
 
 Descriptor connect_to_host(const std::string& job, int rank, const Deadline& deadline, const std::string& origin) {
@@ -139,8 +149,8 @@ Descriptor connect_to_host(const std::string& job, int rank, const Deadline& dea
   }
 }
 
-std::shared_ptr<Segment> visit(const std::string& job, int rank, int ranks, const Deadline& deadline,
-                               const std::string& origin) {
+Spot visit(const std::string& job, int rank, int ranks, const Deadline& deadline, const std::string& origin,
+           std::shared_ptr<Segment> own) {
   const Descriptor socket = connect_to_host(job, rank, deadline, origin);
   if (!same_user(socket.get())) fail<IoError>("the meeting point of job '{}' belongs to another user", job);
   limit_wait(socket.get(), deadline.left() + Seconds(1));
@@ -154,15 +164,18 @@ std::shared_ptr<Segment> visit(const std::string& job, int rank, int ranks, cons
     fail<PeerLost>("rank 0 went away or speaks another version of the protocol while rank {} joined", rank);
   if (message.welcome == 0) fail<Mismatch>("{}", message.text);
   if (descriptors.empty()) fail<IoError>("rank 0 sent no shared memory");
-  return std::make_shared<Segment>(std::move(descriptors[0]));
+  if (!own || !own->is(descriptors[0].get())) own = std::make_shared<Segment>(std::move(descriptors[0]));
+  return {std::move(own), message.offset};
 }
 
 }  // namespace
 
-std::shared_ptr<Segment> meet(const std::string& job, int rank, int ranks, Seconds timeout, const std::string& origin) {
-  if (ranks == 1) return Segment::create();
+Spot meet(const std::string& job, int rank, int ranks, Seconds timeout, const std::string& origin,
+          std::shared_ptr<Segment> own) {
+  if (ranks == 1) return open_spot(std::move(own), 1);
   const Deadline deadline(timeout);
-  return rank == 0 ? host(job, ranks, deadline, origin) : visit(job, rank, ranks, deadline, origin);
+  return rank == 0 ? host(job, ranks, deadline, origin, std::move(own))
+                   : visit(job, rank, ranks, deadline, origin, std::move(own));
 }
 
 Beacon::Beacon(const std::string& job, int rank) : socket_(open_unix_socket()) {

@@ -40,7 +40,7 @@ std::string_view name_of(Kind kind) {
 }
 
 Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout,
-               std::vector<int> names, std::string timeout_setting)
+               std::vector<int> names, std::string timeout_setting, const Excuse& excuse)
     : segment_(std::move(segment)),
       rank_(rank),
       ranks_(ranks),
@@ -55,7 +55,7 @@ Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ra
   spins_ = crowded ? 0 : 4000;
   yields_ = crowded ? 30 : 5000;
   try {
-    join_all();
+    join_all(excuse);
   } catch (...) {  // there will be no destructor to tell the others
     stations_[rank_].state.store(kFailed);
     ring(rank_);
@@ -63,15 +63,31 @@ Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ra
   }
 }
 
-void Rounds::join_all() {
+/// No process is known yet whose end would ring a bell: with an excuse to look for, it sleeps for a short time only.
+void Rounds::await_presence(int peer, const Excuse& excuse) {
+  constexpr Seconds kBetweenLooks{0.02};
+  const auto present = [&] { return stations_[peer].state.load() != kAbsent; };
+  const auto start = [] { return std::string("the start of the job"); };
+  if (!excuse) return await(peer, present, start);
+  const Deadline deadline(timeout_);
+  Station& station = stations_[peer];
+  while (!present()) {
+    const uint32_t bell = station.bell.load();
+    station.sleepers.fetch_add(1);
+    if (!present()) futex_wait(station.bell, bell, std::min(kBetweenLooks, deadline.left()));
+    station.sleepers.fetch_sub(1);
+    if (present()) return;
+    if (const std::exception_ptr cause = excuse(peer)) std::rethrow_exception(cause);
+    if (deadline.passed()) time_out(peer, start());
+  }
+}
+
+void Rounds::join_all(const Excuse& excuse) {
   Station& mine = stations_[rank_];
   mine.pid.store(getpid());
   mine.state.store(kPresent);
   ring(rank_);
-  for (int peer = 0; peer < ranks_; peer++)
-    await(
-        peer, [&] { return stations_[peer].state.load() != kAbsent; },
-        [] { return std::string("the start of the job"); });
+  for (int peer = 0; peer < ranks_; peer++) await_presence(peer, excuse);
 
   stop_ = Descriptor(eventfd(0, EFD_CLOEXEC));
   processes_.resize(static_cast<size_t>(ranks_));
@@ -191,6 +207,7 @@ std::string Rounds::describe(int rank, uint32_t round) const {
 }
 
 void Rounds::interrupt(std::exception_ptr cause) noexcept {
+  if (interrupting_.exchange(true)) return;
   cause_ = std::move(cause);
   interrupted_.store(true);
   for (int rank = 0; rank < ranks_; rank++) ring(rank);

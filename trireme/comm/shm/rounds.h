@@ -11,6 +11,7 @@
 #include <atomic>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -83,15 +84,18 @@ struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Pa
 /// waits anyway looks afterwards.
 enum class Then { work, wait };
 
+using Excuse = std::function<std::exception_ptr(int rank)>;
+
 /// This rank's place in the rounds. Not thread-safe. The constructor blocks until all ranks are present.
 class Rounds {
  public:
   static constexpr size_t bytes(int ranks) { return round_up(sizeof(Station) * static_cast<size_t>(ranks), kPage); }
 
   /// `names` are what messages call the ranks, where they have other numbers in the job; empty: 0, 1, …
-  /// `timeout_setting`: what they call the timeout.
+  /// `timeout_setting`: what they call the timeout. `excuse` says why a rank that is waited for at the start will not
+  /// come; null: it may.
   Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout,
-         std::vector<int> names = {}, std::string timeout_setting = "");
+         std::vector<int> names = {}, std::string timeout_setting = "", const Excuse& excuse = {});
   ~Rounds();
 
   int rank() const { return rank_; }
@@ -117,8 +121,12 @@ class Rounds {
   /// `what()` says, in an error message, what was waited for.
   template <class Ready, class What>
   void await(int peer, const Ready& ready, const What& what);
-  /// From any thread, once: every wait, now and later, ends with `cause`.
+  /// From any thread: every wait, now and later, ends with `cause`. The first cause stays.
   void interrupt(std::exception_ptr cause) noexcept;
+  /// False for a rank that has left, or stopped after an error. Does not know of deaths.
+  bool present(int rank) const { return stations_[rank].state.load() == kPresent; }
+  /// A descriptor that becomes readable when the rank's process ends; -1: it is this one.
+  int process_of(int rank) const { return processes_.empty() ? -1 : processes_[static_cast<size_t>(rank)].get(); }
   /// This process is about to die of an exception that nobody caught: the others' errors will say so. Takes no lock and
   /// no memory.
   void note_cause(std::string_view text, bool victim) noexcept;
@@ -149,7 +157,8 @@ class Rounds {
   void announce(Then then);
   void ring(int rank);
   void watch();
-  void join_all();
+  void join_all(const Excuse& excuse);
+  void await_presence(int peer, const Excuse& excuse);
 
   std::shared_ptr<Segment> segment_;
   Station* stations_;
@@ -166,7 +175,7 @@ class Rounds {
   std::array<Entry, kAhead> own_{};
   std::atomic<int> lost_{-1};  // rank that the watcher saw die
   std::exception_ptr cause_;   // set before interrupted_, not changed after it
-  std::atomic<bool> interrupted_{false};
+  std::atomic<bool> interrupting_{false}, interrupted_{false};
   Descriptor stop_;  // ends the watcher
   std::vector<Descriptor> processes_;
   std::thread watcher_;

@@ -1,0 +1,228 @@
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include <trireme/base/error.h>
+#include <trireme/cluster/environment/environment.h>
+#include <trireme/cluster/environment/tuning.h>
+#include <trireme/cluster/group.h>
+#include <trireme/comm/hierarchical/communicator.h>
+
+namespace trireme {
+
+using comm::hierarchical::Topology;
+
+namespace {
+
+/// Two ranks send each other all they have: as many bytes as in a ring, in half the trips.
+size_t default_direct_bytes(size_t ranks) {
+  return ranks == 2 ? std::numeric_limits<size_t>::max() : comm::network::Options{}.direct_bytes;
+}
+
+/// Machines of the group's ranks, numbered in the order of their first ranks.
+std::vector<int> machines_of(const cluster::Facts& facts, const std::vector<int>& ranks) {
+  std::vector<int> known, result;
+  for (int rank : ranks) {
+    const int machine = facts.machine_of.at(static_cast<size_t>(rank));
+    if (std::find(known.begin(), known.end(), machine) == known.end()) known.push_back(machine);
+    result.push_back(static_cast<int>(std::find(known.begin(), known.end(), machine) - known.begin()));
+  }
+  return result;
+}
+
+int place_of(const cluster::Facts& facts, const cluster::Crew& crew) {
+  const auto place = std::find(crew.ranks.begin(), crew.ranks.end(), facts.rank);
+  if (place == crew.ranks.end())
+    fail<InvalidArgument>("rank {} is not in the group of ranks {} of epoch {}", facts.rank,
+                          fmt::join(crew.ranks, ", "), crew.epoch);
+  return static_cast<int>(place - crew.ranks.begin());
+}
+
+}  // namespace
+
+class Group::State final : public cluster::Site::Listener {
+ public:
+  State(std::shared_ptr<cluster::Site> its_site, cluster::Crew its_crew, size_t control,
+        const std::function<bool(int)>& gone)
+      : site(std::move(its_site)),
+        crew(std::move(its_crew)),
+        rank(place_of(site->facts(), crew)),
+        topology(machines_of(site->facts(), crew.ranks)) {
+    const cluster::Facts& facts = site->facts();
+    const auto [machine, number] = topology.place(rank);
+    std::vector<int> names = topology.ranks_on(machine);
+    for (int& name : names) name = crew.ranks[static_cast<size_t>(name)];
+    const comm::shm::Excuse excuse = [&](int neighbour) -> std::exception_ptr {
+      const int name = names[static_cast<size_t>(neighbour)];
+      if (auto cause = site->cause_of(crew.epoch)) return cause;
+      if (!gone || !gone(name)) return nullptr;
+      return std::make_exception_ptr(
+          PeerLost(fmt::format("rank {} died before it came to the crew of epoch {}", name, crew.epoch)));
+    };
+    local = std::make_unique<comm::shm::Communicator>(
+        Spot(facts.segment, control), number, static_cast<int>(names.size()),
+        comm::shm::Options{
+            .timeout = facts.timeout, .timeout_setting = facts.timeout_setting, .names = names, .excuse = excuse});
+    if (topology.machines() > 1) connect_machines();
+  }
+
+  uint64_t epoch() const override { return crew.epoch; }
+  void interrupt(const std::exception_ptr& cause) noexcept override {
+    local->rounds().interrupt(cause);
+    for (comm::network::Communicator* network : {lane.get(), flat.get()})
+      if (network != nullptr) network->interrupt(cause);
+  }
+  void note_cause(std::string_view text, bool victim) noexcept override { local->rounds().note_cause(text, victim); }
+
+  comm::Communicator& all_ranks() { return all ? static_cast<comm::Communicator&>(*all) : *local; }
+
+  const std::shared_ptr<cluster::Site> site;
+  const cluster::Crew crew;
+  const int rank;
+  const Topology topology;
+  // Made in this order, destroyed in the reverse one.
+  std::unique_ptr<comm::shm::Communicator> local;
+  std::unique_ptr<comm::network::Communicator> lane, flat;
+  std::unique_ptr<comm::hierarchical::Communicator> all;  // null with one machine
+  int splits = 0;                                         // so far: the same number in all ranks
+
+ private:
+  std::unique_ptr<comm::network::Communicator> connect(const std::string& name, int number,
+                                                       const std::vector<int>& members, size_t direct_bytes) const {
+    const cluster::Facts& facts = site->facts();
+    auto transport = facts.engine->connect({.store = *facts.store,
+                                            .name = fmt::format("{}/{}", crew.meeting(), name),
+                                            .rank = number,
+                                            .size = static_cast<int>(members.size()),
+                                            .address = facts.address,
+                                            .timeout = facts.timeout});
+    return std::make_unique<comm::network::Communicator>(
+        std::move(transport), comm::network::Options{.timeout = facts.timeout,
+                                                     .timeout_setting = facts.timeout_setting,
+                                                     .direct_bytes = direct_bytes,
+                                                     .patience = Seconds(1),
+                                                     .names = members});
+  }
+
+  /// Hosts may have different caches, but all ranks must have one value: the first's.
+  size_t tuned_direct_bytes() const {
+    const cluster::Facts& facts = site->facts();
+    const std::string key = crew.meeting() + "/direct bytes";
+    if (rank == 0) {
+      std::optional<size_t> bytes = facts.direct_bytes;
+      if (!bytes)
+        bytes = cluster::kept_direct_bytes(cluster::cache_file(cluster::kTuningFile), facts.engine->name,
+                                           topology.machines());
+      facts.store->put(key,
+                       std::to_string(bytes.value_or(default_direct_bytes(static_cast<size_t>(topology.machines())))));
+    }
+    return std::stoull(facts.store->get(key, Deadline(facts.timeout)));
+  }
+
+  void connect_machines() {
+    const auto [machine, number] = topology.place(rank);
+    if (number < topology.lanes()) {
+      std::vector<int> members;
+      for (int m = 0; m < topology.machines(); m++)
+        members.push_back(crew.ranks[static_cast<size_t>(topology.ranks_on(m)[static_cast<size_t>(number)])]);
+      lane = connect(fmt::format("lane {}", number), machine, members, tuned_direct_bytes());
+    }
+    flat = connect("all", rank, crew.ranks, default_direct_bytes(crew.ranks.size()));
+    all = std::make_unique<comm::hierarchical::Communicator>(topology, rank, *local, lane.get(), *flat);
+  }
+};
+
+Group::Group(std::shared_ptr<cluster::Site> site, cluster::Crew crew, size_t control,
+             const std::function<bool(int rank)>& gone)
+    : state_(std::make_shared<State>(site, std::move(crew), control, gone)) {
+  site->add(state_);
+}
+
+Group::State& Group::live() const {
+  const uint64_t now = state_->site->epoch();
+  if (state_->crew.epoch != now)
+    fail<InvalidArgument>(
+        "this group, {}, is of no more use: the crew has changed, and its epoch is {} now. Make the group anew, from "
+        "World::group() or what comes from it",
+        describe(), now);
+  return *state_;
+}
+
+cluster::Site& Group::site() const { return *state_->site; }
+int Group::rank() const { return state_->rank; }
+int Group::size() const { return static_cast<int>(state_->crew.ranks.size()); }
+uint64_t Group::epoch() const { return state_->crew.epoch; }
+const std::vector<int>& Group::ranks() const { return state_->crew.ranks; }
+int Group::machines() const { return state_->topology.machines(); }
+int Group::machine_of(int rank) const { return state_->topology.place(rank).machine; }
+int Group::lanes() const { return state_->topology.lanes(); }
+comm::Communicator& Group::comm() const { return live().all_ranks(); }
+comm::shm::Communicator& Group::local() const { return *live().local; }
+comm::network::Communicator* Group::lane() const { return live().lane.get(); }
+
+std::string Group::describe() const {
+  const auto& ranks = state_->crew.ranks;
+  return fmt::format("rank{} {} of epoch {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), epoch());
+}
+
+namespace {
+
+struct Choice {
+  int64_t color, key;
+};
+
+/// The ranks of the parent that give the same color as `mine`, in their new order.
+std::vector<int> members_of(const std::vector<Choice>& choices, int mine) {
+  std::vector<int> members;
+  for (int rank = 0; rank < static_cast<int>(choices.size()); rank++)
+    if (choices[static_cast<size_t>(rank)].color == choices[static_cast<size_t>(mine)].color) members.push_back(rank);
+  std::stable_sort(members.begin(), members.end(), [&](int a, int b) {
+    return choices[static_cast<size_t>(a)].key < choices[static_cast<size_t>(b)].key;
+  });
+  return members;
+}
+
+constexpr int64_t kNoRoom = -1;
+
+/// An offset, or kNoRoom: the others are to hear of it and not to wait.
+int64_t claim_control(Segment& segment, size_t ranks) {
+  try {
+    const size_t bytes = comm::shm::Rounds::bytes(static_cast<int>(ranks));
+    return static_cast<int64_t>(Areas(segment).claim(bytes, "a group's control block"));
+  } catch (const IoError&) {
+    return kNoRoom;
+  }
+}
+
+}  // namespace
+
+Group Group::split(int color, int key) const {
+  State& state = live();
+  const std::string what = fmt::format("split {} of group '{}'", state.splits++, state.crew.name);
+  const Choice mine{color, key};
+  std::vector<Choice> choices(static_cast<size_t>(size()));
+  comm().all_gather(&mine, choices.data(), 2, DType::i64, what);
+  for (size_t rank = 0; rank < choices.size(); rank++)
+    if (choices[rank].color < 0)
+      fail<InvalidArgument>("rank {} gives color {} to {}: colors are 0 or more, and every rank has one", ranks()[rank],
+                            choices[rank].color, what);
+  const std::vector<int> members = members_of(choices, rank());
+  const int machine = machine_of(rank());
+  std::vector<int> here;
+  std::copy_if(members.begin(), members.end(), std::back_inserter(here),
+               [&](int member) { return machine_of(member) == machine; });
+  const int64_t claimed =
+      here.front() == rank() ? claim_control(*state.site->facts().segment, here.size()) : int64_t{0};
+  std::vector<int64_t> offsets(choices.size());
+  comm().all_gather(&claimed, offsets.data(), 1, DType::i64, what);
+  const auto poor = std::find(offsets.begin(), offsets.end(), kNoRoom);
+  if (poor != offsets.end())
+    fail<IoError>("no room in shared memory for the control block of a group, on the machine of rank {}: {}",
+                  ranks()[static_cast<size_t>(poor - offsets.begin())], what);
+  cluster::Crew crew{epoch(), {}, fmt::format("{}/{}.{}", state.crew.name, state.splits, color)};
+  for (int member : members) crew.ranks.push_back(ranks()[static_cast<size_t>(member)]);
+  return {state.site, std::move(crew), static_cast<size_t>(offsets[static_cast<size_t>(here.front())])};
+}
+
+}  // namespace trireme

@@ -1,0 +1,105 @@
+#pragma once
+// What a process knows of its job that does not change with the crew: all its groups are made from it, and hear through
+// it that they have to end.
+#include <atomic>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <typeindex>
+#include <utility>
+#include <vector>
+
+#include <trireme/base/clock.h>
+#include <trireme/base/segment.h>
+#include <trireme/comm/network/engine.h>
+
+namespace trireme::cluster {
+
+/// Who belongs together, from one change of the crew to the next.
+struct Crew {
+  uint64_t epoch = 0;        // 0 at the job's start
+  std::vector<int> ranks;    // their numbers in the world, in the order of their numbers in the group
+  std::string name = "all";  // within its epoch: the same in all ranks of the group, and no other group's
+  /// "epoch 3/all": where its ranks meet. Those of two epochs never meet.
+  std::string meeting() const { return "epoch " + std::to_string(epoch) + "/" + name; }
+};
+
+/// Plain facts, the same in all ranks but for `rank`, `segment` and `address`.
+struct Facts {
+  std::string job;                   // the name under which its processes on one machine meet
+  int rank = 0;                      // of this process, in the world
+  std::vector<int> machine_of;       // of every rank of the world
+  std::shared_ptr<Segment> segment;  // this machine's memory
+  comm::network::KeyValue* store =
+      nullptr;  // outlives the groups' making; null: none, which one machine can do without
+  const comm::network::Engine* engine = nullptr;  // between machines; null with one
+  std::string address;                            // of this host, as the others reach it
+  Seconds timeout{60};                            // deadline of every wait for another rank
+  std::string timeout_setting = "timeout";        // what error messages call it
+  std::optional<size_t> direct_bytes{};  // between machines: network::Options::direct_bytes, if somebody said it
+};
+
+/// What a layer above keeps once for as long as a membership lasts.
+struct Attachment {
+  virtual ~Attachment() = default;
+};
+
+/// Thread-safe but for attached(), which the thread that trains calls.
+class Site {
+ public:
+  explicit Site(Facts facts) : facts_(std::move(facts)) {}
+  const Facts& facts() const { return facts_; }
+
+  /// A group, as far as failures concern it.
+  class Listener {
+   public:
+    virtual ~Listener() = default;
+    virtual uint64_t epoch() const = 0;
+    /// Every wait, now and later, ends with `cause`.
+    virtual void interrupt(const std::exception_ptr& cause) noexcept = 0;
+    /// This process is about to die of an exception that nobody caught.
+    virtual void note_cause(std::string_view text, bool victim) noexcept = 0;
+  };
+  /// Interrupts it at once when its epoch has failed already.
+  void add(const std::shared_ptr<Listener>& group);
+
+  /// The crew's epoch: groups of others are of no more use.
+  uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
+  void begin_epoch(uint64_t epoch) { epoch_.store(epoch, std::memory_order_release); }
+
+  static constexpr uint64_t kAllEpochs = std::numeric_limits<uint64_t>::max();
+  /// Ends all waits of groups of epochs before `epoch`, those that exist and those that are being made.
+  void interrupt_before(uint64_t epoch, const std::exception_ptr& cause) noexcept;
+  /// Why groups of that epoch are to end; null: they are not.
+  std::exception_ptr cause_of(uint64_t epoch);
+  void note_cause(std::string_view text, bool victim) noexcept;
+
+  /// The T of this membership; made with `arguments` at the first call.
+  template <class T, class... Arguments>
+  T& attached(Arguments&&... arguments) {
+    auto& place = attachments_[typeid(T)];
+    if (!place) place = std::make_unique<T>(std::forward<Arguments>(arguments)...);
+    return static_cast<T&>(*place);
+  }
+  void detach_all() { attachments_.clear(); }
+
+ private:
+  std::vector<std::shared_ptr<Listener>> groups();
+
+  const Facts facts_;
+  std::atomic<uint64_t> epoch_{0};
+  std::map<std::type_index, std::unique_ptr<Attachment>> attachments_;
+  std::mutex mutex_;
+  // All below is guarded by `mutex_`.
+  std::vector<std::weak_ptr<Listener>> groups_;
+  uint64_t failed_before_ = 0;
+  std::exception_ptr cause_;  // of that
+};
+
+}  // namespace trireme::cluster
