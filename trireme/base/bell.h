@@ -16,11 +16,15 @@ struct alignas(64) Bell {
   std::atomic<uint32_t> sleepers{0};
 };
 
-/// Call after a sequentially consistent change that the waiter looks for. Costs a load while nobody sleeps.
-inline void ring(Bell& bell) {
-  if (bell.sleepers.load() == 0) return;
+/// Wakes whoever sleeps on the bell, now or in a moment.
+inline void wake(Bell& bell) {
   bell.rings.fetch_add(1);
   futex_wake_all(bell.rings);
+}
+
+/// Call after a sequentially consistent change that the waiter looks for. Costs a load while nobody sleeps.
+inline void ring(Bell& bell) {
+  if (bell.sleepers.load() != 0) wake(bell);
 }
 
 /// How long to look before sleeping. Each waiter has its own, as it learns from its waits.
@@ -44,33 +48,53 @@ constexpr Patience patience_for(int processes, int cores) {
   return processes > cores ? Patience{0, 30} : Patience{4000, 5000};
 }
 
-/// Waits until `ready()`; false when the deadline passes first. Who makes it ready rings `bell` afterwards.
-/// Who yields to somebody who computes gets the core back milliseconds later, whatever happens; who sleeps gets it when
-/// the bell rings.
-template <class Ready>
-bool await(Bell& bell, Patience& patience, const Deadline& deadline, const Ready& ready) {
-  const bool look = patience.crowded == 0;
-  if (!look) patience.crowded--;
-  for (int i = 0; look && i < patience.spins; i++) {
+/// Looks for `ready()` for as long as there is patience. Who yields to somebody who computes gets the core back
+/// milliseconds later, whatever happens; who sleeps gets it when the bell rings. `meanwhile()` is done between looks,
+/// once nothing has happened for a while.
+template <class Ready, class Meanwhile>
+bool look(Patience& patience, const Ready& ready, const Meanwhile& meanwhile) {
+  if (patience.crowded > 0) {
+    patience.crowded--;
+    return false;
+  }
+  for (int i = 0; i < patience.spins; i++) {
     if (ready()) return true;
     __builtin_ia32_pause();
   }
-  for (int i = 0; look && i < patience.yields; i++) {
+  for (int i = 0; i < patience.yields; i++) {
+    meanwhile();
     if (ready()) return true;
+    if (patience.most_crowded == 0) {
+      std::this_thread::yield();
+      continue;
+    }
     const auto before = Clock::now();
     std::this_thread::yield();
     if (Clock::now() - before > kAnotherRan) {
       patience.learn_crowded();
-      break;
+      return false;
     }
     patience.penalty = 0;
   }
+  return false;
+}
+
+/// Sleeps until the bell rings or the deadline passes, unless `awake()` holds. May return early.
+template <class Awake>
+void doze(Bell& bell, const Deadline& deadline, const Awake& awake) {
+  const uint32_t rings = bell.rings.load();
+  bell.sleepers.fetch_add(1);
+  if (!awake()) futex_wait(bell.rings, rings, deadline.left());
+  bell.sleepers.fetch_sub(1);
+}
+
+/// Waits until `ready()`; false when the deadline passes first. Who makes it ready rings `bell` afterwards.
+template <class Ready>
+bool await(Bell& bell, Patience& patience, const Deadline& deadline, const Ready& ready) {
+  if (look(patience, ready, [] {})) return true;
   while (!ready()) {
     if (deadline.passed()) return false;
-    const uint32_t rings = bell.rings.load();
-    bell.sleepers.fetch_add(1);
-    if (!ready()) futex_wait(bell.rings, rings, deadline.left());
-    bell.sleepers.fetch_sub(1);
+    doze(bell, deadline, ready);
   }
   return true;
 }

@@ -40,13 +40,6 @@ TEST(ShmCommunicator, OneRankAloneMayStartAnAllreduceOfPrivateMemory) {
   }));
 }
 
-TEST(ShmCommunicator, StartedAllreduceOfPrivateMemoryIsRefused) {
-  expect_all_well(run_ranks(2, [](comm::shm::Communicator& group) {
-    float x = 0;
-    EXPECT_THROW(group.start_allreduce(&x, 1, DType::f32, Op::sum, "x"), InvalidArgument);
-  }));
-}
-
 TEST(ShmCommunicator, SmallStagesGiveTheSameResults) {
   expect_all_well(run_ranks(3,
                             [](comm::shm::Communicator& group) {

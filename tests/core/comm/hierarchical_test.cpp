@@ -72,13 +72,17 @@ TEST(Hierarchical, DisagreementBetweenMachinesNamesRanksOfTheJob) {
   for (const auto& outcome : outcomes) EXPECT_TRUE(outcome);
 }
 
-TEST(Hierarchical, StartedAllreduceOfPrivateMemoryIsRefused) {
-  expect_all_well(run_machines({0, 0, 1}, [](Group& group) {
-    float x = 1;
-    if (group.rank() < 2) {
-      EXPECT_THROW(group.start_allreduce(&x, 1, DType::f32, Op::sum, "x"), InvalidArgument);
-    }
-  }));
+TEST(Hierarchical, CountsThatDisagreeNameRanksAndCounts) {
+  for (const bool here : {true, false}) {  // among the ranks of a machine, and between machines
+    const Outcomes outcomes = run_machines({0, 0, 1, 1}, [&](Group& group) {
+      const bool odd = here ? group.rank() == 1 : group.rank() >= 2;
+      const std::vector<size_t> counts = {3, odd ? 6u : 5u, 0, odd ? 6u : 7u};
+      std::vector<float> input(20), output(20);
+      group.all_gather(input.data(), output.data(), counts, DType::f32, "pieces");
+    });
+    for (const auto& outcome : outcomes) EXPECT_TRUE(outcome);
+    expect_error<Mismatch>(outcomes[0], {"block 1 has 5 elements on rank 0", here ? "6 on rank 1" : "6 on rank 2"});
+  }
 }
 
 }  // namespace

@@ -104,16 +104,39 @@ TEST(Mismatch, OfStartedAllreduces) {
   expect_mismatch(start("conv1"), start("conv2"), {"'conv1'", "'conv2'"});
 }
 
-TEST(Mismatch, OfStartedAndBlockingAllreduce) {
-  const auto run = [](bool split) {
-    return [split](Group& g) {
-      const auto block = g.allocate(64, "memory");
-      std::byte* mine = block.parts[static_cast<size_t>(g.rank())];
-      split ? g.start_allreduce(mine, 4, DType::f32, Op::sum, "w")->wait()
-            : g.allreduce(mine, 4, DType::f32, Op::sum, "w");
+TEST(Mismatch, OfBlocks) {
+  const auto gather = [](std::vector<size_t> counts) {
+    return [counts](Group& g) {
+      std::vector<size_t> mine = counts;
+      mine.resize(static_cast<size_t>(g.size()));
+      g.all_gather(data, data + 1000, mine, DType::f32, "pieces");
     };
   };
-  expect_mismatch(run(true), run(false), {"called allreduce (sum) 'w'", "called started allreduce (sum) 'w'"});
+  expect_mismatch(gather({5, 7}), gather({5, 8}), {"block 1 has ", "7 ", "8 ", "'pieces'"});
+  expect_mismatch(gather({5, 7}), gather({7, 5}), {"block 0 has ", "5 ", "7 "});  // as many in all
+  expect_mismatch(gather({5, 7}), [](Group& g) { g.all_gather(data, data + 1000, 6, DType::f32, "pieces"); },
+                  {"in uneven blocks", "6 × f32"});
+}
+
+TEST(Mismatch, OfWhatIsSentAndExpected) {
+  const Outcomes outcomes = run_ranks(3, [](Group& g) {
+    const auto to_next = [&](int r) { return static_cast<size_t>(r == (g.rank() + 1) % 3 ? 4 : 0); };
+    std::vector<size_t> sends = {to_next(0), to_next(1), to_next(2)}, receives(3);
+    receives[static_cast<size_t>(g.rank() + 2) % 3] = g.rank() == 2 ? 5 : 4;
+    g.all_to_all(data, data + 1000, sends, receives, DType::f32, "letters");
+  });
+  for (const auto& outcome : outcomes)
+    expect_error<Mismatch>(outcome, {"'letters'", "rank 1 sends 4 elements to rank 2, which expects 5"});
+}
+
+TEST(Mismatch, OfTheNumberOfCounts) {
+  expect_all_well(run_ranks(2, [](Group& g) {
+    const std::vector<size_t> three = {1, 2, 3}, two = {1, 1};
+    EXPECT_THROW(g.all_gather(data, data + 100, three, DType::f32, "x"), InvalidArgument);
+    EXPECT_THROW(g.reduce_scatter(data, data + 100, three, DType::f32, Op::sum, "x"), InvalidArgument);
+    EXPECT_THROW(g.all_to_all(data, data + 100, two, three, DType::f32, "x"), InvalidArgument);
+    EXPECT_THROW(g.all_to_all(data, data + 100, two, 1, DType::f32, "x"), InvalidArgument);
+  }));
 }
 
 TEST(Mismatch, OfAllocation) {

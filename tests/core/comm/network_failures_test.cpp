@@ -102,6 +102,29 @@ TEST(NetworkMismatch, OfStartedAllreduces) {
   expect_mismatch(start("conv1"), start("conv2"), {"'conv1'", "'conv2'"});
 }
 
+TEST(NetworkMismatch, OfBlocks) {
+  const auto scatter = [](std::vector<size_t> counts) {
+    return [counts](Group& g) {
+      std::vector<size_t> mine = counts;
+      mine.resize(static_cast<size_t>(g.size()));
+      std::vector<float> input(500000), output(500000);
+      g.reduce_scatter(input.data(), output.data(), mine, DType::f32, Op::sum, "blocks");
+    };
+  };
+  expect_mismatch(scatter({5, 7}), scatter({5, 8}), {"block 1 has ", "7 ", "8 ", "'blocks'"});
+  expect_mismatch(scatter({200000, 7}), scatter({7, 200000}), {"block 0 has ", "200000 "});
+}
+
+TEST(NetworkMismatch, OfWhatIsSentAndExpected) {
+  const Outcomes outcomes = run_network(2, [](Group& g) {
+    std::vector<float> input(100), output(100);
+    const std::vector<size_t> sends = {1, 1}, receives = {1, g.rank() == 0 ? 2u : 1u};
+    g.all_to_all(input.data(), output.data(), sends, receives, DType::f32, "letters");
+  });
+  for (const auto& outcome : outcomes)
+    expect_error<Mismatch>(outcome, {"'letters'", "rank 1 sends 1 elements to rank 0, which expects 2"});
+}
+
 TEST(NetworkMismatch, OfOptions) {
   auto transports = connect_by_sockets(2);
   std::exception_ptr errors[2];

@@ -10,24 +10,24 @@
 namespace trireme::comm::c10d {
 namespace {
 
-using Work = c10::intrusive_ptr<::c10d::Work>;
+using Flight = c10::intrusive_ptr<::c10d::Work>;
 
 /// What is under way, so that another thread can end it.
 class Flights {
  public:
-  void add(const Work& work) {
+  void add(const Flight& flight) {
     const std::lock_guard lock(mutex_);
-    works_.push_back(work);
-    if (interrupted_) work->abort();
+    flights_.push_back(flight);
+    if (interrupted_) flight->abort();
   }
-  void remove(const Work& work) {
+  void remove(const Flight& flight) {
     const std::lock_guard lock(mutex_);
-    std::erase(works_, work);
+    std::erase(flights_, flight);
   }
   void interrupt() noexcept {
     const std::lock_guard lock(mutex_);
     interrupted_ = true;
-    for (const Work& work : works_) work->abort();
+    for (const Flight& flight : flights_) flight->abort();
   }
   bool interrupted() const {
     const std::lock_guard lock(mutex_);
@@ -36,14 +36,14 @@ class Flights {
 
  private:
   mutable std::mutex mutex_;
-  std::vector<Work> works_;   // guarded by mutex_
+  std::vector<Flight> flights_;  // guarded by mutex_
   bool interrupted_ = false;  // guarded by mutex_
 };
 
-class WorkMessage final : public network::Message {
+class FlightMessage final : public network::Message {
  public:
-  WorkMessage(Work work, Flights& flights) : work_(std::move(work)), flights_(flights) { flights_.add(work_); }
-  ~WorkMessage() override { flights_.remove(work_); }
+  FlightMessage(Flight flight, Flights& flights) : flight_(std::move(flight)), flights_(flights) { flights_.add(flight_); }
+  ~FlightMessage() override { flights_.remove(flight_); }
 
   void wait(const Deadline& deadline) override {
     // Gloo takes 0 for "for ever".
@@ -52,7 +52,7 @@ class WorkMessage final : public network::Message {
     bool complete = false;
     std::string reason = "its connection was closed";
     try {
-      complete = work_->wait(limit);
+      complete = flight_->wait(limit);
     } catch (const std::exception& error) {
       reason = error.what();
       reason.resize(std::min(reason.find('\n'), reason.size()));
@@ -64,7 +64,7 @@ class WorkMessage final : public network::Message {
   }
 
  private:
-  Work work_;
+  Flight flight_;
   Flights& flights_;
 };
 
@@ -102,7 +102,7 @@ class GroupTransport final : public network::Transport {
     if (bytes == 0) return std::make_unique<EmptyMessage>();
     std::vector<at::Tensor> tensors = {bytes_at(data, bytes)};
     try {
-      return std::make_unique<WorkMessage>(begin(tensors), flights_);
+      return std::make_unique<FlightMessage>(begin(tensors), flights_);
     } catch (const std::exception& error) {
       const std::string text = error.what();
       fail<PeerLost>("{}", text.substr(0, text.find('\n')));

@@ -14,88 +14,113 @@ void copy_bytes(std::byte* to, const std::byte* from, size_t bytes) {
 
 }  // namespace
 
+// ---- blocks ----
+
+BlockOperation::BlockOperation(Wire& wire, const Fingerprint& what, Blocks blocks, const Blocks& agreed)
+    : Operation(wire, what), blocks_(std::move(blocks)), cut_(blocks_.largest()) {
+  if (agreed.even()) return;
+  shown_ = agreed.list();
+  shown_.resize(kMostShown);
+}
+
+Operation::Piece BlockOperation::enclosed_counts() const {
+  return {reinterpret_cast<const std::byte*>(shown_.data()), shown_.size() * sizeof(uint64_t)};
+}
+
+std::string BlockOperation::conflict(int peer) const {
+  std::vector<uint64_t> theirs(kMostShown);
+  std::memcpy(theirs.data(), enclosed_by(peer), kMostShown * sizeof(uint64_t));
+  return difference(wire_.name_of(me_), shown_, wire_.name_of(peer), theirs);
+}
+
 // ---- reduce-scatter ----
 
-ReduceScatter::ReduceScatter(Wire& wire, const Fingerprint& what, const std::byte* input, std::byte* output)
-    : Operation(wire, what), input_(input), output_(output), cut_(what.bytes()) {}
+ReduceScatter::ReduceScatter(Wire& wire, const Fingerprint& what, Blocks blocks, const Blocks& agreed,
+                             const std::byte* input, std::byte* output)
+    : BlockOperation(wire, what, std::move(blocks), agreed), input_(input), output_(output) {}
 
 Operation::Piece ReduceScatter::enclosed(int peer) const {
-  return inside() ? Piece{block(peer), what_.bytes()} : Piece{};
+  return small() ? Piece{input_ + block(peer).begin, block(peer).size()} : enclosed_counts();
 }
 
 void ReduceScatter::send_first() {
-  if (inside()) return;
+  if (small()) return;
   for (int k = 0; k < cut_.segments(); k++)
     for (int step = 1; step < size_; step++) {
-      const space::Range piece = cut_.segment({0, what_.bytes()}, k);
-      send(block(peer(step)) + piece.begin, piece.size(), peer(step));
+      const space::Range piece = segment(peer(step), k);
+      send(input_ + piece.begin, piece.size(), peer(step));
     }
 }
 
 void ReduceScatter::run() {
   std::vector<const void*> sources(static_cast<size_t>(size_));
-  if (inside()) {
+  if (small()) {
     for (int step = 1; step < size_; step++) sources[static_cast<size_t>(peer(step))] = enclosed_by(peer(step));
-    return reduce({0, what_.bytes()}, sources);
+    return reduce(block(me_), sources);
   }
   // Two sets of rooms: one is reduced while the other fills.
   const size_t ranks = static_cast<size_t>(size_);
-  std::vector<std::byte> scratch(2 * ranks * cut_.room());
+  scratch_ = wire_.rooms().take(2 * ranks * cut_.room());
   std::vector<std::unique_ptr<Message>> incoming(2 * ranks);
   const auto slot = [&](int k, int from) { return static_cast<size_t>(k % 2) * ranks + static_cast<size_t>(from); };
+  const auto room = [&](int k, int from) { return scratch_.data.get() + slot(k, from) * cut_.room(); };
   const auto expect = [&](int k) {
     if (k >= cut_.segments()) return;
-    const size_t bytes = cut_.segment({0, what_.bytes()}, k).size();
+    const size_t bytes = segment(me_, k).size();
     for (int step = 1; step < size_; step++)
-      incoming[slot(k, peer(step))] = receive(scratch.data() + slot(k, peer(step)) * cut_.room(), bytes, peer(step));
+      incoming[slot(k, peer(step))] = receive(room(k, peer(step)), bytes, peer(step));
   };
   expect(0);
   for (int k = 0; k < cut_.segments(); k++) {
     expect(k + 1);
     for (int step = 1; step < size_; step++) {
       await(incoming[slot(k, peer(step))], peer(step));
-      sources[static_cast<size_t>(peer(step))] = scratch.data() + slot(k, peer(step)) * cut_.room();
+      sources[static_cast<size_t>(peer(step))] = room(k, peer(step));
     }
-    reduce(cut_.segment({0, what_.bytes()}, k), sources);
+    reduce(segment(me_, k), sources);
   }
 }
 
 /// `sources` are the others' parts; this rank's is in its input.
 void ReduceScatter::reduce(space::Range piece, std::vector<const void*>& sources) {
-  sources[static_cast<size_t>(me_)] = block(me_) + piece.begin;
-  void* const out = output_ + piece.begin;
+  if (piece.empty()) return;
+  sources[static_cast<size_t>(me_)] = input_ + piece.begin;
+  void* const out = output_ + (piece.begin - block(me_).begin);
   space::kernels().reduce(what_.dtype, what_.op, &out, 1, sources.data(), size_, piece.size() / size_of(what_.dtype));
 }
 
 // ---- all-gather ----
 
-AllGather::AllGather(Wire& wire, const Fingerprint& what, const std::byte* input, std::byte* output)
-    : Operation(wire, what), input_(input), output_(output), cut_(what.bytes()) {}
+AllGather::AllGather(Wire& wire, const Fingerprint& what, Blocks blocks, const Blocks& agreed, const std::byte* input,
+                     std::byte* output)
+    : BlockOperation(wire, what, std::move(blocks), agreed), input_(input), output_(output) {}
 
-Operation::Piece AllGather::enclosed(int /*peer*/) const { return inside() ? Piece{input_, what_.bytes()} : Piece{}; }
+Operation::Piece AllGather::enclosed(int /*peer*/) const {
+  return inside() ? Piece{input_, block(me_).size()} : enclosed_counts();
+}
 
 void AllGather::send_first() {
   if (inside()) return;
   if (!what_.ring) {
-    for (int step = 1; step < size_; step++) send(input_, what_.bytes(), peer(step));
+    for (int step = 1; step < size_; step++) send(input_, block(me_).size(), peer(step));
     return;
   }
   for (int k = 0; k < cut_.segments(); k++) {
-    const space::Range piece = cut_.segment({0, what_.bytes()}, k);
+    const space::Range piece = cut_.segment({0, block(me_).size()}, k);
     send(input_ + piece.begin, piece.size(), right());
   }
 }
 
 void AllGather::run() {
-  copy_bytes(block(me_), input_, what_.bytes());
+  copy_bytes(output_ + block(me_).begin, input_, block(me_).size());
   if (what_.ring) return run_ring();
   std::vector<std::unique_ptr<Message>> incoming(static_cast<size_t>(size_));
   for (int step = 1; step < size_; step++) {
     const int from = peer(step);
     if (inside())
-      copy_bytes(block(from), enclosed_by(from), what_.bytes());
+      copy_bytes(output_ + block(from).begin, enclosed_by(from), block(from).size());
     else
-      incoming[static_cast<size_t>(from)] = receive(block(from), what_.bytes(), from);
+      incoming[static_cast<size_t>(from)] = receive(output_ + block(from).begin, block(from).size(), from);
   }
   for (int step = 1; step < size_; step++) await(incoming[static_cast<size_t>(peer(step))], peer(step));
 }
@@ -103,19 +128,16 @@ void AllGather::run() {
 /// In step s the block of the rank s places to the left of the left neighbour arrives, and is passed on unless the
 /// right neighbour made it.
 void AllGather::run_ring() {
-  const auto segment = [&](int step, int k) {
-    const size_t begin = static_cast<size_t>(peer(-1 - step)) * what_.bytes();
-    return cut_.segment({begin, begin + what_.bytes()}, k);
-  };
+  const auto part = [&](int step, int k) { return segment(peer(-1 - step), k); };
   std::deque<std::unique_ptr<Message>> incoming;
   for (int step = 0; step < size_ - 1; step++)
     for (int k = 0; k < cut_.segments(); k++)
-      incoming.push_back(receive(output_ + segment(step, k).begin, segment(step, k).size(), left()));
+      incoming.push_back(receive(output_ + part(step, k).begin, part(step, k).size(), left()));
   for (int step = 0; step < size_ - 1; step++)
     for (int k = 0; k < cut_.segments(); k++) {
       await(incoming.front(), left());
       incoming.pop_front();
-      if (step < size_ - 2) send(output_ + segment(step, k).begin, segment(step, k).size(), right());
+      if (step < size_ - 2) send(output_ + part(step, k).begin, part(step, k).size(), right());
     }
 }
 
@@ -155,30 +177,51 @@ void Broadcast::run() {
 
 // ---- all-to-all ----
 
-AllToAll::AllToAll(Wire& wire, const Fingerprint& what, const std::byte* input, std::byte* output)
-    : Operation(wire, what), input_(input), output_(output) {}
+AllToAll::AllToAll(Wire& wire, const Fingerprint& what, Blocks sends, Blocks receives, const std::byte* input,
+                   std::byte* output)
+    : Operation(wire, what),
+      sends_(std::move(sends)),
+      receives_(std::move(receives)),
+      input_(input),
+      output_(output) {
+  if (!lists()) return;
+  const std::vector<uint64_t> sent = sends_.list(), expected = receives_.list();
+  for (size_t r = 0; r < sent.size(); r++) pairs_.insert(pairs_.end(), {sent[r], expected[r]});
+}
 
 Operation::Piece AllToAll::enclosed(int peer) const {
-  return inside() ? Piece{input_ + static_cast<size_t>(peer) * what_.bytes(), what_.bytes()} : Piece{};
+  if (lists())
+    return {reinterpret_cast<const std::byte*>(&pairs_[2 * static_cast<size_t>(peer)]), 2 * sizeof(uint64_t)};
+  return inside() ? Piece{input_ + sends_.of(peer).begin, sends_.of(peer).size()} : Piece{};
+}
+
+std::string AllToAll::conflict(int peer) const {
+  uint64_t theirs[2];
+  std::memcpy(theirs, enclosed_by(peer), sizeof theirs);
+  const uint64_t* const ours = &pairs_[2 * static_cast<size_t>(peer)];
+  const int me = wire_.name_of(me_), other = wire_.name_of(peer);
+  if (ours[0] != theirs[1]) return sends_and_expects(me, ours[0], other, theirs[1]);
+  return ours[1] != theirs[0] ? sends_and_expects(other, theirs[0], me, ours[1]) : "";
 }
 
 void AllToAll::send_first() {
   if (inside()) return;
-  for (int step = 1; step < size_; step++)
-    send(input_ + static_cast<size_t>(peer(step)) * what_.bytes(), what_.bytes(), peer(step));
+  for (int step = 1; step < size_; step++) {
+    const space::Range block = sends_.of(peer(step));
+    send(input_ + block.begin, block.size(), peer(step));
+  }
 }
 
 void AllToAll::run() {
-  const size_t bytes = what_.bytes();
-  const auto block = [&](int from) { return static_cast<size_t>(from) * bytes; };
-  copy_bytes(output_ + block(me_), input_ + block(me_), bytes);
+  const auto place = [&](int from) { return output_ + receives_.of(from).begin; };
+  copy_bytes(place(me_), input_ + sends_.of(me_).begin, receives_.of(me_).size());
   std::vector<std::unique_ptr<Message>> incoming(static_cast<size_t>(size_));
   for (int step = 1; step < size_; step++) {
     const int from = peer(-step);
     if (inside())
-      copy_bytes(output_ + block(from), enclosed_by(from), bytes);
+      copy_bytes(place(from), enclosed_by(from), receives_.of(from).size());
     else
-      incoming[static_cast<size_t>(from)] = receive(output_ + block(from), bytes, from);
+      incoming[static_cast<size_t>(from)] = receive(place(from), receives_.of(from).size(), from);
   }
   for (int step = 1; step < size_; step++) await(incoming[static_cast<size_t>(peer(step))], peer(step));
 }

@@ -6,6 +6,7 @@
 // arrives. Whatever fits into the opening travels in it.
 #include <vector>
 
+#include <trireme/comm/counts.h>
 #include <trireme/comm/network/operation.h>
 #include <trireme/space/range.h>
 
@@ -70,30 +71,55 @@ class Allreduce final : public Operation {
   size_t final_sends_ = 0;  // segments of the chunk that this rank has completed
 };
 
-/// Each rank sends every other one its block, and reduces its own block in the order of ranks.
-class ReduceScatter final : public Operation {
+/// One that has a block of a vector for each rank. Where what the caller agreed on with the others is a list of counts,
+/// the openings carry it, and no data.
+class BlockOperation : public Operation {
  public:
-  ReduceScatter(Wire& wire, const Fingerprint& what, const std::byte* input, std::byte* output);
+  /// `agreed`: of this group, or of a larger one of whose blocks these are slices.
+  BlockOperation(Wire& wire, const Fingerprint& what, Blocks blocks, const Blocks& agreed);
+  size_t bytes() const override { return blocks_.bytes(); }
+
+ protected:
+  bool small() const { return blocks_.even() && shown_.empty() && blocks_.largest() <= Packet::kRoom; }
+  Piece enclosed_counts() const;
+  std::string conflict(int peer) const override;
+  space::Range block(int rank) const { return blocks_.of(rank); }
+  space::Range segment(int rank, int k) const { return cut_.segment(block(rank), k); }
+
+  const Blocks blocks_;
+  const Cut cut_;
+
+ private:
+  static constexpr size_t kMostShown = Packet::kRoom / sizeof(uint64_t);
+  std::vector<uint64_t> shown_;  // the counts, as many as an opening has room for
+};
+
+/// Each rank sends every other one its block, and reduces its own block in the order of ranks: a rank sends and
+/// receives each byte once.
+class ReduceScatter final : public BlockOperation {
+ public:
+  ReduceScatter(Wire& wire, const Fingerprint& what, Blocks blocks, const Blocks& agreed, const std::byte* input,
+                std::byte* output);
+  ~ReduceScatter() override { wire_.rooms().put_back(std::move(scratch_)); }
 
  protected:
   Piece enclosed(int peer) const override;
-  bool individual() const override { return true; }
+  bool individual() const override { return small(); }
   void send_first() override;
   void run() override;
 
  private:
-  bool inside() const { return what_.bytes() <= Packet::kRoom; }
-  const std::byte* block(int peer) const { return input_ + static_cast<size_t>(peer) * what_.bytes(); }
   void reduce(space::Range piece, std::vector<const void*>& sources);
 
   const std::byte* input_;
   std::byte* output_;
-  Cut cut_;
+  Rooms::Room scratch_;
 };
 
-class AllGather final : public Operation {
+class AllGather final : public BlockOperation {
  public:
-  AllGather(Wire& wire, const Fingerprint& what, const std::byte* input, std::byte* output);
+  AllGather(Wire& wire, const Fingerprint& what, Blocks blocks, const Blocks& agreed, const std::byte* input,
+            std::byte* output);
 
  protected:
   Piece enclosed(int peer) const override;
@@ -101,13 +127,11 @@ class AllGather final : public Operation {
   void run() override;
 
  private:
-  bool inside() const { return !what_.ring && what_.bytes() <= Packet::kRoom; }
-  std::byte* block(int peer) const { return output_ + static_cast<size_t>(peer) * what_.bytes(); }
+  bool inside() const { return !what_.ring && small(); }
   void run_ring();
 
   const std::byte* input_;
   std::byte* output_;
-  Cut cut_;
 };
 
 /// Direct: the root sends to everybody. Ring: segments pass from rank to rank, beginning at the root.
@@ -127,19 +151,25 @@ class Broadcast final : public Operation {
   Cut cut_;
 };
 
+/// With lists, each opening says what its sender sends to the peer and what it expects from it.
 class AllToAll final : public Operation {
  public:
-  AllToAll(Wire& wire, const Fingerprint& what, const std::byte* input, std::byte* output);
+  AllToAll(Wire& wire, const Fingerprint& what, Blocks sends, Blocks receives, const std::byte* input,
+           std::byte* output);
 
  protected:
   Piece enclosed(int peer) const override;
   bool individual() const override { return true; }
+  std::string conflict(int peer) const override;
   void send_first() override;
   void run() override;
 
  private:
-  bool inside() const { return what_.bytes() <= Packet::kRoom; }
+  bool lists() const { return what_.counts == kOwnCounts; }
+  bool inside() const { return !lists() && sends_.largest() <= Packet::kRoom; }
 
+  const Blocks sends_, receives_;
+  std::vector<uint64_t> pairs_;  // for each rank: what is sent to it, what is expected from it
   const std::byte* input_;
   std::byte* output_;
 };

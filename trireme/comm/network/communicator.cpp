@@ -11,31 +11,18 @@ namespace {
 const std::byte* as_bytes(const void* data) { return static_cast<const std::byte*>(data); }
 std::byte* as_bytes(void* data) { return static_cast<std::byte*>(data); }
 
-/// What all collectives of blocks are for a rank that is alone.
-void copy_block(const void* input, void* output, size_t bytes) {
+/// What a collective is for a rank that is alone.
+Started alone(const void* input = nullptr, void* output = nullptr, size_t bytes = 0) {
   if (bytes > 0 && input != output) std::memcpy(output, input, bytes);
+  return std::make_unique<TicketWork>(settled_ticket());
 }
 
 }  // namespace
 
-class Communicator::Handle final : public Work {
- public:
-  explicit Handle(std::shared_ptr<Ticket> ticket) : ticket_(std::move(ticket)) {}
-  bool test() override {
-    if (!ticket_->done.load()) return false;
-    ticket_->wait();  // throws what went wrong
-    return true;
-  }
-  void wait() override { ticket_->wait(); }
-
- private:
-  std::shared_ptr<Ticket> ticket_;
-};
-
 Communicator::Communicator(std::unique_ptr<Transport> transport, Options options)
     : options_(std::move(options)),
       wire_(std::move(transport), options_.timeout, options_.patience, options_.names, options_.timeout_setting),
-      letters_(wire_) {
+      letters_(wire_, [this] { tell(); }) {
   for (size_t i = 0; i < kThreads && size() > 1; i++) threads_.emplace_back([this] { work(); });
 }
 
@@ -50,16 +37,15 @@ Communicator::~Communicator() {
   }
   wake_.notify_all();
   for (std::thread& thread : threads_) thread.join();
-  try {
-    letters_.flush();
-  } catch (...) {  // a destructor has nobody to tell; the receiver hears that this rank is gone
-  }
+  letters_.close();
 }
 
 // ---- the thread ----
 
-std::shared_ptr<Ticket> Communicator::enqueue(std::unique_ptr<Operation> operation) {
+template <class What, class... Arguments>
+Started Communicator::enqueue(const Fingerprint& what, Arguments&&... arguments) {
   wire_.check();
+  auto operation = std::make_unique<What>(wire_, what, std::forward<Arguments>(arguments)...);
   std::shared_ptr<Ticket> ticket = operation->ticket();
   {
     const std::lock_guard lock(mutex_);
@@ -69,7 +55,7 @@ std::shared_ptr<Ticket> Communicator::enqueue(std::unique_ptr<Operation> operati
     post_ahead();
   }
   wake_.notify_one();
-  return ticket;
+  return std::make_unique<TicketWork>(std::move(ticket));
 }
 
 /// With mutex_ held: all ranks post in the order of the calls.
@@ -97,7 +83,18 @@ void Communicator::work() {
     if (idle()) traffic_.seconds += seconds_since(busy_since_);
     if (!error) post_ahead();
     ticket->settle(error);
+    tell();
   }
+}
+
+void Communicator::notify(std::function<void()> news) {
+  const std::lock_guard lock(telling_);
+  news_ = std::move(news);
+}
+
+void Communicator::tell() {
+  const std::lock_guard lock(telling_);
+  if (news_) news_();
 }
 
 std::exception_ptr Communicator::complete(Operation& operation) noexcept {
@@ -126,77 +123,111 @@ Fingerprint Communicator::about(Kind kind, size_t count, DType type, std::string
   return what;
 }
 
+Fingerprint Communicator::about(Kind kind, const Blocks& blocks, const Blocks& agreed, DType type,
+                                std::string_view name) {
+  Fingerprint what = about(kind, agreed.count(), type, name);
+  what.counts = agreed.hash();
+  what.ring = blocks.largest() > options_.direct_bytes;
+  return what;
+}
+
 static_assert(Communicator::kMostFlags + Communicator::kMostSums * sizeof(double) <= Packet::kRoom);
 
-std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op,
-                                                    std::string_view name) {
+Started Communicator::start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
   return start_allreduce(data, count, type, op, {}, name);
 }
 
-std::unique_ptr<Work> Communicator::start_allreduce(void* data, size_t count, DType type, Op op, const Along& along,
-                                                    std::string_view name) {
+Started Communicator::start_allreduce(void* data, size_t count, DType type, Op op, const Along& along,
+                                      std::string_view name) {
   if (along.flags.size() > kMostFlags || along.sums.size() > kMostSums)
     fail<InvalidArgument>("allreduce '{}' with {} flags and {} sums, but {} and {} are the most", name,
                           along.flags.size(), along.sums.size(), kMostFlags, kMostSums);
-  if (size() == 1) {
-    const auto ticket = std::make_shared<Ticket>();
-    ticket->settle(nullptr);
-    return std::make_unique<Handle>(ticket);
-  }
+  if (size() == 1) return alone();
   Fingerprint what = about(Kind::allreduce, count, type, name);
   what.op = op;
-  return std::make_unique<Handle>(enqueue(std::make_unique<Allreduce>(wire_, what, as_bytes(data), along)));
+  return enqueue<Allreduce>(what, as_bytes(data), along);
 }
 
-void Communicator::allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
-  start_allreduce(data, count, type, op, name)->wait();
+Started Communicator::start_reduce_scatter(const void* input, void* output, const Counts& counts, DType type, Op op,
+                                           std::string_view name) {
+  const Blocks blocks(counts.checked(size(), "reduce-scatter", name), size(), size_of(type));
+  return start_reduce_scatter(input, output, counts, blocks, type, op, name);
 }
 
-void Communicator::reduce_scatter(const void* input, void* output, size_t count, DType type, Op op,
-                                  std::string_view name) {
-  if (size() == 1) return copy_block(input, output, count * size_of(type));
-  Fingerprint what = about(Kind::reduce_scatter, count, type, name);
+Started Communicator::start_reduce_scatter(const void* input, void* output, const Counts& counts, const Blocks& agreed,
+                                           DType type, Op op, std::string_view name) {
+  const Blocks blocks(counts, size(), size_of(type));
+  if (size() == 1) return alone(input, output, blocks.bytes());
+  Fingerprint what = about(Kind::reduce_scatter, blocks, agreed, type, name);
   what.op = op;
-  enqueue(std::make_unique<ReduceScatter>(wire_, what, as_bytes(input), as_bytes(output)))->wait();
+  return enqueue<ReduceScatter>(what, blocks, agreed, as_bytes(input), as_bytes(output));
 }
 
-void Communicator::all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) {
-  if (size() == 1) return copy_block(input, output, count * size_of(type));
-  enqueue(
-      std::make_unique<AllGather>(wire_, about(Kind::all_gather, count, type, name), as_bytes(input), as_bytes(output)))
-      ->wait();
+Started Communicator::start_all_gather(const void* input, void* output, const Counts& counts, DType type,
+                                       std::string_view name) {
+  const Blocks blocks(counts.checked(size(), "all-gather", name), size(), size_of(type));
+  return start_all_gather(input, output, counts, blocks, type, name);
 }
 
-void Communicator::broadcast(void* data, size_t count, DType type, int root, std::string_view name) {
+Started Communicator::start_all_gather(const void* input, void* output, const Counts& counts, const Blocks& agreed,
+                                       DType type, std::string_view name) {
+  const Blocks blocks(counts, size(), size_of(type));
+  if (size() == 1) return alone(input, output, blocks.bytes());
+  return enqueue<AllGather>(about(Kind::all_gather, blocks, agreed, type, name), blocks, agreed, as_bytes(input),
+                            as_bytes(output));
+}
+
+Started Communicator::start_broadcast(void* data, size_t count, DType type, int root, std::string_view name) {
   if (root < 0 || root >= size())
     fail<InvalidArgument>("broadcast '{}' from rank {}, but there are ranks 0 to {}", name, root, size() - 1);
-  if (size() == 1) return;
+  if (size() == 1) return alone();
   Fingerprint what = about(Kind::broadcast, count, type, name);
   what.root = root;
-  enqueue(std::make_unique<Broadcast>(wire_, what, as_bytes(data)))->wait();
+  return enqueue<Broadcast>(what, as_bytes(data));
 }
 
-void Communicator::all_to_all(const void* input, void* output, size_t count, DType type, std::string_view name) {
-  if (size() == 1) return copy_block(input, output, count * size_of(type));
-  enqueue(
-      std::make_unique<AllToAll>(wire_, about(Kind::all_to_all, count, type, name), as_bytes(input), as_bytes(output)))
-      ->wait();
+Started Communicator::start_all_to_all(const void* input, void* output, const Counts& sends, const Counts& receives,
+                                       DType type, std::string_view name) {
+  check_all_to_all(sends, receives, size(), name);
+  const Blocks leaving(sends, size(), size_of(type)), coming(receives, size(), size_of(type));
+  if (const int me = wire_.name_of(rank()); sends.of(rank()) != receives.of(rank()))
+    fail<Mismatch>("all-to-all '{}': {}", name, sends_and_expects(me, sends.of(rank()), me, receives.of(rank())));
+  if (size() == 1) return alone(input, output, leaving.bytes());
+  Fingerprint what = about(Kind::all_to_all, sends.is_list() ? 0 : sends.of(0), type, name);
+  if (sends.is_list()) what.counts = kOwnCounts;
+  return enqueue<AllToAll>(what, leaving, coming, as_bytes(input), as_bytes(output));
 }
 
-void Communicator::barrier(std::string_view name) {
-  if (size() > 1) enqueue(std::make_unique<Barrier>(wire_, about(Kind::barrier, 0, DType::u8, name)))->wait();
+Started Communicator::start_barrier(std::string_view name) {
+  if (size() == 1) return alone();
+  return enqueue<Barrier>(about(Kind::barrier, 0, DType::u8, name));
 }
+
+// ---- point to point ----
 
 template <class Action>
-void Communicator::point_to_point(int peer, std::string_view verb, std::string_view name, const Action& action) {
+auto Communicator::point_to_point(int peer, std::string_view verb, std::string_view name, const Action& action) {
   if (peer < 0 || peer >= size() || peer == rank())
     fail<InvalidArgument>("rank {} cannot {} rank {} ('{}')", rank(), verb, peer, name);
   try {
-    action();
+    return action();
   } catch (...) {
     wire_.fail(std::current_exception());
     wire_.check();
+    throw;
   }
+}
+
+Started Communicator::start_send(const void* data, size_t count, DType type, int to, std::string_view name) {
+  return point_to_point(to, "send to", name, [&]() -> Started {
+    return std::make_unique<TicketWork>(letters_.start_send(data, count, type, to, name));
+  });
+}
+
+Started Communicator::start_receive(void* data, size_t count, DType type, int from, std::string_view name) {
+  return point_to_point(from, "receive from", name, [&]() -> Started {
+    return std::make_unique<TicketWork>(letters_.start_receive(data, count, type, from, name));
+  });
 }
 
 void Communicator::send(const void* data, size_t count, DType type, int to, std::string_view name) {

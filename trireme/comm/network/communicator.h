@@ -1,6 +1,7 @@
 #pragma once
 // Collectives between machines, on any engine's messages.
 #include <condition_variable>
+#include <functional>
 #include <thread>
 
 #include <trireme/comm/communicator.h>
@@ -27,10 +28,9 @@ struct Traffic {
   double seconds = 0;  // in which at least one was under way
 };
 
-/// Collectives run on threads of the communicator's own, so a started allreduce moves on while its caller computes.
+/// Collectives run on threads of the communicator's own, so what was started moves on while its caller computes.
 /// They begin in the order of the calls, and a few are under way at a time, so that the wire does not idle while one of
-/// them waits or reduces. Any memory will do. send() and receive() run on the caller's thread and wait for no
-/// collective. After an error everything fails with that error.
+/// them waits or reduces. Messages wait for no collective. After an error everything fails with that error.
 class Communicator final : public comm::Communicator {
  public:
   /// Not collective. `direct_bytes` must be the same on every rank.
@@ -42,34 +42,48 @@ class Communicator final : public comm::Communicator {
 
   int rank() const override { return wire_.rank(); }
   int size() const override { return wire_.size(); }
-  void allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
-  std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
+  Started start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
   /// The same with a little along: at most kMostFlags and kMostSums.
-  std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, const Along& along,
-                                        std::string_view name);
+  Started start_allreduce(void* data, size_t count, DType type, Op op, const Along& along, std::string_view name);
   static constexpr size_t kMostFlags = 800, kMostSums = 8;
-  void reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) override;
-  void all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) override;
-  void broadcast(void* data, size_t count, DType type, int root, std::string_view name) override;
-  void all_to_all(const void* input, void* output, size_t count, DType type, std::string_view name) override;
+  Started start_reduce_scatter(const void* input, void* output, const Counts& counts, DType type, Op op,
+                               std::string_view name) override;
+  Started start_all_gather(const void* input, void* output, const Counts& counts, DType type,
+                           std::string_view name) override;
+  /// The same for slices of the blocks of a larger group: messages speak of `agreed`, which ranks compare instead.
+  Started start_reduce_scatter(const void* input, void* output, const Counts& counts, const Blocks& agreed, DType type,
+                               Op op, std::string_view name);
+  Started start_all_gather(const void* input, void* output, const Counts& counts, const Blocks& agreed, DType type,
+                           std::string_view name);
+  Started start_broadcast(void* data, size_t count, DType type, int root, std::string_view name) override;
+  Started start_all_to_all(const void* input, void* output, const Counts& sends, const Counts& receives, DType type,
+                           std::string_view name) override;
+  Started start_barrier(std::string_view name) override;
+  Started start_send(const void* data, size_t count, DType type, int to, std::string_view name) override;
+  Started start_receive(void* data, size_t count, DType type, int from, std::string_view name) override;
   void send(const void* data, size_t count, DType type, int to, std::string_view name) override;
   void receive(void* data, size_t count, DType type, int from, std::string_view name) override;
-  void barrier(std::string_view name) override;
 
   Traffic traffic();
+
+  /// `news` is called, from any thread, after something that was started has ended. It must be quick, and call nothing
+  /// of this group. Empty: no more.
+  void notify(std::function<void()> news);
 
   /// From any thread: every wait, now and later, ends with `cause`, unless the group has failed before.
   void interrupt(std::exception_ptr cause) noexcept { wire_.fail(std::move(cause)); }
 
  private:
-  class Handle;
   static constexpr size_t kThreads = 4;           // operations that are being completed at a time
   static constexpr size_t kAhead = kThreads + 4;  // operations whose openings are under way
 
   Fingerprint about(Kind kind, size_t count, DType type, std::string_view name);
-  std::shared_ptr<Ticket> enqueue(std::unique_ptr<Operation> operation);
+  Fingerprint about(Kind kind, const Blocks& blocks, const Blocks& agreed, DType type, std::string_view name);
+  template <class What, class... Arguments>
+  Started enqueue(const Fingerprint& what, Arguments&&... arguments);
   template <class Action>
-  void point_to_point(int peer, std::string_view verb, std::string_view name, const Action& action);
+  auto point_to_point(int peer, std::string_view verb, std::string_view name, const Action& action);
+  void tell();
   void post_ahead();
   void work();
   std::exception_ptr complete(Operation& operation) noexcept;
@@ -89,6 +103,9 @@ class Communicator final : public comm::Communicator {
   Clock::time_point busy_since_{};  // while there are operations
   bool stopping_ = false;
   std::vector<std::thread> threads_;
+
+  std::mutex telling_;
+  std::function<void()> news_;  // guarded by telling_
 };
 
 }  // namespace trireme::comm::network

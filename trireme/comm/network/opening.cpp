@@ -14,13 +14,14 @@ Fingerprint fingerprint(Kind kind, size_t count, DType type, std::string_view na
 
 bool agree(const Fingerprint& left, const Fingerprint& right) {
   const auto key = [](const Fingerprint& f) {
-    return std::tie(f.sequence, f.count, f.name, f.root, f.kind, f.dtype, f.op, f.ring);
+    return std::tie(f.sequence, f.count, f.name, f.counts, f.root, f.kind, f.dtype, f.op, f.ring);
   };
   return key(left) == key(right);
 }
 
 std::string describe(const Fingerprint& what) {
-  const auto elements = fmt::format(" of {} × {}", what.count, trireme::name_of(what.dtype));
+  const auto elements = fmt::format(" of {} × {}{}", what.count, trireme::name_of(what.dtype),
+                                    what.counts != 0 ? " in uneven blocks" : "");
   const char* const name = what.text.data();
   switch (what.kind) {
     case Kind::none:
@@ -37,16 +38,16 @@ std::string describe(const Fingerprint& what) {
   }
 }
 
-void disagree(const Fingerprint& mine, int me, const Fingerprint& theirs, int peer) {
+void disagree(const Fingerprint& mine, int me, const Fingerprint& theirs, int peer, const std::string& more) {
   Fingerprint same_way = theirs;
   same_way.ring = mine.ring;
   if (agree(mine, same_way))
     fail<Mismatch>("rank {} sends {} {}, rank {} {}: direct_bytes must be the same on every rank", me, describe(mine),
                    mine.ring ? "in a ring" : "directly", peer, theirs.ring ? "in a ring" : "directly");
   fail<Mismatch>(
-      "ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in "
+      "ranks disagree in collective {}: rank {} called {}, rank {} called {}{}. Every rank must make the same calls in "
       "the same order",
-      mine.sequence, me, describe(mine), peer, describe(theirs));
+      mine.sequence, me, describe(mine), peer, describe(theirs), more);
 }
 
 }  // namespace trireme::comm::network

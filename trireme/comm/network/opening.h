@@ -12,12 +12,14 @@
 namespace trireme::comm::network {
 
 using shm::Kind;
+using shm::kOwnCounts;
 
 /// What all ranks must agree on. Crosses the wire as it is.
 struct Fingerprint {
   uint64_t sequence = 0;  // of the group's collectives; of the pair's messages, point to point
   uint64_t count = 0;
-  uint64_t name = 0;  // hash
+  uint64_t name = 0;    // hash
+  uint64_t counts = 0;  // hash of the blocks' counts, where they are uneven; kOwnCounts: each rank has its own
   int32_t root = 0;
   Kind kind = Kind::none;  // none: point to point
   DType dtype = DType::u8;
@@ -32,8 +34,9 @@ Fingerprint fingerprint(Kind kind, size_t count, DType type, std::string_view na
 bool agree(const Fingerprint& left, const Fingerprint& right);
 /// "allreduce (sum) 'fc1.weight' of 5 × f32"
 std::string describe(const Fingerprint& what);
-/// Throws the Mismatch of two ranks that want different things.
-[[noreturn]] void disagree(const Fingerprint& mine, int me, const Fingerprint& theirs, int peer);
+/// Throws the Mismatch of two ranks that want different things; `more` is said about it at the end.
+[[noreturn]] void disagree(const Fingerprint& mine, int me, const Fingerprint& theirs, int peer,
+                           const std::string& more);
 
 /// Of one size whatever it carries, because the receiver must know the size before it knows what comes.
 struct Packet {

@@ -51,9 +51,13 @@ void Operation::compare_openings() {
     if (!opening) std::rethrow_exception(trouble_);
     wire_.wait(*opening, from, what_);
     const Fingerprint& theirs = arrived_[static_cast<size_t>(from)].what;
-    if (agree(what_, theirs)) continue;
+    const bool agreed = agree(what_, theirs);
+    const bool lists = what_.counts != 0 && theirs.counts != 0 && what_.kind == theirs.kind;
+    const std::string more = lists ? conflict(from) : "";
+    if (agreed && more.empty()) continue;
     flush_openings();
-    disagree(what_, wire_.name_of(me_), theirs, wire_.name_of(from));
+    if (agreed) fail<Mismatch>("ranks disagree in {} '{}': {}", name_of(what_.kind), what_.text.data(), more);
+    disagree(what_, wire_.name_of(me_), theirs, wire_.name_of(from), more);
   }
 }
 

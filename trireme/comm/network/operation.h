@@ -1,30 +1,13 @@
 #pragma once
 // A collective under way, in two halves: post() sends what can be sent before anybody has answered, complete() does the
 // rest.
-#include <atomic>
 #include <deque>
-#include <functional>
 #include <span>
 
+#include <trireme/comm/network/ticket.h>
 #include <trireme/comm/network/wire.h>
 
 namespace trireme::comm::network {
-
-/// How an operation ended, for whoever waits for it. Outlives the group.
-struct Ticket {
-  std::atomic<bool> done{false};
-  std::exception_ptr error;  // valid once done
-
-  void settle(std::exception_ptr how) {
-    error = std::move(how);
-    done.store(true);
-    done.notify_all();
-  }
-  void wait() {
-    done.wait(false);
-    if (error) std::rethrow_exception(error);
-  }
-};
 
 /// What travels with an allreduce, in its opening, and so costs no message of its own. The caller's memory, until the
 /// allreduce is complete.
@@ -48,7 +31,8 @@ class Operation {
   /// the group's cause.
   void complete();
 
-  size_t bytes() const { return what_.bytes(); }
+  /// Of the caller's data.
+  virtual size_t bytes() const { return what_.bytes(); }
   const std::shared_ptr<Ticket>& ticket() const { return ticket_; }
 
  protected:
@@ -61,6 +45,9 @@ class Operation {
   virtual Piece enclosed(int /*peer*/) const { return {}; }
   /// True when enclosed() depends on the peer.
   virtual bool individual() const { return false; }
+  /// What is wrong with what the peer's opening carries; "": nothing. `theirs` has a different list of counts, or
+  /// everything else agrees.
+  virtual std::string conflict(int /*peer*/) const { return ""; }
   /// Sends that need no answer. Receives wait for run(): until the openings were compared, nobody knows the sizes.
   virtual void send_first() {}
   /// All ranks agree.

@@ -35,7 +35,7 @@ Rooms::Room Rooms::take(size_t bytes) {
 void Rooms::put_back(Room room) {
   if (room.bytes == 0) return;
   const std::lock_guard lock(mutex_);
-  if (free_.size() == kMost) free_.erase(free_.begin());
+  if (free_.size() == most_) free_.erase(free_.begin());
   free_.push_back(std::move(room));
 }
 

@@ -23,12 +23,14 @@ class Rooms {
     std::unique_ptr<std::byte[]> data;
     size_t bytes = 0;
   };
+  /// `most`: rooms that wait for use.
+  explicit Rooms(size_t most = 8) : most_(most) {}
   /// Not cleared.
   Room take(size_t bytes);
   void put_back(Room room);
 
  private:
-  static constexpr size_t kMost = 8;  // that wait for use
+  size_t most_;
   std::mutex mutex_;
   std::vector<Room> free_;  // guarded by mutex_
 };

@@ -1,34 +1,24 @@
 #pragma once
 // Collectives inside one machine, in shared memory.
-#include <array>
-#include <deque>
 #include <optional>
 
 #include <trireme/base/areas.h>
 #include <trireme/comm/communicator.h>
+#include <trireme/comm/shm/mail.h>
 #include <trireme/comm/shm/rounds.h>
-#include <trireme/space/range.h>
+#include <trireme/comm/shm/sequence.h>
 
 namespace trireme::comm::shm {
 
 struct Options {
   Seconds timeout{60};                      // deadline of every wait
   std::string timeout_setting = "timeout";  // what error messages call it
-  size_t stage_bytes = 1 << 17;  // of one stage, for data that is not in the segment; each rank has kStages of them
+  size_t stage_bytes = 1 << 17;  // of one stage, for data that is not in the segment; each rank has a few of them
   std::vector<int> names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, …
   Excuse excuse{};           // while ranks come to the start: see Rounds
 };
 
-/// A block of the segment that every rank reaches: `parts[r]` is rank r's, as mapped here.
-struct SharedBlock {
-  std::vector<std::byte*> parts;
-  size_t bytes = 0;    // of each part
-  bool found = false;  // an earlier group has made it: it holds what that one left
-};
-
-/// Two ways through memory. Data inside the segment (arenas) is reduced in place: each rank reads its slice of
-/// everybody's data and writes the result back to all. Private data goes through each rank's *stage*, chunk by chunk:
-/// copy in, meet, read the peers' stages.
+/// Data inside the segment is used where it is, private data goes through the ranks' stages: see collectives.h.
 class Communicator final : public comm::Communicator {
  public:
   /// Collective. `spot` must be the same memory and place in every rank, and nobody else's. The segment may hold other
@@ -38,67 +28,53 @@ class Communicator final : public comm::Communicator {
   int rank() const override { return rounds_.rank(); }
   int size() const override { return rounds_.ranks(); }
   void allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
-  std::unique_ptr<Work> start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
-  void reduce_scatter(const void* input, void* output, size_t count, DType type, Op op, std::string_view name) override;
-  void all_gather(const void* input, void* output, size_t count, DType type, std::string_view name) override;
-  void broadcast(void* data, size_t count, DType type, int root, std::string_view name) override;
-  void all_to_all(const void* input, void* output, size_t count, DType type, std::string_view name) override;
-  void send(const void* data, size_t count, DType type, int to, std::string_view name) override;
-  void receive(void* data, size_t count, DType type, int from, std::string_view name) override;
-  void barrier(std::string_view name) override;
+  Started start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
+  Started start_reduce_scatter(const void* input, void* output, const Counts& counts, DType type, Op op,
+                               std::string_view name) override;
+  Started start_all_gather(const void* input, void* output, const Counts& counts, DType type,
+                           std::string_view name) override;
+  Started start_broadcast(void* data, size_t count, DType type, int root, std::string_view name) override;
+  Started start_all_to_all(const void* input, void* output, const Counts& sends, const Counts& receives, DType type,
+                           std::string_view name) override;
+  Started start_barrier(std::string_view name) override;
+  Started start_send(const void* data, size_t count, DType type, int to, std::string_view name) override {
+    return mail_->start_send(data, count, type, to, name);
+  }
+  Started start_receive(void* data, size_t count, DType type, int from, std::string_view name) override {
+    return mail_->start_receive(data, count, type, from, name);
+  }
+  void send(const void* data, size_t count, DType type, int to, std::string_view name) override {
+    mail_->send(data, count, type, to, name);
+  }
+  void receive(void* data, size_t count, DType type, int from, std::string_view name) override {
+    mail_->receive(data, count, type, from, name);
+  }
 
-  /// Collective: zeroed memory, `bytes` for each rank, reachable by all. Lives as long as the segment.
+  /// Collective: zeroed memory, `bytes` for each rank, reachable by all. Lives as long as the segment. Completes what
+  /// was started.
   SharedBlock allocate(size_t bytes, const char* purpose);
   /// Collective: the area of that name (areas.h), as an earlier group left it or zeroed, with as many parts as it is
   /// asked for. Throws Mismatch when it is there with another size.
   SharedBlock keep(const char* name, size_t bytes, int parts);
 
-  /// The mechanism below, for exchanges that do their own work in a round.
+  /// The mechanisms below, for exchanges that do their own work in a round, and for collectives that span machines.
   Rounds& rounds() { return rounds_; }
+  Sequence& sequence() { return *sequence_; }
   Segment& segment() { return *segment_; }
+  /// Collective, once: sequence() takes collectives that come down.
+  void allow_down();
 
  private:
-  class Handle;
-  struct Mail;
-  struct Open {  // an allreduce on segment memory that was started
-    uint32_t round;
-    size_t count;
-    DType type;
-    Op op;
-    bool reduced = false;  // this rank's slice
-  };
-
-  static constexpr uint32_t kStages = 4;  // per rank, used in turn
-  static constexpr uint32_t kLead = 2;    // pieces that a rank stages before it consumes the first
-
-  std::byte* stage(int rank, uint32_t turn) const {
-    return stages_.parts[static_cast<size_t>(rank)] + turn % kStages * options_.stage_bytes;
-  }
-  uint32_t claim_stage();
-  template <class CopyIn, class Consume>
-  void staged(Fingerprint what, space::Range bytes, size_t chunk, std::string_view name, const CopyIn& copy_in,
-              const Consume& consume);
-  void reduce_slice(uint32_t round, size_t count, DType type, Op op);
-  void allreduce_staged(std::byte* data, space::Range bytes, Fingerprint what, std::string_view name);
-  void reduce_staged(std::byte* data, size_t bytes, uint32_t turn, DType type, Op op);
-  void advance(bool block);
-  void complete_open();
   template <class Claim>
   uint64_t agree_on_place(const Fingerprint& what, size_t bytes, const char* purpose, const Claim& claim);
   SharedBlock map_parts(const Area& area, const char* purpose);
-  Mail& mail(int from, int to) const;
-  uint64_t locate(const void* data) const { return segment_->offset_of(data).value_or(kPrivate); }
 
   std::shared_ptr<Segment> segment_;
   Options options_;
   Areas areas_;
   Rounds rounds_;
-  SharedBlock stages_;
-  SharedBlock mails_;  // part `from` holds its letters to everybody
-  size_t letter_bytes_ = 0;
-  uint32_t turn_ = 0;  // stages used so far; a stage's number is its turn modulo kStages
-  std::array<std::optional<uint32_t>, kStages> stage_round_;  // the last round that used a stage
-  std::deque<Open> open_;                                     // in the order of their rounds
+  std::optional<Sequence> sequence_;
+  std::optional<Mail> mail_;
 };
 
 }  // namespace trireme::comm::shm

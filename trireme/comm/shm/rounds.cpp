@@ -9,6 +9,7 @@
 #include <trireme/base/advice.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
+#include <trireme/comm/counts.h>
 #include <trireme/comm/shm/rounds.h>
 #include <trireme/space/layout.h>
 
@@ -16,14 +17,14 @@ namespace trireme::comm::shm {
 namespace {
 
 std::string describe_call(const Fingerprint& what, std::string_view name) {
-  const auto elements = fmt::format(" of {} × {}", what.count, trireme::name_of(what.dtype));
+  const auto elements = fmt::format(" of {} × {}{}", what.count, trireme::name_of(what.dtype),
+                                    what.counts != 0 ? " in uneven blocks" : "");
   switch (what.kind) {
     case Kind::barrier:
       return fmt::format("barrier '{}'", name);
     case Kind::allreduce:
     case Kind::reduce_scatter:
-      return fmt::format("{}{} ({}) '{}'{}", what.part == kStarted ? "started " : "", name_of(what.kind),
-                         trireme::name_of(what.op), name, elements);
+      return fmt::format("{} ({}) '{}'{}", name_of(what.kind), trireme::name_of(what.op), name, elements);
     case Kind::broadcast:
       return fmt::format("broadcast from rank {} '{}'{}", what.root, name, elements);
     default:
@@ -48,17 +49,14 @@ Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ra
       names_(std::move(names)),
       timeout_setting_(std::move(timeout_setting)) {
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
-  // A rank without a core of its own must not burn the one that its peer needs.
-  const bool crowded = ranks > usable_cores();
-  // One with a core has nothing better to do, and sleeping costs tens of microseconds (much more on a virtual machine):
-  // it looks for a few milliseconds.
-  spins_ = crowded ? 0 : 4000;
-  yields_ = crowded ? 30 : 5000;
+  counts_ = reinterpret_cast<uint64_t*>(stations_ + ranks);
+  patience_ = patience_for(ranks, usable_cores());
+  patience_.most_crowded = 0;
   try {
     join_all(excuse);
   } catch (...) {  // there will be no destructor to tell the others
     stations_[rank_].state.store(kFailed);
-    ring(rank_);
+    wake(stations_[rank_].bell);
     throw;
   }
 }
@@ -70,12 +68,8 @@ void Rounds::await_presence(int peer, const Excuse& excuse) {
   const auto start = [] { return std::string("the start of the job"); };
   if (!excuse) return await(peer, present, start);
   const Deadline deadline(timeout_);
-  Station& station = stations_[peer];
   while (!present()) {
-    const uint32_t bell = station.bell.load();
-    station.sleepers.fetch_add(1);
-    if (!present()) futex_wait(station.bell, bell, std::min(kBetweenLooks, deadline.left()));
-    station.sleepers.fetch_sub(1);
+    doze(stations_[peer].bell, Deadline(std::min(kBetweenLooks, deadline.left())), present);
     if (present()) return;
     if (const std::exception_ptr cause = excuse(peer)) std::rethrow_exception(cause);
     if (deadline.passed()) time_out(peer, start());
@@ -86,7 +80,7 @@ void Rounds::join_all(const Excuse& excuse) {
   Station& mine = stations_[rank_];
   mine.pid.store(getpid());
   mine.state.store(kPresent);
-  ring(rank_);
+  wake(mine.bell);
   for (int peer = 0; peer < ranks_; peer++) await_presence(peer, excuse);
 
   stop_ = Descriptor(eventfd(0, EFD_CLOEXEC));
@@ -105,20 +99,25 @@ void Rounds::join_all(const Excuse& excuse) {
 
 Rounds::~Rounds() {
   stations_[rank_].state.store(std::uncaught_exceptions() > 0 ? kFailed : kLeft);
-  ring(rank_);
+  wake(stations_[rank_].bell);
   if (!watcher_.joinable()) return;
   const uint64_t one = 1;
   [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
   watcher_.join();
 }
 
-uint32_t Rounds::arrive(const Fingerprint& what, uint64_t offset, std::string_view name, Then then) {
+uint32_t Rounds::arrive(const Fingerprint& what, uint64_t offset, std::string_view name, Then then, uint32_t staged,
+                        std::span<const uint64_t> counts) {
   const uint32_t round = next_++;
   if (static_cast<int32_t>(past_ - (round + 1 - kAhead)) < 0) await_finished(round - kAhead);
   Station& mine = stations_[rank_];
   Entry &entry = mine.entries[round % kAhead], &own = own_[round % kAhead];
   entry.what = own.what = what;
   entry.offset = own.offset = offset;
+  entry.staged = own.staged = staged;
+  const size_t listed = std::min(counts.size(), most_counts(ranks_));
+  entry.listed = own.listed = static_cast<uint32_t>(listed);
+  if (listed > 0) std::copy_n(counts.begin(), listed, counts_at(rank_, round));
   own.round.store(round + 1, std::memory_order_relaxed);
   auto& text = mine.names[round % kAhead];
   const size_t length = std::min(name.size(), kNameBytes - 1);
@@ -151,10 +150,12 @@ void Rounds::compare(int peer, uint32_t round) {
   const Entry &mine = entry(rank_, round), &theirs = entry(peer, round);
   if (mine.what == theirs.what) return;
   announce(Then::work);  // the others are to find the same
+  const bool lists = mine.what.counts != theirs.what.counts && mine.listed > 0 && theirs.listed > 0;
   fail<Mismatch>(
-      "ranks disagree in collective {}: rank {} called {}, rank {} called {}. Every rank must make the same calls in "
+      "ranks disagree in collective {}: rank {} called {}, rank {} called {}{}. Every rank must make the same calls in "
       "the same order",
-      round, name_of(rank_), describe(rank_, round), name_of(peer), describe(peer, round));
+      round, name_of(rank_), describe(rank_, round), name_of(peer), describe(peer, round),
+      lists ? difference(name_of(rank_), counts_of(rank_, round), name_of(peer), counts_of(peer, round)) : "");
 }
 
 void Rounds::finish(uint32_t round, Then then) {
@@ -184,7 +185,7 @@ void Rounds::await_finished(uint32_t round) {
 void Rounds::announce(Then then) {
   if (!unannounced_) return;
   if (then == Then::wait) {
-    if (stations_[rank_].sleepers.load(std::memory_order_relaxed) != 0) ring(rank_);
+    if (stations_[rank_].bell.sleepers.load(std::memory_order_relaxed) != 0) wake(stations_[rank_].bell);
     return;
   }
   unannounced_ = false;
@@ -194,12 +195,8 @@ void Rounds::announce(Then then) {
 /// A change, not only a look: a sleeper either was counted before it, or is counted after it and then sees all that
 /// this rank wrote.
 void Rounds::ring() {
-  if (stations_[rank_].sleepers.fetch_add(0) != 0) ring(rank_);
-}
-
-void Rounds::ring(int rank) {
-  stations_[rank].bell.fetch_add(1);
-  futex_wake_all(stations_[rank].bell);
+  Bell& bell = stations_[rank_].bell;
+  if (bell.sleepers.fetch_add(0) != 0) wake(bell);
 }
 
 std::string Rounds::describe(int rank, uint32_t round) const {
@@ -210,7 +207,7 @@ void Rounds::interrupt(std::exception_ptr cause) noexcept {
   if (interrupting_.exchange(true)) return;
   cause_ = std::move(cause);
   interrupted_.store(true);
-  for (int rank = 0; rank < ranks_; rank++) ring(rank);
+  for (int rank = 0; rank < ranks_; rank++) wake(stations_[rank].bell);
 }
 
 void Rounds::note_cause(std::string_view text, bool victim) noexcept {
@@ -279,7 +276,7 @@ void Rounds::watch() {
       polls[i].fd = -1;  // poll() passes over negative descriptors
       if (stations_[ranks[i]].state.load() >= kLeft) continue;
       note_lost(ranks[i]);
-      for (int rank = 0; rank < ranks_; rank++) ring(rank);
+      for (int rank = 0; rank < ranks_; rank++) wake(stations_[rank].bell);
     }
   }
 }

@@ -7,20 +7,22 @@
 // up to kAhead - 1 rounds before it finishes the first.
 //
 // An entry is one cache line, so that arrival, fingerprint and data offset cross to the other core in one transfer.
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
 #include <vector>
 
+#include <trireme/base/bell.h>
 #include <trireme/base/clock.h>
 #include <trireme/base/descriptor.h>
-#include <trireme/base/futex.h>
 #include <trireme/base/segment.h>
 #include <trireme/space/dtype.h>
 
@@ -47,7 +49,8 @@ struct Fingerprint {
   uint8_t root = 0;
   uint32_t part = 0;  // number of the piece, where a collective takes several rounds
   uint64_t count = 0;
-  uint64_t name = 0;  // hash
+  uint64_t name = 0;    // hash
+  uint64_t counts = 0;  // hash of the blocks' counts, where they are uneven; kOwnCounts: each rank has its own
   bool operator==(const Fingerprint&) const = default;
 };
 
@@ -55,12 +58,14 @@ struct alignas(64) Entry {
   std::atomic<uint32_t> round;  // number + 1 once the rest of the line is valid
   Fingerprint what;
   uint64_t offset;  // of the data in the segment, or kPrivate
+  uint32_t staged;  // pieces that this rank had posted on the way up when it arrived (see stages.h)
+  uint32_t listed;  // counts that came with it
 };
 static_assert(sizeof(Entry) == 64);
 
 constexpr uint64_t kPrivate = ~uint64_t{0};
-constexpr uint32_t kStarted = ~uint32_t{0};  // the part of an allreduce that was started and is waited for later
-constexpr uint32_t kAhead = 64;              // entries per rank
+constexpr uint64_t kOwnCounts = ~uint64_t{0};
+constexpr uint32_t kAhead = 64;  // entries per rank
 constexpr size_t kNameBytes = 56;
 
 enum State : uint32_t { kAbsent, kPresent, kLeft, kFailed };
@@ -71,8 +76,8 @@ struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Pa
   std::atomic<uint32_t> finished;  // rounds finished
   std::atomic<uint32_t> state;     // a State
   std::atomic<int32_t> pid;
-  alignas(128) std::atomic<uint32_t> bell;  // futex: changes when this rank arrived, finished, left or somebody died
-  std::atomic<uint32_t> sleepers;           // who waits for this bell
+  alignas(128) Bell bell;         // rings when this rank arrived, finished, left or somebody died
+  std::atomic<uint32_t> bedside;  // the rank at whose bell this one sleeps, + 1
   alignas(128) std::array<Entry, kAhead> entries;
   std::array<std::array<char, kNameBytes>, kAhead> names;
   std::atomic<uint32_t> victim;  // 1: it ends because of somebody else
@@ -89,7 +94,12 @@ using Excuse = std::function<std::exception_ptr(int rank)>;
 /// This rank's place in the rounds. Not thread-safe. The constructor blocks until all ranks are present.
 class Rounds {
  public:
-  static constexpr size_t bytes(int ranks) { return round_up(sizeof(Station) * static_cast<size_t>(ranks), kPage); }
+  static constexpr size_t bytes(int ranks) {
+    const auto n = static_cast<size_t>(ranks);
+    return round_up(n * (sizeof(Station) + kAhead * most_counts(ranks) * sizeof(uint64_t)), kPage);
+  }
+  /// That an arrival can bring: two for each rank, or one for each of a job on many machines. More are left out.
+  static constexpr size_t most_counts(int ranks) { return std::max<size_t>(2 * static_cast<size_t>(ranks), 64); }
 
   /// `names` are what messages call the ranks, where they have other numbers in the job; empty: 0, 1, …
   /// `timeout_setting`: what they call the timeout. `excuse` says why a rank that is waited for at the start will not
@@ -105,12 +115,18 @@ class Rounds {
 
   /// Publishes this rank's entry for the next round and returns the round's number. Waits only when kAhead rounds are
   /// open.
-  uint32_t arrive(const Fingerprint& what, uint64_t offset, std::string_view name, Then then = Then::work);
+  uint32_t arrive(const Fingerprint& what, uint64_t offset, std::string_view name, Then then = Then::work,
+                  uint32_t staged = 0, std::span<const uint64_t> counts = {});
   /// True when every rank has arrived; does not wait. Throws Mismatch when somebody came for something else.
   bool all_arrived(uint32_t round);
   void await_arrivals(uint32_t round);
   /// Where rank's data is, in a round at which all have arrived and that this rank has not finished.
   uint64_t offset_of(int rank, uint32_t round) const { return entry(rank, round).offset; }
+  uint32_t staged_by(int rank, uint32_t round) const { return entry(rank, round).staged; }
+  /// What the rank arrived with.
+  std::span<const uint64_t> counts_of(int rank, uint32_t round) const {
+    return {counts_at(rank, round), entry(rank, round).listed};
+  }
 
   /// This rank's part of the round is done. Rounds are finished in order.
   void finish(uint32_t round, Then then = Then::work);
@@ -121,6 +137,16 @@ class Rounds {
   /// `what()` says, in an error message, what was waited for.
   template <class Ready, class What>
   void await(int peer, const Ready& ready, const What& what);
+  /// Waits for something that other threads of this process bring, and that has a deadline and errors of its own. They
+  /// call nudge(rank()) afterwards.
+  template <class Ready>
+  void await_threads(const Ready& ready);
+  /// Done in every wait that takes a while, again and again: what others need of this rank meanwhile. Must not throw.
+  void attend(std::function<void()> meanwhile) { meanwhile_ = std::move(meanwhile); }
+  /// From any thread: wakes `rank` wherever it sleeps. Call after a sequentially consistent change.
+  void nudge(int rank) {
+    if (const uint32_t bedside = stations_[rank].bedside.load(); bedside != 0) wake(stations_[bedside - 1].bell);
+  }
   /// From any thread: every wait, now and later, ends with `cause`. The first cause stays.
   void interrupt(std::exception_ptr cause) noexcept;
   /// False for a rank that has left, or stopped after an error. Does not know of deaths.
@@ -132,6 +158,8 @@ class Rounds {
   void note_cause(std::string_view text, bool victim) noexcept;
   /// Wakes whoever sleeps on this rank's bell. Call after a change that await() on another rank looks for.
   void ring();
+  /// The same, not now but before this rank waits, arrives or finishes the next time.
+  void ring_later() { unannounced_ = true; }
 
  private:
   // This rank's own from a copy: its line in shared memory is in the cache of whoever looked at it last.
@@ -144,6 +172,14 @@ class Rounds {
   bool finished(int rank, uint32_t round) const {
     return static_cast<int32_t>((rank == rank_ ? finished_ : stations_[rank].finished.load()) - (round + 1)) >= 0;
   }
+  uint64_t* counts_at(int rank, uint32_t round) const {
+    return counts_ + (static_cast<size_t>(rank) * kAhead + round % kAhead) * most_counts(ranks_);
+  }
+  void meanwhile() const {
+    if (meanwhile_) meanwhile_();
+  }
+  template <class Awake>
+  void sleep_at(int peer, const Deadline& deadline, const Awake& awake);
   void compare(int peer, uint32_t round);
   std::string describe(int rank, uint32_t round) const;
   bool trouble(int awaited) const {
@@ -155,18 +191,19 @@ class Rounds {
   void note_lost(int peer);
   [[noreturn]] void time_out(int peer, const std::string& what) const;
   void announce(Then then);
-  void ring(int rank);
   void watch();
   void join_all(const Excuse& excuse);
   void await_presence(int peer, const Excuse& excuse);
 
   std::shared_ptr<Segment> segment_;
   Station* stations_;
+  uint64_t* counts_;
   int rank_, ranks_;
   Seconds timeout_;
   std::vector<int> names_;
   std::string timeout_setting_;
-  int spins_, yields_;        // how long to look before sleeping
+  Patience patience_;
+  std::function<void()> meanwhile_;
   bool unannounced_ = false;  // sleepers have not been looked for since this rank arrived or finished
   uint32_t next_ = 0;         // round at which this rank arrives next
   uint32_t finished_ = 0;     // rounds that this rank finished
@@ -181,30 +218,38 @@ class Rounds {
   std::thread watcher_;
 };
 
+template <class Awake>
+void Rounds::sleep_at(int peer, const Deadline& deadline, const Awake& awake) {
+  stations_[rank_].bedside.store(static_cast<uint32_t>(peer) + 1);
+  doze(stations_[peer].bell, deadline, [&] {
+    meanwhile();
+    return awake();
+  });
+  stations_[rank_].bedside.store(0);
+}
+
 template <class Ready, class What>
 void Rounds::await(int peer, const Ready& ready, const What& what) {
-  for (int i = 0; i < spins_; i++) {
-    if (ready()) return;
-    __builtin_ia32_pause();
-  }
-  announce(Then::work);
-  for (int i = 0; i < yields_; i++) {
-    if (ready()) return;
-    std::this_thread::yield();
-  }
+  const auto between_looks = [this] {
+    announce(Then::work);
+    meanwhile();
+  };
+  if (look(patience_, ready, between_looks)) return;
   const Deadline deadline(timeout_);
-  Station& station = stations_[peer];
   while (!ready()) {
-    const uint32_t bell = station.bell.load();
-    station.sleepers.fetch_add(1);
-    if (!ready() && !trouble(peer)) futex_wait(station.bell, bell, deadline.left());
-    station.sleepers.fetch_sub(1);
+    sleep_at(peer, deadline, [&] { return ready() || trouble(peer); });
     if (trouble(peer)) {
       if (ready()) return;  // a peer may leave when its part is done
       give_up(peer, what());
     }
     if (deadline.passed()) time_out(peer, what());
   }
+}
+
+template <class Ready>
+void Rounds::await_threads(const Ready& ready) {
+  announce(Then::work);
+  while (!ready()) sleep_at(rank_, Deadline(timeout_), ready);
 }
 
 }  // namespace trireme::comm::shm
