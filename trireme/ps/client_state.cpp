@@ -72,7 +72,7 @@ Reply Client::ask_staged(size_t server, Request request, std::span<const std::by
   send(server, request, operation, {.data = {staged, data.size()}, .done = [this](const Reply&) { sparse_open_--; }});
   wait_for(*operation);
   const Reply& reply = operation->last;
-  std::memcpy(answer.data(), staged, std::min<size_t>(answer.size(), reply.bytes));
+  if (!answer.empty()) std::memcpy(answer.data(), staged, std::min<size_t>(answer.size(), reply.bytes));
   return reply;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // State on its way between workers and servers: how a vector is named by a number, and what a row looks like. For the
 // files of service.h and client.h alone; not installed.
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
@@ -30,10 +31,10 @@ class RowFormat {
   void write(const SparseTable::Row& row, std::byte* to) const {
     const RowHead head{row.key, row.steps, row.age};
     std::memcpy(to, &head, sizeof head);
-    std::memcpy(to + sizeof head, row.values.data(), row.values.size_bytes());
-    std::memcpy(to + sizeof head + row.values.size_bytes(), row.state.data(), row.state.size_bytes());
+    float* floats = reinterpret_cast<float*>(to + sizeof head);
+    std::copy(row.state.begin(), row.state.end(), std::copy(row.values.begin(), row.values.end(), floats));
   }
-  /// Views of what is at `from`, which is aligned.
+  /// Views of what is at `from`, which is aligned, as `to` above.
   SparseTable::Row read(const std::byte* from) const {
     RowHead head;
     std::memcpy(&head, from, sizeof head);

@@ -188,11 +188,18 @@ Ended job(const Crew& crew, const UpdaterOptions& optimizer, const Images* kept,
       Image image = (*kept)[mine];
       exchange->restore(image);
     }
+    // Without locks two who write at a time race: here they do it by turns.
+    const bool turns = crew.sync == Sync::hogwild;
+    const auto train_to = [&](int from, int to) {
+      for (int other = 0; turns && other < rank; other++) group.all.barrier("turn");
+      train(*exchange, rank, from, to);
+      for (int other = rank; turns && other < crew.ranks; other++) group.all.barrier("turn");
+    };
     if (show >= first) {
-      train(*exchange, rank, first, show);
+      train_to(first, show);
       exchange->visit(ended.images[mine]);
     }
-    train(*exchange, rank, std::max(first, show), last);
+    train_to(std::max(first, show), last);
     if (rank == 0) ended.owners = exchange->owners();
     exchange->settle();
     for (const Slot& slot : layout.slots())

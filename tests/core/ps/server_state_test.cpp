@@ -31,7 +31,7 @@ Job state_job(int workers, int servers, const space::UpdaterOptions& optimizer, 
   job.optimizer = optimizer;
   if (shares) job.rules.step_updates = workers;
   job.tables = {{.name = "words", .width = 5, .optimizer = space::adam({}), .fill = SparseTable::Fill::normal},
-                {.name = "ids", .width = 30'000, .optimizer = space::momentum({})},  // two fit a piece
+                {.name = "ids", .width = 30'000, .optimizer = space::momentum({})},  // one fits a piece
                 {.name = "empty", .width = 3, .optimizer = space::sgd({})}};
   return job;
 }
