@@ -227,7 +227,7 @@ class Client {
  private:
   static constexpr size_t kStateRoom = 256 << 10;  // bytes of state on their way at a time
 
-  bool carries(const Chunk& chunk, int worker) const;
+  int carrier_of(const Chunk& chunk) const;
   Reply ask_staged(size_t server, Request request, std::span<const std::byte> data, std::span<std::byte> answer,
                    const char* what);
   size_t state_room() const;

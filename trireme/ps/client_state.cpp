@@ -33,14 +33,12 @@ state::About Client::about_state() const {
 }
 
 /// Chunks by turns: all workers carry the same.
-bool Client::carries(const Chunk& chunk, int worker) const {
-  return static_cast<int>(chunk.index) % job_.workers == worker;
-}
+int Client::carrier_of(const Chunk& chunk) const { return static_cast<int>(chunk.index) % job_.workers; }
 
 state::OwnerMap Client::state_owners() const {
   state::OwnerMap map;
   for (const Chunk& chunk : chunks_) {
-    const int owner = static_cast<int>(chunk.index) % job_.workers;
+    const int owner = carrier_of(chunk);
     for (const Range& part : state::slot_parts(job_.layout, chunk.first, chunk.last, chunk.range))
       map.add(state::kParameters, part, owner);
     for (int worker = 0; worker < states_of(job_); worker++)
@@ -53,7 +51,7 @@ state::OwnerMap Client::state_owners() const {
 std::vector<state::Part> Client::state_parts() const {
   std::vector<state::Part> parts;
   for (const Chunk& chunk : chunks_)
-    if (carries(chunk, worker_))
+    if (carrier_of(chunk) == worker_)
       for (const Range& part : state::slot_parts(job_.layout, chunk.first, chunk.last, chunk.range))
         parts.push_back({state::kParameters, part, {parameters_ + part.begin, part.size()}});
   return parts;
@@ -121,7 +119,7 @@ void Client::visit_state(state::Visitor& visitor) {
   std::set<std::pair<std::string, size_t>> shown;  // steps of a slot that lies in several chunks, once
   std::vector<std::byte> bytes;
   for (const Chunk& chunk : chunks_) {
-    if (!carries(chunk, worker_)) continue;
+    if (carrier_of(chunk) != worker_) continue;
     each_vector(chunk, [&](const std::string& name, uint16_t vector, int worker, Range range) {
       bytes.resize(range.size());
       carry_state(Verb::show_state, chunk, vector, worker, range, bytes);
@@ -155,7 +153,7 @@ void Client::restore_state(state::Source& source) {
   barrier();
   std::vector<std::byte> bytes;
   for (const Chunk& chunk : chunks_) {
-    if (!carries(chunk, worker_)) continue;
+    if (carrier_of(chunk) != worker_) continue;
     set(chunk.range).wait();
     each_vector(chunk, [&](const std::string& name, uint16_t vector, int worker, Range range) {
       bytes.assign(range.size(), std::byte{0});

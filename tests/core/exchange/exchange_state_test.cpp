@@ -413,7 +413,8 @@ Image good_image(const Crew& crew, const UpdaterOptions& optimizer) {
 
 TEST(WrongState, AnotherShape) {
   const Image image = good_image({.ranks = 2}, space::momentum());
-  std::vector<Slot> slots(small_model().slots().begin(), small_model().slots().end());
+  const Layout layout = small_model();
+  std::vector<Slot> slots(layout.slots().begin(), layout.slots().end());
   slots[2].shape = {37, 40};
   expect_refused({.ranks = 2}, Layout(slots), space::momentum(), image,
                  {"another model", "parameter 2", "fc1.weight f64[37,41]", "fc1.weight f64[37,40]", "rank 1"});
