@@ -30,7 +30,7 @@ void Service::take_position(const Position& position, Worker& worker, int64_t cl
   for (const auto& state : states_) {
     if (!state) continue;
     if (position.version >= 0) state->version = static_cast<uint64_t>(position.version);
-    if (position.turn >= 0) state->turn = static_cast<int>(position.turn);
+    if (position.turn >= 0) state->turn = static_cast<int>(position.turn % job_->workers);
   }
   epoch_ = position.epoch;
   next_piece_ = position.piece;
