@@ -61,7 +61,7 @@ void Image::copy(const std::string& vector, Range range, std::byte* into) const 
   if (next != parts.begin()) --next;
   size_t at = range.begin;
   for (; at < range.end && next != parts.end(); ++next) {
-    const Range here = intersect({next->first, next->first + next->second.size()}, {at, range.end});
+    const Range here = space::intersect({next->first, next->first + next->second.size()}, {at, range.end});
     if (here.empty() || here.begin != at) break;
     std::memcpy(into + (at - range.begin), next->second.data() + (at - next->first), here.size());
     at = here.end;
