@@ -2,6 +2,9 @@
 // All that a module trains with, buffers included: shown, thrown away with its job, restored.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <mutex>
+
 #include <trireme/parallel/parallel.h>
 #include <trireme/state/image.h>
 

@@ -72,7 +72,9 @@ void Image::copy(const std::string& vector, Range range, std::byte* into) const 
 }
 
 void Image::rows(const std::string& table, const std::function<void(const Row&)>& take) {
-  for (const auto& [key, kept] : tables_[table]) {
+  const auto found = tables_.find(table);
+  if (found == tables_.end()) return;
+  for (const auto& [key, kept] : found->second) {
     const std::span<const float> floats(kept.floats);
     take({key, floats.first(kept.width), floats.subspan(kept.width), kept.steps, kept.age});
   }
