@@ -14,6 +14,13 @@ namespace {
 
 constexpr size_t kMostShown = 64 << 20;  // bytes of rows in one answer
 
+bool possible(const Position& position, int workers) {
+  constexpr int64_t kMost = int64_t{1} << 40;  // of anything that is counted
+  const auto within = [](int64_t value, int64_t least, int64_t end) { return value >= least && value < end; };
+  return within(position.version, -1, kMost) && within(position.turn, -1, workers) &&
+         within(position.epoch, -1, kMost) && within(position.piece, 0, kMost);
+}
+
 }  // namespace
 
 Position Service::position() const {
@@ -59,9 +66,8 @@ bool Service::check_state(const Incoming& in, std::string& why) const {
     if (r.bytes != sizeof(Position)) return why = fmt::format("a position of {} bytes", r.bytes), false;
     Position position;
     if (brings) std::memcpy(&position, in.data.data(), sizeof position);
-    const bool fits = position.version >= -1 && position.turn >= -1 && position.turn < job_->workers &&
-                      position.epoch >= -1 && position.piece >= 0 && (!brings || r.step >= 0);
-    return fits || (why = "a position that cannot be", false);
+    const bool clock = r.step >= 0 && r.step < int64_t{1} << 40;
+    return (clock && possible(position, job_->workers)) || (why = "a position that cannot be", false);
   }
   if (r.chunk >= chunks_.size() || !states_[r.chunk])
     return why = fmt::format("chunk {} is not on server {}", r.chunk, server_), false;
