@@ -57,4 +57,9 @@ void zero_absent(const space::Layout& layout, const space::Bucket& bucket, const
     if (flags[slot] == 0) std::memset(gradients + layout[slot].range.begin, 0, layout[slot].range.size());
 }
 
+/// Copies, everywhere.
+Exchange::Share Allreduce::share_of(int /*rank*/, size_t bucket) const {
+  return {.parameters = buckets_[bucket].range, .updated = buckets_[bucket].range};
+}
+
 }  // namespace trireme::exchange

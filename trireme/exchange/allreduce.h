@@ -34,6 +34,9 @@ class Allreduce final : public Exchange {
   };
   std::deque<Open> open_;
   double squares_ = 0;  // of the sums that are there
+
+  Share share_of(int rank, size_t bucket) const override;
+  comm::Communicator& group() const override { return group_; }
 };
 
 /// Zeroes the gradients of a bucket's slots that this rank has none for, so that a sum may include them.

@@ -39,4 +39,8 @@ void Central::close() {
   sound_ = sound != 0;
 }
 
+Exchange::Share Central::share_of(int rank, size_t bucket) const {
+  return {.parameters = buckets_[bucket].range, .updated = rank == 0 ? buckets_[bucket].range : space::Range{}};
+}
+
 }  // namespace trireme::exchange

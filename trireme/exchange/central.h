@@ -27,6 +27,9 @@ class Central final : public Exchange {
   comm::Communicator& group_;
   space::Arena parameters_, gradients_, incoming_;
   std::unique_ptr<uint8_t[]> flags_;
+
+  Share share_of(int rank, size_t bucket) const override;
+  comm::Communicator& group() const override { return group_; }
 };
 
 }  // namespace trireme::exchange

@@ -16,6 +16,7 @@
 #include <trireme/ps/client.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/updater.h>
+#include <trireme/state/visitor.h>
 
 namespace trireme::exchange {
 
@@ -28,9 +29,9 @@ struct Options {
   OnNan on_nan = OnNan::stop;   // stop: look for NaN and infinity in gradients, see sound()
   bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
                                 // need them. Where that cannot be had, the buckets stay until close()
-  Rate rate = Rate::share;  // what one gradient counts where they are applied one by one: how staleness is weighed;
-                            // begin() has the rate itself
-  Terms terms{};            // of the caller's: what ranks must agree on besides
+  Rate rate = Rate::share;      // what one gradient counts where they are applied one by one: how staleness is weighed;
+                                // begin() has the rate itself
+  Terms terms{};                // of the caller's: what ranks must agree on besides
 
   // With parameter servers.
   size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps
@@ -193,6 +194,56 @@ class Exchange {
  private:
   bool finite(size_t slot, space::Range part) const;
   std::optional<size_t> seen_;  // by look(): a slot with a flaw of this rank's
+
+ public:
+  // State: see state/visitor.h. In exchange/state.cpp.
+
+  /// Who of the group shows and takes which range of which vector. A pure function of the settings, the same on all
+  /// ranks: nobody is asked. Where parameters live on servers, these are the ranks that fetch and bring them.
+  virtual state::OwnerMap owners() const;
+  /// Collective, between steps: this rank's part of all that the job knows, as of the last step, and what training goes
+  /// on with. Nothing changes, but that ranks which go at their own pace have the newest parameters afterwards. Not
+  /// between settle() and resume(). Nobody goes on before all have shown theirs.
+  void visit(state::Visitor& visitor, const state::Extras& extras = {});
+  /// Collective, between steps, with the same settings but for the number of ranks and the cut of buckets: what
+  /// owners() gives this rank comes from `source`. All is checked on all ranks before anything is changed. Throws
+  /// InvalidArgument that names both sides where a rank's source is of another model or optimizer or lacks something;
+  /// Mismatch on the other ranks then. `extras` are shown and taken beside it.
+  void restore(state::Source& source, const state::Extras& extras = {});
+
+ protected:
+  /// What one rank has of a bucket.
+  struct Share {
+    space::Range parameters{}, updated{};            // `updated`: it keeps the optimizer's state of that
+    bool own_parameters = false, own_state = false;  // and no other rank has the same: see state::of_worker
+  };
+  virtual Share share_of(int /*rank*/, size_t /*bucket*/) const { return {}; }
+  virtual comm::Communicator& group() const = 0;
+  /// Until no rank changes anything any more.
+  virtual void come_to_rest() {}
+  virtual state::About about() const;
+  /// This rank's part of owners() as it lies in memory.
+  virtual std::vector<state::Part> parts();
+  static constexpr const char *kWorkEpoch = "work/epoch", *kWorkPiece = "work/piece";  // that take() gives next
+  static constexpr const char *kServersVersion = "servers/version", *kServersTurn = "servers/turn";
+  struct Scalar {
+    std::string name;
+    int64_t value = 0;
+    std::optional<int64_t> otherwise{};  // what is restored where the source has none; without it, there must be one
+  };
+  using Scalars = std::vector<Scalar>;
+  virtual Scalars scalars();
+  /// In the order of scalars().
+  virtual void restore_scalars(const std::vector<int64_t>& values);
+  /// What is neither here in memory nor a scalar.
+  virtual void visit_elsewhere(state::Visitor& /*visitor*/) {}
+  /// All ranks have taken their parts, not yet their scalars.
+  virtual void restore_elsewhere(state::Source& /*source*/) {}
+  void check_source(const state::Source& source, const Scalars& scalars, const state::Extras& extras) const;
+  /// A vector or scalar that each rank has of its own, if `own`.
+  static std::string named(const std::string& name, bool own, int rank) {
+    return own ? state::of_worker(rank, name) : name;
+  }
 };
 
 /// Collective. Throws Mismatch that names the first parameter or setting in which ranks differ. Without an optimizer,

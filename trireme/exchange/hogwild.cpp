@@ -53,4 +53,21 @@ ps::Work Hogwild::take(int64_t epoch, int64_t first_step, int64_t pieces) {
   }
 }
 
+Exchange::Share Hogwild::share_of(int rank, size_t bucket) const {
+  const space::Range all = buckets_[bucket].range;
+  return {.parameters = space::part_of(all, rank, local_.size()), .updated = all, .own_state = true};
+}
+
+Exchange::Scalars Hogwild::scalars() {
+  Scalars scalars = Exchange::scalars();
+  const int64_t next = desk().next.load();
+  scalars.insert(scalars.end(), {{kWorkEpoch, next / Desk::kPieces, 0}, {kWorkPiece, next % Desk::kPieces, 0}});
+  return scalars;
+}
+
+void Hogwild::restore_scalars(const std::vector<int64_t>& values) {
+  Exchange::restore_scalars(values);
+  desk().next.store(std::max<int64_t>(values[1], 0) * Desk::kPieces + values[2]);
+}
+
 }  // namespace trireme::exchange

@@ -32,6 +32,12 @@ class Hogwild final : public Exchange {
   comm::shm::SharedBlock parameters_, desk_;
   space::Arena gradients_;
   std::unique_ptr<uint8_t[]> flags_;
+
+  Share share_of(int rank, size_t bucket) const override;
+  comm::Communicator& group() const override { return local_; }
+  void come_to_rest() override { local_.barrier("rest"); }
+  Scalars scalars() override;
+  void restore_scalars(const std::vector<int64_t>& values) override;
 };
 
 }  // namespace trireme::exchange

@@ -120,4 +120,48 @@ void Local::resume() {
   if (options_.sync.kind == Sync::elastic) std::memcpy(parameters(), own_.data(), layout_.bytes());
 }
 
+// ---- state: each rank's own, and the centre where servers keep one ----
+
+Exchange::Share Local::share_of(int /*rank*/, size_t bucket) const {
+  const space::Range all = buckets_[bucket].range;
+  return {.parameters = all, .updated = all, .own_parameters = true, .own_state = true};
+}
+
+state::OwnerMap Local::owners() const {
+  state::OwnerMap map = Exchange::owners();
+  const state::OwnerMap centre = servers_ ? (*servers_)->state_owners() : state::OwnerMap();
+  for (const state::Holding& holding : centre.of(state::kParameters))
+    map.add(state::kParameters, holding.range, holding.owner);
+  return map;
+}
+
+void Local::come_to_rest() {
+  if (!servers_) return;
+  (*servers_)->barrier();
+  (*servers_)->pull(whole()).wait();
+}
+
+std::vector<state::Part> Local::parts() {
+  std::vector<state::Part> parts = Exchange::parts();
+  if (servers_)
+    for (const state::Part& part : (*servers_)->state_parts()) parts.push_back(part);
+  return parts;
+}
+
+Exchange::Scalars Local::scalars() {
+  Scalars scalars = Exchange::scalars();
+  if (servers_) scalars.push_back({kServersVersion, (*servers_)->position().version, -1});
+  return scalars;
+}
+
+void Local::restore_scalars(const std::vector<int64_t>& values) {
+  Exchange::restore_scalars(values);
+  steps_ = values[0];
+  if (servers_) (*servers_)->restore_position({.version = values[1]}, steps_);
+}
+
+void Local::restore_elsewhere(state::Source& source) {
+  if (servers_) (*servers_)->restore_state(source);
+}
+
 }  // namespace trireme::exchange

@@ -41,6 +41,15 @@ class Local final : public Exchange {
   space::Arena parameters_, gradients_, own_;  // own_: elastic, this rank's parameters while the centre is looked at
   std::unique_ptr<uint8_t[]> flags_;
   int64_t steps_ = 0;
+
+  state::OwnerMap owners() const override;
+  Share share_of(int rank, size_t bucket) const override;
+  comm::Communicator& group() const override { return group_; }
+  void come_to_rest() override;
+  std::vector<state::Part> parts() override;
+  Scalars scalars() override;
+  void restore_scalars(const std::vector<int64_t>& values) override;
+  void restore_elsewhere(state::Source& source) override;
 };
 
 }  // namespace trireme::exchange

@@ -99,7 +99,8 @@ Statistics Connected::statistics() {
 Servers::Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                  const Options& options)
     : Exchange(layout, options),
-      client_(group, job_of(group, layout, optimizer, options), rules_of(options, 1).order == ps::Order::together) {}
+      client_(group, job_of(group, layout, optimizer, options), rules_of(options, 1).order == ps::Order::together),
+      group_(group.all) {}
 
 void Servers::publish_parameters() {
   if (client_->worker() == 0) client_->set(whole()).wait();
@@ -189,6 +190,21 @@ void Servers::settle() {
   if (lockstep()) return;
   client_->barrier();
   client_->pull(whole()).wait();
+}
+
+Exchange::Scalars Servers::scalars() {
+  const ps::Position position = client_->position();
+  return {{named(state::kStep, !lockstep(), client_->worker()), step_, {}},
+          {kServersVersion, position.version, -1},
+          {kServersTurn, position.turn, -1},
+          {kWorkEpoch, position.epoch, -1},
+          {kWorkPiece, position.piece, 0}};
+}
+
+void Servers::restore_scalars(const std::vector<int64_t>& values) {
+  step_ = values[0];
+  taken_ = false;
+  client_->restore_position({.version = values[1], .turn = values[2], .epoch = values[3], .piece = values[4]}, step_);
 }
 
 }  // namespace trireme::exchange

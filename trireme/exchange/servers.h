@@ -71,6 +71,19 @@ class Servers final : public Exchange {
   ps::Pending applied_;
   int64_t step_ = 0;
   bool taken_ = false;  // step_ has begun already, with take()
+
+  // Servers keep the state; ranks carry it.
+  state::OwnerMap owners() const override { return client_->state_owners(); }
+  comm::Communicator& group() const override { return group_; }
+  void come_to_rest() override { settle(); }
+  state::About about() const override { return client_->about_state(); }
+  std::vector<state::Part> parts() override { return client_->state_parts(); }
+  Scalars scalars() override;
+  void restore_scalars(const std::vector<int64_t>& values) override;
+  void visit_elsewhere(state::Visitor& visitor) override { client_->visit_state(visitor); }
+  void restore_elsewhere(state::Source& source) override { client_->restore_state(source); }
+
+  comm::Communicator& group_;
 };
 
 }  // namespace trireme::exchange

@@ -130,4 +130,9 @@ void Shared::gather(size_t bucket) {
   }
 }
 
+Exchange::Share Shared::share_of(int rank, size_t bucket) const {
+  const space::Range slice = space::part_of(buckets_[bucket].range, rank, local_.size());
+  return {.parameters = slice, .updated = slice};
+}
+
 }  // namespace trireme::exchange

@@ -77,6 +77,10 @@ class Shared : public Exchange {
   comm::shm::SharedBlock parameters_, gradients_, flags_, notes_;
   std::vector<uint8_t> any_;           // with clip, by slot: some rank has a gradient
   std::vector<uint64_t> name_hashes_;  // by bucket
+
+ protected:
+  Share share_of(int rank, size_t bucket) const override;
+  comm::Communicator& group() const override { return local_; }
 };
 
 }  // namespace trireme::exchange

@@ -44,6 +44,9 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
   for (size_t b = 0; b < freight.size(); b++)
     freight[b] = {static_cast<double>(b), static_cast<double>(buckets_[b].range.size())};
   order_ = plan_order(freight, kPieceBytes, std::numeric_limits<double>::infinity());
+  const int32_t lane = lane_ != nullptr ? local_.rank() : -1;
+  lane_of_.resize(static_cast<size_t>(all_.size()));
+  all_.all_gather(&lane, lane_of_.data(), 1, DType::i32, "the ranks' lanes");
 }
 
 Spread::~Spread() {
@@ -267,6 +270,14 @@ void Spread::reduce_local(size_t bucket) {
     sources_of(slot, sources);
     sum(intersect(slices_[bucket], layout_[slot].range), sources);
   }
+}
+
+/// Every machine has all of it.
+Exchange::Share Spread::share_of(int rank, size_t bucket) const {
+  const int lane = lane_of_[static_cast<size_t>(rank)];
+  if (lane < 0) return {};
+  const space::Range slice = space::part_of(buckets_[bucket].range, lane, lanes_);
+  return {.parameters = slice, .updated = slice};
 }
 
 }  // namespace trireme::exchange

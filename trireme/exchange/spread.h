@@ -88,6 +88,10 @@ class Spread final : public Shared {
   std::vector<double> ready_seconds_;
   uint32_t measured_ = 0;  // the step of that
   comm::network::Traffic traffic_{};
+
+  Share share_of(int rank, size_t bucket) const override;
+  comm::Communicator& group() const override { return all_; }
+  std::vector<int32_t> lane_of_;  // by rank of all_; -1: it has none
 };
 
 }  // namespace trireme::exchange

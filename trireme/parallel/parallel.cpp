@@ -19,6 +19,7 @@
 #include <trireme/parallel/not_finite.h>
 #include <trireme/parallel/parallel.h>
 #include <trireme/parallel/placement.h>
+#include <trireme/parallel/state.h>
 #include <trireme/torch/compat.h>
 
 namespace trireme {
@@ -256,6 +257,27 @@ class Parallel::Impl {
     return work;
   }
 
+  state::OwnerMap owners() {
+    state::OwnerMap map = exchange_->owners();
+    for (const state::Part& part : buffers().parts())
+      for (int rank = 0; rank < group_.size(); rank++) map.add(part.vector, part.range, rank);
+    return map;
+  }
+
+  void visit(state::Visitor& visitor) {
+    land_between_updates();
+    sync_buffers();
+    const BufferState buffers = this->buffers();
+    exchange_->visit(visitor, extras(buffers));
+  }
+
+  void restore(state::Source& source) {
+    land_between_updates();
+    const BufferState buffers = this->buffers();
+    exchange_->restore(source, extras(buffers));
+    buffers.store();
+  }
+
   const Group& group() const { return group_; }
   const Ties& ties() const { return ties_; }
   double learning_rate() const {
@@ -271,6 +293,27 @@ class Parallel::Impl {
   std::atomic<bool> stop{false};
 
  private:
+  BufferState buffers() const {
+    std::vector<std::pair<std::string, torch::Tensor>> buffers;
+    for (const auto& [name, buffer] : buffers_) buffers.emplace_back(name, buffer);
+    return BufferState(std::move(buffers));
+  }
+
+  /// What this class knows: where ranks go at their own pace, each is somewhere else.
+  state::Extras extras(const BufferState& buffers) {
+    const auto name = [&](const std::string& own) {
+      return exchange_->lockstep() ? own : state::of_worker(world_.rank(), own);
+    };
+    return {buffers.parts(), {{name("updates"), &updates_}, {name("taken"), &taken_}}};
+  }
+
+  void land_between_updates() {
+    if (micro_ != 0)
+      fail<InvalidArgument>("state is shown and restored between updates: {} of {} micro-batches have gone", micro_,
+                            options_.accumulate);
+    land();
+  }
+
   /// Moves the parameters into the flat space; rank 0's values become everybody's.
   void adopt_parameters() {
     const torch::NoGradGuard no_grad;
@@ -636,6 +679,10 @@ ps::Client& Parallel::servers() {
 std::optional<exchange::Statistics> Parallel::statistics() { return impl_->exchange().statistics(); }
 double Parallel::learning_rate() const { return impl_->learning_rate(); }
 const exchange::Exchange& Parallel::exchange() const { return impl_->exchange(); }
+
+state::OwnerMap Parallel::owners() const { return impl_->owners(); }
+void Parallel::visit(state::Visitor& visitor) { impl_->visit(visitor); }
+void Parallel::restore(state::Source& source) { impl_->restore(source); }
 
 std::string Parallel::sha256() {
   Sha256 hash;

@@ -12,6 +12,7 @@
 #include <trireme/cluster/world.h>
 #include <trireme/exchange/exchange.h>
 #include <trireme/space/schedule.h>
+#include <trireme/state/visitor.h>
 
 namespace trireme {
 
@@ -133,6 +134,16 @@ class Parallel {
 
   class Impl;
   std::unique_ptr<Impl> impl_;
+
+ public:
+  // State: all that training goes on with, see state/visitor.h. Between updates.
+
+  /// Which rank shows and takes which range of which vector: what the exchange has, and buffers, which all ranks have.
+  state::OwnerMap owners() const;
+  /// Collective: shows this rank's part. Buffers are averaged first, as in settled().
+  void visit(state::Visitor& visitor);
+  /// Collective: takes this rank's part back. Throws as Exchange::restore() does, and nothing has changed then.
+  void restore(state::Source& source);
 };
 
 /// `auto train = trireme::parallel(world, *net, trireme::momentum({.lr = 0.05}));`

@@ -14,6 +14,8 @@
 #include <trireme/ps/network/lane.h>
 #include <trireme/ps/shm/lane.h>
 
+#include "operation.h"
+
 namespace trireme::ps {
 namespace {
 
@@ -24,18 +26,6 @@ constexpr size_t kYieldBytes = 1 << 20;  // a pass over so many is shorter than 
 constexpr int kYields = 5000;
 
 }  // namespace
-
-/// What a caller waits for: one or several requests.
-struct Operation {
-  const char* what = "";
-  size_t left = 0;
-  size_t bytes = 0;  // that servers of this machine read or write for it
-  uint64_t version = ~uint64_t{0};
-  bool changed = false, flawed = false;
-  Status failed = Status::ok;
-  std::string error, text;
-  Reply last;
-};
 
 /// The way to one server.
 struct Client::Line {
@@ -81,8 +71,9 @@ Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions option
   job_.rules.workers = job_.workers;
   const std::string text = job_.encode();
   const auto servers = static_cast<size_t>(job_.servers);
+  const size_t least = options_.model == kRoll ? 0 : kStateRoom;
   const auto plot = shm::Plot::plan(servers, text.size(), job_.layout.bytes(), job_.layout.size(),
-                                    job_.tables.empty() ? 0 : options_.staging_bytes);
+                                    job_.tables.empty() ? least : options_.staging_bytes);
   memory_ = std::make_shared<shm::Memory>(Segment::create(plot.total), plot);
   std::memcpy(memory_->job(), text.data(), text.size());
   std::fill_n(memory_->present(), job_.layout.size(), uint8_t{1});
@@ -419,13 +410,6 @@ std::vector<std::string> Client::status() {
 
 // ---- sparse ----
 
-namespace {
-
-/// A table's own hash must not see keys that another one has sorted: this one takes other bits.
-size_t spread(uint64_t key, size_t servers) { return servers == 1 ? 0 : (key * 0xd6e8feb86659fd93 >> 40) % servers; }
-
-}  // namespace
-
 /// A place in the staging area; waits for earlier sparse requests when it is full.
 size_t Client::stage(size_t bytes) {
   bytes = round_up(bytes, 64);
@@ -455,7 +439,7 @@ Pending Client::send_rows(Verb verb, size_t table, std::span<const uint64_t> key
     size_t count = keys.size();
     if (servers > 1) {
       for (size_t i = 0; i < keys.size(); i++)
-        if (spread(keys[i], servers) == server) places->push_back(static_cast<uint32_t>(i));
+        if (server_of_key(keys[i], servers) == server) places->push_back(static_cast<uint32_t>(i));
       count = places->size();
     }
     if (count == 0) continue;

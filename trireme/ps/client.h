@@ -16,6 +16,7 @@
 #include <trireme/ps/lane.h>
 #include <trireme/ps/plan.h>
 #include <trireme/ps/shm/memory.h>
+#include <trireme/state/visitor.h>
 
 namespace trireme::ps {
 
@@ -35,7 +36,8 @@ struct ClientOptions {
   std::string timeout_setting = "ClientOptions::timeout";  // what error messages call it
   bool in_place = false;  // see the servers' parameters instead of a copy, where all servers are on this machine. For
                           // rules under which no parameter changes while a worker computes
-  size_t staging_bytes = 16 << 20;  // room for keys and rows on their way; 0 without tables
+  size_t staging_bytes =
+      16 << 20;  // room for keys and rows on their way. Without tables: as much as a piece of state needs
 };
 
 struct PushOptions {
@@ -201,6 +203,42 @@ class Client {
   size_t sparse_open_ = 0;  // sparse requests under way
   std::shared_ptr<Alarm> alarm_;
   std::unique_ptr<Watch> watch_;
+
+ public:
+  // State, see state/visitor.h. In client_state.cpp. All that talks to servers blocks, and is for the time between
+  // steps, when no worker has anything under way.
+
+  state::About about_state() const;
+  /// Which worker carries which part of what the servers keep: chunks by turns.
+  state::OwnerMap state_owners() const;
+  /// This worker's part of it in parameters(), which are to be pulled before.
+  std::vector<state::Part> state_parts() const;
+  /// The optimizer's state of this worker's chunks; the rows of servers that it asks, which are shared out by turns.
+  void visit_state(state::Visitor& visitor);
+  /// Collective. This worker's chunks of parameters() become the servers', and their optimizer state comes from
+  /// `source`. So do rows, any worker any of them, in the place of all that there were. restore_position() has to
+  /// follow.
+  void restore_state(state::Source& source);
+  /// What servers know besides; when nobody changes it, the same for all workers.
+  Position position();
+  /// Collective. This worker is at step `clock`. Parameters are pulled.
+  void restore_position(const Position& position, int64_t clock);
+
+ private:
+  static constexpr size_t kStateRoom = 256 << 10;  // bytes of state on their way at a time
+
+  int carrier_of(const Chunk& chunk) const;
+  Reply ask_staged(size_t server, Request request, std::span<const std::byte> data, std::span<std::byte> answer,
+                   const char* what);
+  size_t state_room() const;
+  void carry_state(Verb verb, const Chunk& chunk, uint16_t vector, int worker, space::Range range,
+                   std::span<std::byte> bytes);
+  template <class Carry>
+  void each_vector(const Chunk& chunk, const Carry& carry) const;
+  std::vector<space::Range> owned_parts(const Chunk& chunk, uint16_t vector) const;
+  void visit_rows(size_t server, size_t table, state::Visitor& visitor);
+  void forget_rows();
+  void restore_rows(size_t table, state::Source& source);
 };
 
 }  // namespace trireme::ps

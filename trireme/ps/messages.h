@@ -24,11 +24,23 @@ enum class Verb : uint8_t {
   leave,        // nothing more will come from this worker
   norm,         // the sum of squares of the gradients that the server holds, summed over workers
   apply,        // these gradients, times a factor
+  show_state,   // a part of a chunk's optimizer state, or of what the server knows besides
+  take_state,   // the same, as the worker gives it
+  show_rows,    // some of a table's rows, with their state
+  take_rows,    // rows as the worker gives them
   count
 };
 std::string_view name_of(Verb verb);
 /// Answers that are words.
 constexpr bool answers_in_words(Verb verb) { return verb == Verb::status || verb == Verb::explain; }
+
+/// Data that a worker brings in its staging area, and answers that go there.
+constexpr bool brings_staged(Verb verb) {
+  return verb == Verb::sparse_push || verb == Verb::sparse_pull || verb == Verb::take_state || verb == Verb::take_rows;
+}
+constexpr bool answers_staged(Verb verb) {
+  return verb == Verb::sparse_pull || verb == Verb::show_state || verb == Verb::show_rows;
+}
 
 /// In the place of a model's number: the roll, which a worker is on for as long as it is in the job.
 constexpr int kRoll = -1;
@@ -37,6 +49,8 @@ constexpr uint8_t kAnswerWithParameters = 1;  // push: the answer brings the new
 constexpr uint8_t kInPlace = 2;               // pull, set: the worker sees the server's memory; nothing is copied
 constexpr uint8_t kStop = 4;                  // take, begin: this worker wants everybody to stop
 constexpr uint8_t kSkip = 8;                  // lock: this worker did not try; count the drop
+
+constexpr uint8_t kAnew = 1;  // take_rows: the table has no other rows
 
 constexpr uint8_t kFailed = 16;  // leave: after an error of its own
 constexpr uint8_t kVictim = 32;  // leave: because somebody else is gone
@@ -50,15 +64,18 @@ struct Request {
                     // answered again and applied once
   Verb verb = Verb::push;
   uint8_t flags = 0;
-  uint16_t table = 0;  // sparse
-  uint32_t chunk = 0;  // push, pull, set
+  uint16_t table = 0;  // sparse, show_rows, take_rows. show_state, take_state: which vector (see state_wire.h)
+  uint32_t chunk = 0;  // push, pull, set, show_state, take_state
   int64_t step = 0;    // push, begin: the worker's step. pull: answer without data when this is the version; -1: always
-                       // with. take: the epoch's first step
+                       // with. take: the epoch's first step. show_state, take_state: whose, where each worker has one;
+                       // of the position: this worker's clock
   double lr = 0;       // push, sparse_push. apply: the factor; 0: leave the parameters as they are
-  uint64_t version = 0;  // pull: at least. take: the epoch. sparse: number of keys. explain: the request's id
-  uint64_t begin = 0;    // push, pull, set: in the flat space. sparse: of the data in the worker's staging area
-  uint64_t bytes = 0;    // of the range. sparse: of the data. take: pieces of work in the epoch
-  uint64_t extra = 0;    // take: pieces per step. sparse_pull: where the rows go in the staging area
+  uint64_t version = 0;  // pull: at least. take: the epoch. sparse, take_rows: number of keys. explain: the request's
+                         // id. show_state, take_state: where the part begins in its vector. show_rows: where to go on
+  uint64_t begin = 0;  // push, pull, set: in the flat space. Of data in the worker's staging area: where they are there
+  uint64_t bytes = 0;  // of the range. Of the data. take: pieces of work in the epoch. show_…: as many as are wanted,
+                       // or as there is room for
+  uint64_t extra = 0;  // take: pieces per step. sparse_pull, show_…: where the answer goes in the staging area
 };
 static_assert(sizeof(Request) == 64);
 
@@ -70,13 +87,21 @@ struct Reply {
   Status status = Status::ok;
   uint16_t table = 0;
   uint32_t chunk = 0;
-  uint64_t version = 0;  // of the chunk, after this
-  int64_t value = 0;     // take: the piece of work. norm: the bits of a double
+  uint64_t version = 0;  // of the chunk, after this. show_rows: number of rows
+  int64_t value = 0;     // take: the piece of work. norm: the bits of a double. show_rows: where to go on; -1: the end
   uint64_t begin = 0;    // where the data belong: in the flat space, or in the staging area
   uint64_t bytes = 0;    // of the data that come with it
   uint64_t text = 0;     // shared memory: which place has the text of an error, or an answer in words
   uint64_t flawed = 0;   // push, pull: 1 when the chunk's last update left out gradients that were not finite
 };
 static_assert(sizeof(Reply) == 64);
+
+/// What a server knows besides vectors and rows, as state. -1: nothing.
+struct Position {
+  int64_t version = -1;           // of its chunks; the highest
+  int64_t turn = -1;              // whose, where workers take turns
+  int64_t epoch = -1, piece = 0;  // of the work that comes next: server 0 gives it
+};
+static_assert(sizeof(Position) == 32);
 
 }  // namespace trireme::ps

@@ -25,4 +25,10 @@ struct Chunk {
 std::vector<Chunk> plan_chunks(const space::Layout& layout, const std::vector<space::Bucket>& buckets, int servers,
                                size_t chunk_bytes);
 
+/// Which server keeps the rows of a key. A table's own hash must not see keys that another one has sorted: this one
+/// takes other bits.
+inline size_t server_of_key(uint64_t key, size_t servers) {
+  return servers == 1 ? 0 : (key * 0xd6e8feb86659fd93 >> 40) % servers;
+}
+
 }  // namespace trireme::ps

@@ -212,6 +212,14 @@ void Service::handle(Incoming in, Clock::time_point now) {
       return norm(in);
     case Verb::apply:
       return apply(in);
+    case Verb::show_state:
+      return show_state(in);
+    case Verb::take_state:
+      return take_state(in);
+    case Verb::show_rows:
+      return show_rows(in);
+    case Verb::take_rows:
+      return take_rows(in);
     case Verb::count:
       break;
   }
@@ -233,6 +241,8 @@ bool Service::check(const Incoming& in, std::string& why) const {
     return why = "an epoch that cannot be", false;
   if (r.verb == Verb::begin && r.step < 0) return why = "a step below 0", false;
   if (r.verb == Verb::apply && !(r.lr >= 0 && r.lr <= 1)) return why = fmt::format("a factor of {}", r.lr), false;
+  if (r.verb == Verb::show_state || r.verb == Verb::take_state) return check_state(in, why);
+  if (r.verb == Verb::show_rows || r.verb == Verb::take_rows) return check_rows(in, why);
   if (r.verb != Verb::sparse_push && r.verb != Verb::sparse_pull) return true;
   if (r.table >= tables_.size())
     return why = fmt::format("there is no table {}; the job has {}", r.table, tables_.size()), false;

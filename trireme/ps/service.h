@@ -180,6 +180,21 @@ class Service {
   uint64_t &pushes_, &pulls_, &updates_, &held_, &dropped_, &repeated_, &refused_, &begins_held_, &keys_;
   metrics::Tally& staleness_;  // of applied gradients, in updates of their chunk
   metrics::Tally& age_;  // of applied gradients, in steps behind the furthest worker (server 0, which keeps the clocks)
+
+  // State, in service_state.cpp.
+  struct Held {
+    size_t begin = 0;  // in its vector
+    std::span<std::byte> bytes{};
+  };
+  Held held(const Request& request) const;
+  Position position() const;
+  void take_position(const Position& position, Worker& worker, int64_t clock);
+  bool check_state(const Incoming& in, std::string& why) const;
+  bool check_rows(const Incoming& in, std::string& why) const;
+  void show_state(const Incoming& in);
+  void take_state(const Incoming& in);
+  void show_rows(const Incoming& in);
+  void take_rows(const Incoming& in);
 };
 
 }  // namespace trireme::ps

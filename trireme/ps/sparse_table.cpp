@@ -326,11 +326,14 @@ size_t SparseTable::bytes() const {
 
 /// Not in the order of the slots, which is that of the hashes: a table that grows as it is restored in this order would
 /// fill from one end, and probing would take for ever.
-void SparseTable::for_each(const std::function<void(const Row&)>& visit) const {
+std::optional<size_t> SparseTable::for_some(size_t from, size_t most,
+                                            const std::function<void(const Row&)>& visit) const {
   constexpr size_t kSpread = 0x9e3779b97f4a7c15;  // odd: every slot comes once
-  for (size_t i = 0; i < capacity_; i++) {
+  for (size_t i = from; i < capacity_; i++) {
+    if (most == 0) return i;
     const Slot& slot = slots_[(i * kSpread) & (capacity_ - 1)];
     if (slot.row == 0) continue;
+    most--;
     const float* row = row_at(slot.row - 1);
     const RowTail tail = shape_.tail_of(row);
     visit({.key = slot.key,
@@ -339,6 +342,15 @@ void SparseTable::for_each(const std::function<void(const Row&)>& visit) const {
            .steps = tail.steps,
            .age = options_.evict_after != 0 ? now_ - tail.touched : 0});
   }
+  return std::nullopt;
+}
+
+void SparseTable::for_each(const std::function<void(const Row&)>& visit) const { for_some(0, rows_, visit); }
+
+void SparseTable::clear() {
+  resize_slots(kLeastSlots, std::vector<bool>(rows_, true));
+  rows_ = 0;
+  slabs_.clear();
 }
 
 void SparseTable::restore(const Row& row) {

@@ -2,6 +2,7 @@
 // The server's store of embedding rows: rows of floats found by 64-bit keys, with the optimizer's state beside them.
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,6 +11,7 @@
 #include <trireme/ps/row_update.h>
 #include <trireme/space/arena.h>
 #include <trireme/space/updater.h>
+#include <trireme/state/visitor.h>
 
 namespace trireme::ps {
 
@@ -45,13 +47,7 @@ class SparseTable {
   };
 
   /// A row as a checkpoint sees it. The spans live until the table changes.
-  struct Row {
-    uint64_t key = 0;
-    std::span<const float> values;  // width
-    std::span<const float> state;   // 0, 1 or 2 times width
-    uint32_t steps = 0;             // updates so far; adam and adamw alone count them
-    uint32_t age = 0;               // ticks since its last use; counted with evict_after alone
-  };
+  using Row = state::Row;
 
   /// Throws InvalidArgument for options that make no sense.
   explicit SparseTable(const Options& options);
@@ -83,6 +79,11 @@ class SparseTable {
   /// Puts a row back as for_each gave it, over one that may exist. Throws InvalidArgument when its sizes are not the
   /// table's, and TableFull.
   void restore(const Row& row);
+  /// The same for at most `most` rows. Begins at `from`, 0 or what the call before has returned; std::nullopt: these
+  /// were the last. The table must not change in between.
+  std::optional<size_t> for_some(size_t from, size_t most, const std::function<void(const Row&)>& visit) const;
+  /// Forgets all rows. What is not in rows stays: when unused ones are looked for next.
+  void clear();
 
  private:
   struct Slot {

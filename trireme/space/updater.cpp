@@ -17,6 +17,14 @@ UpdaterOptions with_kind(UpdaterOptions options, Optimizer kind) {
   return options;
 }
 
+/// By optimizer. The kernels know the vectors by their place.
+constexpr std::array<std::array<const char*, 2>, kOptimizers.size()> kStateNames = {
+    {{},
+     {"optimizer/momentum"},
+     {"optimizer/sum"},
+     {"optimizer/first_moment", "optimizer/second_moment"},
+     {"optimizer/first_moment", "optimizer/second_moment"}}};
+
 void check(const UpdaterOptions& o) {
   if (o.nesterov && o.kind != Optimizer::momentum)
     fail<InvalidArgument>("nesterov is a variant of momentum; {} does not have it", name_of(o.kind));
@@ -78,17 +86,9 @@ double epsilon_of(const UpdaterOptions& options) {
 }
 
 size_t state_vectors(Optimizer kind) {
-  switch (kind) {
-    case Optimizer::sgd:
-      return 0;
-    case Optimizer::momentum:
-    case Optimizer::adagrad:
-      return 1;
-    case Optimizer::adam:
-    case Optimizer::adamw:
-      return 2;
-  }
-  return 0;
+  const auto& names = kStateNames[static_cast<size_t>(kind)];
+  return static_cast<size_t>(
+      std::count_if(names.begin(), names.end(), [](const char* name) { return name != nullptr; }));
 }
 
 Update settings_of(const UpdaterOptions& options, double lr) {
@@ -104,6 +104,13 @@ Update settings_of(const UpdaterOptions& options, double lr) {
 
 std::vector<std::string> optimizer_names() { return {kOptimizers.begin(), kOptimizers.end()}; }
 std::string name_of(Optimizer kind) { return kOptimizers[static_cast<size_t>(kind)]; }
+
+std::vector<std::string> state_names(Optimizer kind) {
+  const auto& names = kStateNames[static_cast<size_t>(kind)];
+  return {names.begin(), names.begin() + state_vectors(kind)};
+}
+
+bool counts_steps(Optimizer kind) { return kind == Optimizer::adam || kind == Optimizer::adamw; }
 
 Optimizer optimizer_named(const std::string& name) {
   for (size_t i = 0; i < kOptimizers.size(); i++)
@@ -136,13 +143,14 @@ bool Updater::update(size_t index, Range range, DType dtype, std::byte* paramete
 void Updater::count(size_t index, const Layout& layout, size_t first, size_t last, Range range,
                     std::span<const Source> sources) {
   if (!counts()) return;
-  std::vector<Count>& counts = counts_[index];
-  if (counts.empty()) counts.resize(last - first);
+  Counts& counts = counts_[index];
+  if (counts.steps.empty()) slot_steps(index, last - first);
   const auto [begin, end] = slots_in(layout, first, last, range);
   for (size_t slot = begin - first; slot < end - first; slot++) {
     const auto counts_here = [&](const Source& source) { return has(source, slot); };
-    if (counts[slot].last != steps_ && std::any_of(sources.begin(), sources.end(), counts_here))
-      counts[slot] = {counts[slot].steps + 1, steps_};
+    if (counts.last[slot] == steps_ || std::none_of(sources.begin(), sources.end(), counts_here)) continue;
+    counts.steps[slot]++;
+    counts.last[slot] = steps_;
   }
 }
 
@@ -196,6 +204,29 @@ double squares_present(const Layout& layout, size_t first, size_t last, Range ra
                                      static_cast<int>(gradients.size()), part.size() / size_of(dtype));
   });
   return squares;
+}
+
+std::vector<Updater::View> Updater::views() {
+  std::vector<View> views;
+  const std::vector<std::string> names = state_names(options_.kind);
+  for (size_t vector = 0; vector < names.size(); vector++)
+    for (size_t index = 0; index < owned_.size(); index++) {
+      std::byte* const begin = state_.data() + vector * state_size_ + state_offset_[index];
+      if (!owned_[index].empty()) views.push_back({names[vector], owned_[index], {begin, owned_[index].size()}});
+    }
+  return views;
+}
+
+std::span<int64_t> Updater::slot_steps(size_t index, size_t slots) {
+  if (!counts()) return {};
+  counts_[index].steps.resize(slots);
+  counts_[index].last.resize(slots);
+  return counts_[index].steps;
+}
+
+void Updater::restart(int64_t steps) {
+  steps_ = steps;
+  for (Counts& counts : counts_) std::fill(counts.last.begin(), counts.last.end(), 0);  // no step that is to come
 }
 
 double clip_factor(double squares, double limit) {

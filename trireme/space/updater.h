@@ -43,6 +43,12 @@ Optimizer optimizer_named(const std::string& name);
 std::string name_of(Optimizer kind);
 std::vector<std::string> optimizer_names();
 
+/// What its state vectors are called, in checkpoint files too: "optimizer/momentum", … In the order of
+/// Updater::views().
+std::vector<std::string> state_names(Optimizer kind);
+/// Whether it counts the steps of each slot.
+bool counts_steps(Optimizer kind);
+
 /// Somebody's gradients.
 struct Source {
   const std::byte* gradients;  // start of the flat space
@@ -83,27 +89,41 @@ class Updater {
   /// Bytes of optimizer state held here.
   size_t state_bytes() const { return state_.bytes(); }
 
+  /// A part of a state vector as it lies here: whoever writes to it changes the optimizer.
+  struct View {
+    std::string vector;  // one of state_names()
+    Range range{};       // of the flat space
+    std::span<std::byte> bytes{};
+  };
+  /// All state, vector by vector and in each by owned range. Valid as long as this lives. Between steps.
+  std::vector<View> views();
+  /// The steps of each of the `slots` slots of owned range `index`; empty where the optimizer does not count them. A
+  /// view, as above. Slots outside of the owned range stay at 0.
+  std::span<int64_t> slot_steps(size_t index, size_t slots);
+  /// So many steps have been: the next begin_step() starts another one.
+  void restart(int64_t steps);
+
  private:
-  /// Steps of one slot.
-  struct Count {
-    int64_t steps = 0;
-    int64_t last = 0;  // the updater's step that was counted last
+  /// By slot of an owned range.
+  struct Counts {
+    std::vector<int64_t> steps;
+    std::vector<int64_t> last;  // the updater's step that was counted last
   };
   friend bool update_present(Updater&, size_t, const Layout&, size_t, size_t, Range, DType, std::byte*,
                              std::span<const Source>);
-  bool counts() const { return options_.kind == Optimizer::adam || options_.kind == Optimizer::adamw; }
+  bool counts() const { return counts_steps(options_.kind); }
   /// Of a slot, by its place among those of owned range `index`.
-  int64_t steps_of(size_t index, size_t slot) const { return counts() ? counts_[index][slot].steps : steps_; }
+  int64_t steps_of(size_t index, size_t slot) const { return counts() ? counts_[index].steps[slot] : steps_; }
   bool apply(size_t index, Range range, DType dtype, std::byte* parameters, std::span<const std::byte* const> gradients,
              int64_t steps);
 
   UpdaterOptions options_;
   bool shared_;
   std::vector<Range> owned_;
-  std::vector<size_t> state_offset_;        // of each owned range, in bytes, within one state vector
-  size_t state_size_ = 0;                   // bytes of one state vector
-  Arena state_;                             // one or two state vectors, one after the other
-  std::vector<std::vector<Count>> counts_;  // by owned range and slot; for optimizers that count
+  std::vector<size_t> state_offset_;  // of each owned range, in bytes, within one state vector
+  size_t state_size_ = 0;             // bytes of one state vector
+  Arena state_;                       // one or two state vectors, one after the other
+  std::vector<Counts> counts_;        // by owned range; for optimizers that count
   int64_t steps_ = 0;
   double lr_ = 0, scale_ = 1;
   bool watch_ = false;

@@ -9,25 +9,6 @@ namespace {
 
 using space::Range;
 
-/// The parts of `range` that lie in none of `holdings`, which are ordered and do not overlap.
-std::vector<Range> without(Range range, const std::vector<Range>& held) {
-  std::vector<Range> rest;
-  for (const Range& part : held) {
-    if (part.end <= range.begin || part.begin >= range.end) continue;
-    if (part.begin > range.begin) rest.push_back({range.begin, part.begin});
-    range.begin = std::min(range.end, part.end);
-  }
-  if (!range.empty()) rest.push_back(range);
-  return rest;
-}
-
-std::vector<Range> held_by(std::span<const Holding> holdings, int owner) {
-  std::vector<Range> result;
-  for (const Holding& holding : holdings)
-    if (holding.owner == owner) result.push_back(holding.range);
-  return result;
-}
-
 /// A range of one vector that one owner needs, and everybody who has all of it.
 struct Need {
   std::string vector;
@@ -54,7 +35,7 @@ std::vector<Need> needs_of(const OwnerMap& from, const OwnerMap& to) {
   for (const std::string& vector : to.vectors()) {
     const std::span<const Holding> before = from.of(vector);
     for (const Holding& wanted : to.of(vector))
-      for (const Range& missing : without(wanted.range, held_by(before, wanted.owner)))
+      for (const Range& missing : from.lacking(vector, wanted.range, wanted.owner))
         for (const Range& piece : pieces_of(missing, before)) {
           Need need{vector, piece, wanted.owner, {}};
           for (const Holding& holding : before)
@@ -159,6 +140,17 @@ std::vector<std::string> OwnerMap::vectors() const {
   std::vector<std::string> names;
   for (const auto& [name, holdings] : holdings_) names.push_back(name);
   return names;
+}
+
+std::vector<Range> OwnerMap::lacking(const std::string& vector, Range range, int owner) const {
+  std::vector<Range> rest;
+  for (const auto& [held, holder] : of(vector)) {  // an owner's are ordered and do not overlap
+    if (holder != owner || held.end <= range.begin || held.begin >= range.end) continue;
+    if (held.begin > range.begin) rest.push_back({range.begin, held.begin});
+    range.begin = std::min(range.end, held.end);
+  }
+  if (!range.empty()) rest.push_back(range);
+  return rest;
 }
 
 std::vector<Move> plan_moves(const OwnerMap& from, const OwnerMap& to) {

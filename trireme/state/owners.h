@@ -32,6 +32,8 @@ class OwnerMap {
   /// By begin, then by owner; empty when nobody holds any of it.
   std::span<const Holding> of(const std::string& vector) const;
   std::vector<std::string> vectors() const;
+  /// The parts of `range` that the owner does not hold, in their order.
+  std::vector<space::Range> lacking(const std::string& vector, space::Range range, int owner) const;
   bool operator==(const OwnerMap&) const = default;
 
  private:

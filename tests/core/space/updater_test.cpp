@@ -257,5 +257,81 @@ TEST(Schedule, NamesGoBothWays) {
   EXPECT_THROW(schedule_named("cosin"), InvalidArgument);
 }
 
+// ---- state ----
+
+Layout three_slots() { return Layout({{"a", DType::f64, {13}}, {"b", DType::f64, {5, 7}}, {"c", DType::f64, {4}}}); }
+
+/// Steps [first, last) of two owned ranges, which cut slot b; slot c has a gradient every second time.
+void steps(Updater& updater, const Layout& layout, std::span<const Range> owned, std::vector<double>& parameters,
+           int first, int last) {
+  for (int step = first; step < last; step++) {
+    std::vector<double> gradients(parameters.size());
+    for (size_t i = 0; i < gradients.size(); i++) gradients[i] = gradient(step, i);
+    const uint8_t present[] = {1, 1, static_cast<uint8_t>(step % 2)};
+    const Source source[] = {{reinterpret_cast<const std::byte*>(gradients.data()), present}};
+    updater.begin_step(0.1);
+    for (size_t index = 0; index < owned.size(); index++)
+      update_present(updater, index, layout, 0, 3, owned[index], DType::f64,
+                     reinterpret_cast<std::byte*>(parameters.data()), source);
+  }
+}
+
+TEST(UpdaterState, GoesOnInAnotherUpdater) {
+  const Layout layout = three_slots();
+  const std::vector<Range> owned = {{0, 192}, {192, layout.bytes()}};
+  for (const UpdaterOptions& options : all_options()) {
+    std::vector<double> whole(layout.bytes() / sizeof(double), 0.5), parts = whole;
+    Updater all(options, owned), before(options, owned), after(options, owned);
+    steps(all, layout, owned, whole, 0, 9);
+    steps(before, layout, owned, parts, 0, 4);
+    const std::vector<Updater::View> from = before.views(), to = after.views();
+    ASSERT_EQ(from.size(), to.size());
+    EXPECT_EQ(from.size(), 2 * state_names(options.kind).size());
+    size_t bytes = 0;
+    for (size_t i = 0; i < from.size(); i++) {
+      EXPECT_EQ(from[i].vector, state_names(options.kind)[i / 2]);
+      EXPECT_EQ(from[i].range, owned[i % 2]);
+      ASSERT_EQ(from[i].bytes.size(), from[i].range.size());
+      std::copy(from[i].bytes.begin(), from[i].bytes.end(), to[i].bytes.begin());
+      bytes += from[i].bytes.size();
+    }
+    EXPECT_LE(bytes, before.state_bytes());
+    for (size_t index = 0; index < 2; index++) {
+      const auto counted = before.slot_steps(index, 3), taken = after.slot_steps(index, 3);
+      ASSERT_EQ(counted.size(), counts_steps(options.kind) ? 3u : 0u);
+      std::copy(counted.begin(), counted.end(), taken.begin());
+      if (index == 1 && !counted.empty()) EXPECT_EQ(counted[2], 2) << "c had a gradient twice";
+      if (index == 1 && !counted.empty()) EXPECT_EQ(counted[0], 0) << "a is not in it";
+    }
+    after.restart(before.steps());
+    EXPECT_EQ(after.steps(), 4);
+    steps(after, layout, owned, parts, 4, 9);
+    EXPECT_EQ(parts, whole) << name_of(options.kind);
+  }
+}
+
+/// An updater that has gone further goes back: a step that it counted before is counted again.
+TEST(UpdaterState, GoesBack) {
+  const Layout layout = three_slots();
+  const std::vector<Range> owned = {{0, layout.bytes()}};
+  std::vector<double> parameters(layout.bytes() / sizeof(double), 0.5);
+  Updater updater(adam({.lr = 0.1}), owned);
+  steps(updater, layout, owned, parameters, 0, 6);
+  const std::span<int64_t> counts = updater.slot_steps(0, 3);
+  std::fill(counts.begin(), counts.end(), 5);
+  updater.restart(5);
+  steps(updater, layout, owned, parameters, 5, 6);
+  EXPECT_EQ(std::vector<int64_t>(counts.begin(), counts.end()), (std::vector<int64_t>{6, 6, 6}));
+}
+
+TEST(UpdaterState, NamesAreThoseOfFiles) {
+  using Names = std::vector<std::string>;
+  EXPECT_EQ(state_names(Optimizer::sgd), Names{});
+  EXPECT_EQ(state_names(Optimizer::momentum), Names{"optimizer/momentum"});
+  EXPECT_EQ(state_names(Optimizer::adagrad), Names{"optimizer/sum"});
+  EXPECT_EQ(state_names(Optimizer::adam), (Names{"optimizer/first_moment", "optimizer/second_moment"}));
+  EXPECT_EQ(state_names(Optimizer::adamw), (Names{"optimizer/first_moment", "optimizer/second_moment"}));
+}
+
 }  // namespace
 }  // namespace trireme::space::tests

@@ -6,7 +6,7 @@ namespace {
 /// Null when the data do not fit what was asked.
 std::byte* place_of(const Request& r, const Reply& reply, shm::Memory& memory) {
   const shm::Plot& plot = memory.plot();
-  if (r.verb == Verb::sparse_pull)
+  if (answers_staged(r.verb))
     return r.extra <= plot.staging_bytes && reply.bytes <= plot.staging_bytes - r.extra ? memory.staging() + r.extra
                                                                                         : nullptr;
   const bool dense = r.verb == Verb::pull || r.verb == Verb::push;

@@ -17,6 +17,8 @@ uint64_t brings(const Request& r) {
     case Verb::push:
     case Verb::sparse_push:
     case Verb::sparse_pull:
+    case Verb::take_state:
+    case Verb::take_rows:
       return r.bytes;
     case Verb::set:
       return (r.flags & kInPlace) != 0 ? 0 : r.bytes;

@@ -256,9 +256,13 @@ size_t NetworkLane::channel_of(const Request& request) {
     case Verb::push:
     case Verb::pull:
     case Verb::set:
+    case Verb::show_state:
+    case Verb::take_state:
       return channel_of_chunk_.try_emplace(request.chunk, channel_of_chunk_.size() % channels_.size()).first->second;
     case Verb::sparse_push:
     case Verb::sparse_pull:
+    case Verb::show_rows:
+    case Verb::take_rows:
       return request.table % channels_.size();
     default:
       return 0;

@@ -58,14 +58,14 @@ void Port::reply(const Reply& given, std::span<const std::byte> data) {
   Reply reply = given;
   const Plot& plot = memory_.plot();
   const bool text = reply.status >= Status::invalid || answers_in_words(reply.verb);
-  const bool sparse = reply.verb == Verb::sparse_pull;
-  const uint64_t room = sparse ? plot.staging_bytes : plot.flat_bytes;
+  const bool staged = answers_staged(reply.verb);
+  const uint64_t room = staged ? plot.staging_bytes : plot.flat_bytes;
   if (text) {
     reply.text = texts_++ % Line::kTexts;
     reply.bytes = std::min(data.size(), line_.texts[reply.text].size());
     std::memcpy(line_.texts[reply.text].data(), data.data(), reply.bytes);
   } else if (!data.empty() && reply.begin <= room && data.size() <= room - reply.begin) {
-    std::byte* place = (sparse ? memory_.staging() : memory_.parameters()) + reply.begin;
+    std::byte* place = (staged ? memory_.staging() : memory_.parameters()) + reply.begin;
     if (place != data.data())
       crew_.run(data.size(),
                 [&](size_t begin, size_t end) { std::memcpy(place + begin, data.data() + begin, end - begin); });
@@ -97,7 +97,7 @@ Incoming Port::incoming(const Request& r, const std::shared_ptr<Port>& self) con
   };
   if (r.verb == Verb::push) in.data = view(memory_.gradients(), plot.flat_bytes);
   if (r.verb == Verb::set) in.data = view(memory_.parameters(), plot.flat_bytes);
-  if (r.verb == Verb::sparse_push || r.verb == Verb::sparse_pull) in.data = view(memory_.staging(), plot.staging_bytes);
+  if (brings_staged(r.verb)) in.data = view(memory_.staging(), plot.staging_bytes);
   if (r.verb == Verb::push && r.chunk < service->chunks().size() && service->chunks()[r.chunk].last <= plot.slots)
     in.present = memory_.present() + service->chunks()[r.chunk].first;
   return in;

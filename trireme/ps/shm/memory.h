@@ -86,7 +86,7 @@ class Memory {
 
 // ---- the handshake ----
 
-constexpr uint64_t kMagic = 0x3330737065726974;  // the protocol's version included
+constexpr uint64_t kMagic = 0x3430737065726974;  // the protocol's version included
 
 enum class Visitor : uint32_t { worker, sibling, control };
 

@@ -1,0 +1,131 @@
+// State shown and taken back: what all exchanges have in common.
+#include <algorithm>
+
+#include <trireme/base/error.h>
+#include <trireme/exchange/exchange.h>
+
+namespace trireme::exchange {
+namespace {
+
+/// Collective: throws unless every rank is ready. A rank with an error throws its own.
+void all_ready(comm::Communicator& group, const std::exception_ptr& error) {
+  const uint8_t mine = error ? 1 : 0;
+  std::vector<uint8_t> all(static_cast<size_t>(group.size()));
+  group.all_gather(&mine, all.data(), 1, DType::u8, "who can restore its state");
+  if (error) std::rethrow_exception(error);
+  const auto other = std::find(all.begin(), all.end(), uint8_t{1});
+  if (other != all.end())
+    fail<Mismatch>(
+        "rank {} has all that it needs to restore the state, rank {} has not: see its error. Nothing changed",
+        group.rank(), other - all.begin());
+}
+
+}  // namespace
+
+state::OwnerMap Exchange::owners() const {
+  state::OwnerMap map;
+  for (int rank = 0; rank < group().size(); rank++)
+    for (size_t bucket = 0; bucket < buckets_.size(); bucket++) {
+      const space::Bucket& b = buckets_[bucket];
+      const Share share = share_of(rank, bucket);
+      for (const space::Range& part : state::slot_parts(layout_, b.first, b.last, share.parameters))
+        map.add(named(state::kParameters, share.own_parameters, rank), part, rank);
+      if (updater_)
+        state::add_updated(map, rank, layout_, b.first, b.last, share.updated, updater_->options().kind,
+                           [&](const std::string& name) { return named(name, share.own_state, rank); });
+    }
+  return map;
+}
+
+std::vector<state::Part> Exchange::parts() {
+  std::vector<state::Part> parts;
+  const auto add = [&](const std::string& name, const space::Bucket& b, space::Range range, std::byte* begin) {
+    for (const space::Range& part : state::slot_parts(layout_, b.first, b.last, range))
+      parts.push_back({name, part, {begin + (part.begin - range.begin), part.size()}});
+  };
+  const int rank = group().rank();
+  const bool own_state = share_of(rank, 0).own_state;
+  for (size_t bucket = 0; bucket < buckets_.size(); bucket++) {
+    const Share share = share_of(rank, bucket);
+    add(named(state::kParameters, share.own_parameters, rank), buckets_[bucket], share.parameters,
+        parameters() + share.parameters.begin);
+  }
+  if (!updater_) return parts;
+  for (const space::Updater::View& view : updater_->views()) {
+    const auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const space::Bucket& b) {
+      return b.range.begin <= view.range.begin && view.range.end <= b.range.end;
+    });
+    add(named(view.vector, own_state, rank), *bucket, view.range, view.bytes.data());
+  }
+  for (size_t bucket = 0; bucket < buckets_.size(); bucket++) {
+    const space::Bucket& b = buckets_[bucket];
+    const std::span<int64_t> steps = updater_->slot_steps(bucket, b.last - b.first);
+    if (steps.empty()) break;
+    for (size_t slot : state::slots_of(layout_, b.first, b.last, share_of(rank, bucket).updated))
+      parts.push_back({named(state::kSteps, own_state, rank), state::steps_range(slot),
+                       std::as_writable_bytes(steps.subspan(slot - b.first, 1))});
+  }
+  return parts;
+}
+
+state::About Exchange::about() const {
+  return {.layout = layout_.describe(),
+          .optimizer = updater_ ? space::name_of(updater_->options().kind) : "",
+          .workers = share_of(group().rank(), 0).own_state ? group().size() : 0};
+}
+
+Exchange::Scalars Exchange::scalars() {
+  if (!updater_) return {};
+  return {
+      {.name = named(state::kStep, share_of(group().rank(), 0).own_state, group().rank()), .value = updater_->steps()}};
+}
+
+void Exchange::restore_scalars(const std::vector<int64_t>& values) {
+  if (updater_) updater_->restart(values[0]);
+}
+
+void Exchange::visit(state::Visitor& visitor, const state::Extras& extras) {
+  land();
+  come_to_rest();
+  visitor.about(about());
+  for (const auto& list : {parts(), extras.parts})
+    for (const state::Part& part : list) visitor.part(part.vector, part.range, part.bytes);
+  for (const Scalar& scalar : scalars()) visitor.scalar(scalar.name, scalar.value);
+  for (const auto& [name, value] : extras.scalars) visitor.scalar(name, *value);
+  visit_elsewhere(visitor);
+  group().barrier("state was shown");
+}
+
+/// Everything that restore() needs is in `source`; throws otherwise.
+void Exchange::check_source(const state::Source& source, const Scalars& scalars, const state::Extras& extras) const {
+  const int rank = group().rank();
+  state::Wanted wanted{fmt::format("rank {}", rank), about(), owners(), rank, {}};
+  for (const Scalar& scalar : scalars)
+    if (!scalar.otherwise) wanted.scalars.push_back(scalar.name);
+  for (const auto& [name, value] : extras.scalars) wanted.scalars.push_back(name);
+  for (const state::Part& part : extras.parts) wanted.parts.add(part.vector, part.range, rank);
+  check(source, wanted);
+}
+
+void Exchange::restore(state::Source& source, const state::Extras& extras) {
+  land();
+  const Scalars names = scalars();
+  std::exception_ptr error;
+  try {
+    check_source(source, names, extras);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  all_ready(group(), error);
+  for (const auto& list : {parts(), extras.parts})
+    for (const state::Part& part : list) source.read(part.vector, part.range, part.bytes);
+  restore_elsewhere(source);
+  std::vector<int64_t> values;
+  for (const Scalar& scalar : names)
+    values.push_back(source.scalar(scalar.name).value_or(scalar.otherwise.value_or(0)));
+  restore_scalars(values);
+  for (const auto& [name, value] : extras.scalars) *value = *source.scalar(name);
+  group().barrier("state was restored");
+}
+
+}  // namespace trireme::exchange

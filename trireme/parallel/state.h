@@ -1,0 +1,30 @@
+#pragma once
+// A module's buffers as state, beside what the exchange has: "buffers/NAME", the same on all ranks.
+#include <torch/types.h>
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <trireme/state/visitor.h>
+
+namespace trireme {
+
+/// Shows buffers as they lie in memory, row by row. Valid while the tensors are.
+class BufferState {
+ public:
+  explicit BufferState(std::vector<std::pair<std::string, torch::Tensor>> buffers);
+
+  std::vector<state::Part> parts() const;
+  /// What was written to parts() becomes the buffers'.
+  void store() const;
+
+ private:
+  struct Buffer {
+    std::string name;
+    torch::Tensor tensor, rows;  // `rows`: the tensor itself, or a copy where its memory has another order
+  };
+  std::vector<Buffer> buffers_;
+};
+
+}  // namespace trireme
