@@ -73,7 +73,7 @@ Segment::Segment(Descriptor file, size_t addresses)
 Segment::~Segment() { munmap(base_, addresses_); }
 
 std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (mapped_.contains(offset)) return at(offset);
   reserve(file_.get(), offset, bytes, addresses_, purpose);
   void* data = mmap(at(offset), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, file_.get(),

@@ -1,10 +1,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
-#include <mutex>
 #include <vector>
 
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/comm/c10d/transport.h>
 
 namespace trireme::comm::c10d {
@@ -16,28 +16,28 @@ using Work = c10::intrusive_ptr<::c10d::Work>;
 class Flights {
  public:
   void add(const Work& work) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     works_.push_back(work);
     if (interrupted_) work->abort();
   }
   void remove(const Work& work) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     std::erase(works_, work);
   }
   void interrupt() noexcept {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     interrupted_ = true;
     for (const Work& work : works_) work->abort();
   }
   bool interrupted() const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return interrupted_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<Work> works_;   // guarded by mutex_
-  bool interrupted_ = false;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::vector<Work> works_ TRIREME_GUARDED_BY(mutex_);
+  bool interrupted_ TRIREME_GUARDED_BY(mutex_) = false;
 };
 
 class WorkMessage final : public network::Message {

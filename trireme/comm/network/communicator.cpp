@@ -42,7 +42,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Options options
 Communicator::~Communicator() {
   if (size() == 1) return;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
     if (!queue_.empty() || active_ > 0)
       wire_.fail(std::make_exception_ptr(
@@ -62,7 +62,7 @@ std::shared_ptr<Ticket> Communicator::enqueue(std::unique_ptr<Operation> operati
   wire_.check();
   std::shared_ptr<Ticket> ticket = operation->ticket();
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (idle()) busy_since_ = Clock::now();
     traffic_.bytes += static_cast<double>(operation->bytes());
     queue_.push_back(std::move(operation));
@@ -72,16 +72,16 @@ std::shared_ptr<Ticket> Communicator::enqueue(std::unique_ptr<Operation> operati
   return ticket;
 }
 
-/// With mutex_ held: all ranks post in the order of the calls.
+/// All ranks post in the order of the calls.
 void Communicator::post_ahead() {
   for (; posted_ < queue_.size() && active_ + posted_ < kAhead; posted_++) queue_[posted_]->post();
 }
 
 void Communicator::work() {
   name_thread("trireme-net");
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    wake_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
     post_ahead();
     std::unique_ptr<Operation> operation = std::move(queue_.front());
@@ -111,7 +111,7 @@ std::exception_ptr Communicator::complete(Operation& operation) noexcept {
 }
 
 Traffic Communicator::traffic() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Traffic now = traffic_;
   if (!idle()) now.seconds += seconds_since(busy_since_);
   return now;
