@@ -3,7 +3,7 @@ PRESET ?= release
 BUILD  := $(if $(filter release,$(PRESET)),build,build-$(PRESET))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test build build-all train test unit check asan tsan bench format tidy install clean
+.PHONY: help setup setup-test build build-all train test unit check locks asan tsan bench format tidy install clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -35,6 +35,9 @@ unit: build-all ## the quick tests only
 
 check: ## folder rules: who may include whom
 	@scripts/check_includes.py
+
+locks: setup-test ## clang checks that fields are used under their lock
+	@scripts/check_locks
 
 asan: setup-test ## tests under AddressSanitizer and UBSan
 	@scripts/sanitize asan

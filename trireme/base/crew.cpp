@@ -56,7 +56,7 @@ void Crew::run(size_t total, const Body& body) {
   work(End::front);
   while (!await(done_bell_, caller_patience_, Deadline(kLongSleep), [&] { return all_done(); })) {
   }
-  if (const std::lock_guard lock(mutex_); error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  if (const Lock lock(mutex_); error_) std::rethrow_exception(std::exchange(error_, nullptr));
 }
 
 /// The kernel likes to wake a helper on the core of whoever wakes it, even beside an idle one; there the two would only
@@ -99,7 +99,7 @@ void Crew::do_piece(const Body& body, size_t begin, size_t end) {
   try {
     body(begin, end);
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!error_) error_ = std::current_exception();
   }
   done_.fetch_add(1);

@@ -7,11 +7,11 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include <trireme/base/bell.h>
+#include <trireme/base/lock.h>
 
 namespace trireme {
 
@@ -68,8 +68,8 @@ class Crew {
   alignas(64) std::atomic<size_t> done_{0};  // pieces
   size_t pieces_ = 0;                        // the caller's
 
-  std::mutex mutex_;
-  std::exception_ptr error_;  // the first; guarded by mutex_
+  Mutex mutex_;
+  std::exception_ptr error_ TRIREME_GUARDED_BY(mutex_);  // the first
 };
 
 }  // namespace trireme

@@ -96,14 +96,14 @@ void Segment::reserve(size_t offset, size_t bytes, const char* purpose) {
 }
 
 std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (mapped_.contains(offset)) return at(offset);
   grow(file_.get(), offset, bytes, addresses_, purpose);
   return map_reserved(offset, bytes, purpose);
 }
 
 std::byte* Segment::attach(size_t offset, size_t bytes, const char* purpose) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (mapped_.contains(offset)) return at(offset);
   check_room(offset, bytes, bytes, addresses_, purpose, addresses_);
   return map_reserved(offset, bytes, purpose);

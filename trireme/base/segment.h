@@ -3,11 +3,11 @@
 // gone.
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 
 #include <trireme/base/descriptor.h>
+#include <trireme/base/lock.h>
 
 namespace trireme {
 
@@ -55,8 +55,8 @@ class Segment {
   Descriptor file_;
   size_t addresses_;
   std::byte* base_;
-  std::mutex mutex_;
-  std::set<size_t> mapped_;  // offsets of blocks; guarded by mutex_
+  Mutex mutex_;
+  std::set<size_t> mapped_ TRIREME_GUARDED_BY(mutex_);  // offsets of blocks
 };
 
 /// Bytes that this process could still use without swapping: the least of what the machine and its control group allow.

@@ -7,7 +7,7 @@ namespace trireme::cluster {
 void Site::add(const std::shared_ptr<Listener>& group) {
   std::exception_ptr cause;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     std::erase_if(groups_, [](const auto& other) { return other.expired(); });
     groups_.push_back(group);
     if (group->epoch() < failed_before_) cause = cause_;
@@ -16,7 +16,7 @@ void Site::add(const std::shared_ptr<Listener>& group) {
 }
 
 std::vector<std::shared_ptr<Site::Listener>> Site::groups() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   std::vector<std::shared_ptr<Listener>> result;
   for (const auto& group : groups_)
     if (auto alive = group.lock()) result.push_back(std::move(alive));
@@ -25,7 +25,7 @@ std::vector<std::shared_ptr<Site::Listener>> Site::groups() {
 
 void Site::interrupt_before(uint64_t epoch, const std::exception_ptr& cause) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (epoch <= failed_before_) return;
     failed_before_ = epoch;
     cause_ = cause;
@@ -35,7 +35,7 @@ void Site::interrupt_before(uint64_t epoch, const std::exception_ptr& cause) noe
 }
 
 std::exception_ptr Site::cause_of(uint64_t epoch) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return epoch < failed_before_ ? cause_ : nullptr;
 }
 

@@ -7,7 +7,6 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include <trireme/base/clock.h>
+#include <trireme/base/lock.h>
 #include <trireme/base/segment.h>
 #include <trireme/comm/network/engine.h>
 
@@ -95,11 +95,10 @@ class Site {
   const Facts facts_;
   std::atomic<uint64_t> epoch_{0};
   std::map<std::type_index, std::unique_ptr<Attachment>> attachments_;
-  std::mutex mutex_;
-  // All below is guarded by `mutex_`.
-  std::vector<std::weak_ptr<Listener>> groups_;
-  uint64_t failed_before_ = 0;
-  std::exception_ptr cause_;  // of that
+  Mutex mutex_;
+  std::vector<std::weak_ptr<Listener>> groups_ TRIREME_GUARDED_BY(mutex_);
+  uint64_t failed_before_ TRIREME_GUARDED_BY(mutex_) = 0;
+  std::exception_ptr cause_ TRIREME_GUARDED_BY(mutex_);  // of that
 };
 
 }  // namespace trireme::cluster

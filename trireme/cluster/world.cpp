@@ -5,11 +5,11 @@
 #include <charconv>
 #include <csignal>
 #include <map>
-#include <mutex>
 #include <numeric>
 
 #include <trireme/base/blas.h>
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/session.h>
@@ -95,22 +95,21 @@ struct World::Network {
 
 /// Those who want to hear that the job has failed.
 struct FailureWatch::Listeners {
-  std::mutex mutex;
-  // All below is guarded by `mutex`.
-  std::map<uint64_t, std::function<void(const std::string&)>> waiting;
-  uint64_t next = 0;
-  std::optional<std::string> reason;  // once it has failed
+  Mutex mutex;
+  std::map<uint64_t, std::function<void(const std::string&)>> waiting TRIREME_GUARDED_BY(mutex);
+  uint64_t next TRIREME_GUARDED_BY(mutex) = 0;
+  std::optional<std::string> reason TRIREME_GUARDED_BY(mutex);  // once it has failed
 
   /// Under the lock, so that who unregisters knows that nothing is called afterwards.
   void tell(const std::string& why) {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     if (std::exchange(reason, why)) return;
     for (const auto& [id, notify] : waiting) notify(why);
     waiting.clear();
   }
 
   uint64_t add(std::function<void(const std::string&)> notify) {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     if (reason)
       notify(*reason);
     else
@@ -130,7 +129,7 @@ FailureWatch& FailureWatch::operator=(FailureWatch&& other) noexcept {
 void FailureWatch::reset() {
   const auto listeners = std::exchange(listeners_, nullptr);
   if (!listeners) return;
-  const std::lock_guard lock(listeners->mutex);
+  const Lock lock(listeners->mutex);
   listeners->waiting.erase(id_);
 }
 

@@ -74,7 +74,7 @@ Epoch::Epoch(const Dataset& set, const Cut& cut, int rank, int64_t number, const
 
 Epoch::~Epoch() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stop_ = true;
   }
   changed_.notify_all();
@@ -89,10 +89,11 @@ void Epoch::produce() {
       for (int micro = 0; micro < cut_.accumulate; micro++) {
         Batch batch = cut_batch(set_, cut_, order, step, rank_, micro, options_.dtype);
         batch.terms = terms_;
-        std::unique_lock lock(mutex_);
+        Lock lock(mutex_);
         if (ready_.size() >= options_.ahead) {  // sleep until half of it is used: a wake-up costs more than a batch
           producer_waits_ = true;
-          changed_.wait(lock, [this] { return stop_ || ready_.size() <= options_.ahead / 2; });
+          changed_.wait(lock,
+                        [this]() TRIREME_REQUIRES(mutex_) { return stop_ || ready_.size() <= options_.ahead / 2; });
           producer_waits_ = false;
         }
         if (stop_) return;
@@ -100,19 +101,19 @@ void Epoch::produce() {
         if (consumer_waits_) changed_.notify_all();
       }
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     error_ = std::current_exception();
   }
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   finished_ = true;
   changed_.notify_all();
 }
 
 bool Epoch::next(Batch& batch) {
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   if (ready_.empty() && !finished_) {
     consumer_waits_ = true;
-    changed_.wait(lock, [this] { return finished_ || !ready_.empty(); });
+    changed_.wait(lock, [this]() TRIREME_REQUIRES(mutex_) { return finished_ || !ready_.empty(); });
     consumer_waits_ = false;
   }
   if (ready_.empty()) {

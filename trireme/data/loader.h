@@ -2,14 +2,13 @@
 // Batches as tensors, prepared in the background.
 #include <torch/types.h>
 
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <thread>
 
+#include <trireme/base/lock.h>
 #include <trireme/data/dataset.h>
 #include <trireme/data/sampler.h>
 
@@ -88,11 +87,11 @@ class Epoch {
   LoaderOptions options_;
   std::shared_ptr<const std::string> terms_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<Batch> ready_;  // guarded by mutex_, like all below
-  bool finished_ = false, stop_ = false, consumer_waits_ = false, producer_waits_ = false;
-  std::exception_ptr error_;
+  Mutex mutex_;
+  Condition changed_;
+  std::deque<Batch> ready_ TRIREME_GUARDED_BY(mutex_);
+  TRIREME_GUARDED_BY(mutex_) bool finished_ = false, stop_ = false, consumer_waits_ = false, producer_waits_ = false;
+  std::exception_ptr error_ TRIREME_GUARDED_BY(mutex_);
   std::thread producer_;
 };
 

@@ -302,7 +302,7 @@ class Parallel::Impl {
   /// What this class knows: where ranks go at their own pace, each is somewhere else.
   state::Extras extras(const BufferState& buffers) {
     const auto name = [&](const std::string& own) {
-      return exchange_->lockstep() ? own : state::of_worker(world_.rank(), own);
+      return exchange_->lockstep() ? own : state::of_worker(group_.rank(), own);
     };
     return {buffers.parts(), {{name("updates"), &updates_}, {name("taken"), &taken_}}};
   }

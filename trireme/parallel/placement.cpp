@@ -5,6 +5,7 @@
 #include <mutex>
 #include <unordered_map>
 
+#include <trireme/base/lock.h>
 #include <trireme/parallel/placement.h>
 #include <trireme/torch/compat.h>
 
@@ -26,8 +27,8 @@ thread_local Placement* watching = nullptr;
 /// Tensors that live in a home now. Of the process, because libtorch's deleters are plain functions: from a pointer
 /// they must find out whose it is.
 struct Tenants {
-  std::mutex mutex;
-  std::unordered_map<const void*, std::shared_ptr<std::atomic<bool>>> taken;  // by address
+  Mutex mutex;
+  std::unordered_map<const void*, std::shared_ptr<std::atomic<bool>>> taken TRIREME_GUARDED_BY(mutex);  // by address
 };
 
 Tenants& tenants() {
@@ -73,10 +74,11 @@ void install() {
 
 void PlacingAllocator::release(void* data) {
   {
-    const std::lock_guard lock(tenants().mutex);
-    if (const auto tenant = tenants().taken.find(data); tenant != tenants().taken.end()) {
+    Tenants& all = tenants();
+    const Lock lock(all.mutex);
+    if (const auto tenant = all.taken.find(data); tenant != all.taken.end()) {
       tenant->second->store(false);
-      tenants().taken.erase(tenant);
+      all.taken.erase(tenant);
       return;
     }
   }
@@ -114,8 +116,9 @@ void* Placement::take(size_t bytes) {
   Home& home = *homes_[found->second];
   if (home.bytes != bytes || home.taken->exchange(true)) return nullptr;
   {
-    const std::lock_guard lock(tenants().mutex);
-    tenants().taken[home.data] = home.taken;
+    Tenants& all = tenants();
+    const Lock lock(all.mutex);
+    all.taken[home.data] = home.taken;
   }
   born(home.data);
   return home.data;

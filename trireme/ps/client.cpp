@@ -4,11 +4,11 @@
 #include <bit>
 #include <cstring>
 #include <exception>
-#include <mutex>
 
 #include <trireme/base/advice.h>
 #include <trireme/base/crew.h>
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/ps/client.h>
 #include <trireme/ps/network/lane.h>
@@ -40,21 +40,21 @@ struct Client::Alarm {
 
   void raise(const std::string& why) {
     {
-      const std::lock_guard lock(mutex);
+      const Lock lock(mutex);
       if (reason.empty()) reason = why;
     }
     raised.store(true);
     ring(memory->bell());
   }
   std::string text() {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     return reason;
   }
 
   std::shared_ptr<shm::Memory> memory;
   std::atomic<bool> raised{false};
-  std::mutex mutex;
-  std::string reason;  // guarded by mutex; "": the lanes know
+  Mutex mutex;
+  std::string reason TRIREME_GUARDED_BY(mutex);  // "": the lanes know
 };
 
 // ---- coming and going ----

@@ -3,10 +3,10 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <mutex>
 #include <utility>
 
 #include <trireme/base/bell.h>
+#include <trireme/base/lock.h>
 
 namespace trireme::ps {
 
@@ -22,7 +22,7 @@ class Inbox {
   /// The service's thread does it.
   void post(Errand errand) {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       errands_.push_back(std::move(errand));
       waiting_.store(true);
     }
@@ -33,14 +33,12 @@ class Inbox {
   /// most errands. Else as post().
   template <class Idle>
   void run(Errand errand, const Idle& idle_after) {
-    if (const std::unique_lock turn(turn_, std::try_to_lock); turn && models_ != nullptr && empty()) {
-      try {
-        errand(*models_);
-        if (idle_after(*models_)) return;
-      } catch (...) {
-        failure_ = std::current_exception();
+    if (turn_.try_lock()) {
+      const Lock turn(turn_, std::adopt_lock);
+      if (models_ != nullptr && empty()) {
+        if (done_here(errand, idle_after)) return;
+        errand = [](Models&) {};
       }
-      errand = [](Models&) {};
     }
     post(std::move(errand));
   }
@@ -48,23 +46,23 @@ class Inbox {
   bool empty() const { return !waiting_.load(); }
 
   /// Whoever uses the models holds this; from open() to close(), other threads may.
-  [[nodiscard]] std::unique_lock<std::mutex> turn() { return std::unique_lock(turn_); }
+  Mutex& turn() TRIREME_RETURNS_LOCK(turn_) { return turn_; }
   void open(Models& models) {
-    const std::lock_guard lock(turn_);
+    const Lock lock(turn_);
     models_ = &models;
   }
   void close() {
-    const std::lock_guard lock(turn_);
+    const Lock lock(turn_);
     models_ = nullptr;
   }
 
-  /// Runs all errands, in order. False when there was none. The turn is held. Throws what an errand has thrown.
-  bool drain(Models& models) {
+  /// Runs all errands, in order. False when there was none. Throws what an errand has thrown.
+  bool drain(Models& models) TRIREME_REQUIRES(turn_) {
     if (empty()) return false;
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     std::deque<Errand> errands;
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       errands.swap(errands_);
       waiting_.store(false);
     }
@@ -73,13 +71,25 @@ class Inbox {
   }
 
  private:
+  /// Whether the service need not wake after it.
+  template <class Idle>
+  bool done_here(const Errand& errand, const Idle& idle_after) TRIREME_REQUIRES(turn_) {
+    try {
+      errand(*models_);
+      return idle_after(*models_);
+    } catch (...) {
+      failure_ = std::current_exception();
+      return false;
+    }
+  }
+
   Bell& bell_;
-  std::mutex mutex_;
-  std::deque<Errand> errands_;  // guarded by mutex_
+  Mutex mutex_;
+  std::deque<Errand> errands_ TRIREME_GUARDED_BY(mutex_);
   std::atomic<bool> waiting_{false};
-  std::mutex turn_;
-  Models* models_ = nullptr;      // guarded by turn_
-  std::exception_ptr failure_{};  // as models_
+  Mutex turn_;
+  Models* models_ TRIREME_GUARDED_BY(turn_) TRIREME_PT_GUARDED_BY(turn_) = nullptr;
+  std::exception_ptr failure_ TRIREME_GUARDED_BY(turn_);
 };
 
 }  // namespace trireme::ps

@@ -1,5 +1,5 @@
 #pragma once
-// What a worker waits for. For the files of client.h alone; not installed.
+// What a worker waits for. For the files of client.h alone. Not installed.
 #include <cstdint>
 #include <string>
 

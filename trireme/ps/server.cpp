@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <mutex>
 #include <thread>
 #include <vector>
 
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/base/unix_socket.h>
 #include <trireme/cluster/coordination/coordinator.h>
@@ -64,7 +64,7 @@ std::shared_ptr<Segment> parameters_of_sibling(const ServerOptions& options, int
 
 /// While the service runs, threads that bring requests may carry them out.
 struct Opened {
-  Opened(Inbox& inbox, Models& models) : inbox(inbox) { inbox.open(models); }
+  Opened(Inbox& inbox, Models* models) : inbox(inbox) { inbox.open(*models); }
   ~Opened() { inbox.close(); }
   Opened(const Opened&) = delete;
   Opened& operator=(const Opened&) = delete;
@@ -108,12 +108,12 @@ struct Server::State {
     Patience patience = patience_for(options.workers + options.servers, usable_cores());
     bool remote = false;
     const auto start = Clock::now();
-    const Opened opened(inbox, models);
+    const Opened opened(inbox, &models);
     while (!stopped.load()) {
       const auto now = Clock::now();
       std::optional<Clock::time_point> due;
       {
-        const auto turn = inbox.turn();
+        const Lock turn(inbox.turn());
         if (models.finished()) break;
         bool busy = false;
         for (const auto& port : ports)
@@ -135,8 +135,11 @@ struct Server::State {
       // A server and a worker that sleep by turns on one core would stay there: neither is ever seen waiting for it.
       if (!crowded && patience.crowded > 0) leave_core();
     }
-    const std::lock_guard lock(mutex);
-    if (!reason.empty()) throw PeerLost(reason);
+    {
+      const Lock lock(mutex);
+      if (!reason.empty()) throw PeerLost(reason);
+    }
+    const Lock turn(inbox.turn());  // a thread that brings a request may still be at it
     if (const std::string failure = models.failure(); !failure.empty()) throw PeerLost(failure);
   }
 
@@ -152,11 +155,11 @@ struct Server::State {
   const bool asks;  // server 0, on the same machine, for memory
   shm::ParameterFiles parameters;
   Crew crew;
-  Models models;
+  Models models TRIREME_GUARDED_BY(inbox.turn());
   std::vector<std::shared_ptr<shm::Port>> ports;
   std::atomic<bool> stopped{false};
-  std::mutex mutex;
-  std::string reason;  // guarded by mutex
+  Mutex mutex;
+  std::string reason TRIREME_GUARDED_BY(mutex);
   // Last, so that they go first: they post to the inbox.
   std::optional<shm::Door> door;
   std::unique_ptr<network::Door> network;
@@ -173,7 +176,7 @@ void Server::stop() noexcept {
 
 void Server::interrupt(const std::string& reason) noexcept {
   {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     if (state_->reason.empty()) state_->reason = reason;
   }
   stop();

@@ -1,6 +1,6 @@
 #pragma once
 // State on its way between workers and servers: how a vector is named by a number, and what a row looks like. For the
-// files of service.h and client.h alone; not installed.
+// files of service.h and client.h alone. Not installed.
 #include <algorithm>
 #include <cstdint>
 #include <cstring>

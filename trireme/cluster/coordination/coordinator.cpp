@@ -4,13 +4,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <numeric>
 #include <thread>
 
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/reach.h>
@@ -45,7 +44,7 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
     end();
   }
   void OnWriteDone(bool ok) override {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     writing_ = false;
     if (!ok) outbox_.clear();
     pump();
@@ -64,7 +63,7 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
     send(std::move(message));
   }
   void heartbeat(const std::string& waiting) override {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!outbox_.empty()) return;  // it does not read: more of the same would only fill memory
     wire::ToMember message;
     message.mutable_heartbeat()->set_waiting(waiting);
@@ -86,7 +85,7 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
     send(std::move(message));
   }
   void close(const std::optional<Refusal>& refusal) override {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (closing_) return;
     closing_ = true;
     status_ = status_of(refusal);
@@ -96,24 +95,24 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
  private:
   void end() {
     if (const uint64_t member = member_) desk_->disconnected(member);
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     outbox_.clear();
     closing_ = true;
     pump();
   }
 
   void send(wire::ToMember message) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     push(std::move(message));
   }
-  void push(wire::ToMember message) {
+  void push(wire::ToMember message) TRIREME_REQUIRES(mutex_) {
     if (closing_) return;
     outbox_.push_back(std::move(message));
     pump();
   }
 
-  /// With the lock held: the next message, or the end when there is none.
-  void pump() {
+  /// The next message, or the end when there is none.
+  void pump() TRIREME_REQUIRES(mutex_) {
     if (writing_ || finished_) return;
     if (!outbox_.empty()) {
       outgoing_ = std::move(outbox_.front());
@@ -133,12 +132,11 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
   std::atomic<uint64_t> member_ = 0;
   std::atomic<bool> cancelled_ = false;
 
-  std::mutex mutex_;
-  // All below is guarded by `mutex_`.
-  std::deque<wire::ToMember> outbox_;
-  wire::ToMember outgoing_;
-  grpc::Status status_;
-  bool writing_ = false, closing_ = false, finished_ = false;
+  Mutex mutex_;
+  std::deque<wire::ToMember> outbox_ TRIREME_GUARDED_BY(mutex_);
+  wire::ToMember outgoing_ TRIREME_GUARDED_BY(mutex_);
+  grpc::Status status_ TRIREME_GUARDED_BY(mutex_);
+  TRIREME_GUARDED_BY(mutex_) bool writing_ = false, closing_ = false, finished_ = false;
 };
 
 /// A get that may have to wait. Deletes itself.
@@ -192,7 +190,7 @@ class Ticker {
       : thread_([this, desk = std::move(desk), period] { run(*desk, period); }) {}
   ~Ticker() {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       stop_ = true;
     }
     bell_.notify_all();
@@ -204,19 +202,19 @@ class Ticker {
  private:
   void run(Desk& desk, Seconds period) {
     name_thread("trireme-coord");
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     while (true) {
       const auto begin = Clock::now();
-      if (bell_.wait_for(lock, period, [&] { return stop_; })) return;
+      if (bell_.wait_for(lock, period, [&]() TRIREME_REQUIRES(mutex_) { return stop_; })) return;
       const Seconds late = Seconds(Clock::now() - begin) - period;
       desk.tick(late > period ? late
                               : Seconds(0));  // this process was stopped or starved: that is not the members' silence
     }
   }
 
-  std::mutex mutex_;
-  std::condition_variable bell_;
-  bool stop_ = false;
+  Mutex mutex_;
+  Condition bell_;
+  bool stop_ TRIREME_GUARDED_BY(mutex_) = false;
   std::thread thread_;  // last: it uses what stands above
 };
 

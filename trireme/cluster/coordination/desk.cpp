@@ -3,15 +3,14 @@
 
 #include <algorithm>
 #include <chrono>
-#include <condition_variable>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <set>
 #include <unordered_map>
 #include <utility>
 
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/cluster/coordination/desk.h>
 #include <trireme/cluster/coordination/tls.h>
 
@@ -52,42 +51,41 @@ struct Desk::State {
   const DeskOptions options;
   const Descriptor bell;
 
-  mutable std::mutex mutex;
-  mutable std::condition_variable changed;
-  // All below is guarded by `mutex`.
-  std::vector<Attendee> attendees;                            // sorted by id
-  std::unordered_map<uint64_t, std::shared_ptr<Line>> lines;  // of those present
-  std::map<std::string, std::string> values;
-  size_t bytes = 0;
-  std::map<uint64_t, Waiter> waiters;            // by ticket
-  std::multimap<std::string, uint64_t> waiting;  // key, ticket
-  uint64_t next_id = 1, next_ticket = 1, past_epochs = 0;
-  std::vector<Failure> failures;
-  Decision decision;        // the last one
-  uint64_t crew_epoch = 0;  // one more with each change of the crew
-  std::deque<std::string> events;
-  bool closed = false;
+  mutable Mutex mutex;
+  mutable Condition changed;
+  std::vector<Attendee> attendees TRIREME_GUARDED_BY(mutex);                            // sorted by id
+  std::unordered_map<uint64_t, std::shared_ptr<Line>> lines TRIREME_GUARDED_BY(mutex);  // of those present
+  std::map<std::string, std::string> values TRIREME_GUARDED_BY(mutex);
+  size_t bytes TRIREME_GUARDED_BY(mutex) = 0;
+  std::map<uint64_t, Waiter> waiters TRIREME_GUARDED_BY(mutex);            // by ticket
+  std::multimap<std::string, uint64_t> waiting TRIREME_GUARDED_BY(mutex);  // key, ticket
+  TRIREME_GUARDED_BY(mutex) uint64_t next_id = 1, next_ticket = 1, past_epochs = 0;
+  std::vector<Failure> failures TRIREME_GUARDED_BY(mutex);
+  Decision decision TRIREME_GUARDED_BY(mutex);        // the last one
+  uint64_t crew_epoch TRIREME_GUARDED_BY(mutex) = 0;  // one more with each change of the crew
+  std::deque<std::string> events TRIREME_GUARDED_BY(mutex);
+  bool closed TRIREME_GUARDED_BY(mutex) = false;
 
-  Attendee* find(uint64_t id) {
+  Attendee* find(uint64_t id) TRIREME_REQUIRES(mutex) {
     const auto place = std::lower_bound(attendees.begin(), attendees.end(), id,
                                         [](const Attendee& a, uint64_t wanted) { return a.id < wanted; });
     return place == attendees.end() || place->id != id || place->standing != Standing::present ? nullptr : &*place;
   }
 
   /// nullptr for one that gave up, and for all after close().
-  Line* line_of(uint64_t id) const {
+  Line* line_of(uint64_t id) const TRIREME_REQUIRES(mutex) {
     const auto place = lines.find(id);
     return place == lines.end() ? nullptr : place->second.get();
   }
 
-  void tell(std::string event) {
+  void tell(std::string event) TRIREME_REQUIRES(mutex) {
     events.push_back(std::move(event));
     if (events.size() > kMostEvents) events.pop_front();
     eventfd_write(bell.get(), 1);
   }
 
   /// Takes a waiting get out of the books.
-  Desk::Answer take_waiter(uint64_t ticket) {
+  Desk::Answer take_waiter(uint64_t ticket) TRIREME_REQUIRES(mutex) {
     const auto place = waiters.find(ticket);
     if (place == waiters.end()) return nullptr;
     const auto [begin, end] = waiting.equal_range(place->second.key);
@@ -97,17 +95,17 @@ struct Desk::State {
     return answer;
   }
 
-  void refuse_waiters(const Refusal& refusal, Answers& answers) {
+  void refuse_waiters(const Refusal& refusal, Answers& answers) TRIREME_REQUIRES(mutex) {
     for (auto& [ticket, waiter] : waiters) answers.emplace_back(std::move(waiter.answer), refusal);
     waiters.clear();
     waiting.clear();
   }
 
-  Refusal failed_refusal() const {
+  Refusal failed_refusal() const TRIREME_REQUIRES(mutex) {
     return {Refused::failed, fmt::format("the job has failed: {}", failures.front().reason)};
   }
 
-  void note_failure(const Failure& failure, Answers& answers) {
+  void note_failure(const Failure& failure, Answers& answers) TRIREME_REQUIRES(mutex) {
     const bool first = failures.empty();
     if (failures.size() < kMostFailures) failures.push_back(failure);
     if (!first) return;
@@ -116,7 +114,7 @@ struct Desk::State {
   }
 
   /// Those who are left go on without the lost one.
-  void change_crew(const std::string& reason) {
+  void change_crew(const std::string& reason) TRIREME_REQUIRES(mutex) {
     CrewChange change{++crew_epoch, {}, reason};
     for (const Attendee& attendee : attendees)
       if (attendee.standing == Standing::present && attendee.member.kind == Member::worker && !attendee.exit_code)
@@ -125,7 +123,7 @@ struct Desk::State {
     for (auto& [id, line] : lines) line->crew(change);
   }
 
-  void carry_out(const Departure& departure, Answers& answers) {
+  void carry_out(const Departure& departure, Answers& answers) TRIREME_REQUIRES(mutex) {
     Attendee* gone = find(departure.id);
     gone->standing = departure.standing;
     const auto line = lines.find(departure.id);
@@ -142,7 +140,7 @@ struct Desk::State {
   }
 
   /// After every change: judge, and carry out.
-  void review(Answers& answers) {
+  void review(Answers& answers) TRIREME_REQUIRES(mutex) {
     const bool was_complete = decision.complete;
     do {
       decision = judge(Clock::now(), attendees, options.membership, !failures.empty());
@@ -152,7 +150,7 @@ struct Desk::State {
     changed.notify_all();
   }
 
-  void place() {
+  void place() TRIREME_REQUIRES(mutex) {
     const std::vector<int> ranks = assign(attendees, options.membership);
     for (size_t i = 0; i < ranks.size(); i++) {
       Attendee& attendee = attendees[i];
@@ -165,7 +163,7 @@ struct Desk::State {
 
   /// When all of a complete job have left in peace, the next to come begins anew: addresses of the old ones would lead
   /// it astray.
-  void begin_anew() {
+  void begin_anew() TRIREME_REQUIRES(mutex) {
     past_epochs += epoch_of(attendees);
     attendees.clear();
     values.clear();
@@ -175,7 +173,7 @@ struct Desk::State {
   }
 
   /// Members that come and go all the time must not fill the books.
-  void forget_replaced() {
+  void forget_replaced() TRIREME_REQUIRES(mutex) {
     if (attendees.size() < options.limits.members) return;
     std::set<std::pair<int, int>> held;
     for (const Attendee& attendee : attendees)
@@ -189,7 +187,7 @@ struct Desk::State {
     past_epochs -= epoch_of(attendees);
   }
 
-  std::optional<Refusal> refusal_of(const Hello& hello) const {
+  std::optional<Refusal> refusal_of(const Hello& hello) const TRIREME_REQUIRES(mutex) {
     const std::string host = tame(hello.member.host, kNameBytes);
     if (closed) return Refusal{Refused::cancelled, "is shutting down"};
     if (hello.version != options.version)
@@ -207,7 +205,7 @@ struct Desk::State {
     return std::nullopt;
   }
 
-  std::optional<Refusal> refusal_of_key(uint64_t member, const std::string& key) {
+  std::optional<Refusal> refusal_of_key(uint64_t member, const std::string& key) TRIREME_REQUIRES(mutex) {
     if (!failures.empty()) return failed_refusal();
     if (closed) return Refusal{Refused::cancelled, "is shutting down"};
     if (find(member) == nullptr)
@@ -218,7 +216,8 @@ struct Desk::State {
     return std::nullopt;
   }
 
-  std::optional<Refusal> refusal_of_value(const std::string& key, const std::string& value) const {
+  std::optional<Refusal> refusal_of_value(const std::string& key, const std::string& value) const
+      TRIREME_REQUIRES(mutex) {
     const CoordinatorLimits& limits = options.limits;
     if (value.size() > limits.value_bytes)
       return Refusal{Refused::limit,
@@ -247,8 +246,8 @@ uint64_t Desk::attend(const std::string& token, const Hello& hello, const std::s
   Answers answers;
   uint64_t id = 0;
   {
-    const std::lock_guard lock(state_->mutex);
     State& state = *state_;
+    const Lock lock(state.mutex);
     if (auto refusal = state.refusal_of(hello)) return line->close(refusal), 0;
     if (state.decision.ended) state.begin_anew();
     state.forget_replaced();
@@ -273,7 +272,7 @@ uint64_t Desk::attend(const std::string& token, const Hello& hello, const std::s
 
 void Desk::heartbeat(const std::string& token, uint64_t member) {
   if (!knows(token)) return;
-  const std::lock_guard lock(state_->mutex);
+  const Lock lock(state_->mutex);
   Attendee* attendee = state_->find(member);
   if (attendee == nullptr || attendee->exit_code) return;
   attendee->heard = Clock::now();
@@ -285,7 +284,7 @@ void Desk::leave(const std::string& token, uint64_t member, int exit_code, const
   if (!knows(token)) return;
   Answers answers;
   {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     Attendee* attendee = state_->find(member);
     if (attendee == nullptr || attendee->exit_code) return;
     attendee->exit_code = exit_code;
@@ -308,7 +307,7 @@ void Desk::leave(const std::string& token, uint64_t member, int exit_code, const
 void Desk::disconnected(uint64_t member) {
   Answers answers;
   {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     Attendee* attendee = state_->find(member);
     if (attendee == nullptr) return;
     attendee->connected = false;
@@ -322,8 +321,8 @@ std::optional<Refusal> Desk::put(const std::string& token, uint64_t member, cons
   if (!knows(token)) return token_refusal();
   Answers answers;
   {
-    const std::lock_guard lock(state_->mutex);
     State& state = *state_;
+    const Lock lock(state.mutex);
     if (auto refusal = state.refusal_of_key(member, key)) return refusal;
     if (auto refusal = state.refusal_of_value(key, value)) return refusal;
     const auto [place, fresh] = state.values.try_emplace(key);
@@ -341,7 +340,7 @@ std::optional<Refusal> Desk::put(const std::string& token, uint64_t member, cons
 
 uint64_t Desk::get(const std::string& token, uint64_t member, const std::string& key, Answer answer) {
   if (!knows(token)) return answer(token_refusal()), 0;
-  std::unique_lock lock(state_->mutex);
+  Lock lock(state_->mutex);
   std::optional<std::variant<std::string, Refusal>> now;
   if (auto refusal = state_->refusal_of_key(member, key)) {
     now = *refusal;
@@ -361,7 +360,7 @@ uint64_t Desk::get(const std::string& token, uint64_t member, const std::string&
 }
 
 void Desk::cancel(uint64_t ticket) {
-  std::unique_lock lock(state_->mutex);
+  Lock lock(state_->mutex);
   const Answer answer = state_->take_waiter(ticket);
   lock.unlock();
   if (answer) answer(Refusal{Refused::cancelled, "nobody waits for this any more"});
@@ -370,7 +369,7 @@ void Desk::cancel(uint64_t ticket) {
 void Desk::tick(Seconds blind) {
   Answers answers;
   {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     if (blind > Seconds(0))
       for (Attendee& attendee : state_->attendees)
         attendee.heard = std::min(Clock::now(), attendee.heard + std::chrono::duration_cast<Clock::duration>(blind));
@@ -382,7 +381,7 @@ void Desk::tick(Seconds blind) {
 void Desk::fail_job(const std::string& reason) {
   Answers answers;
   {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     state_->note_failure({-1, state_->options.host, reason}, answers);
     state_->tell(reason);
     state_->review(answers);
@@ -393,7 +392,7 @@ void Desk::fail_job(const std::string& reason) {
 void Desk::close() {
   Answers answers;
   {
-    const std::lock_guard lock(state_->mutex);
+    const Lock lock(state_->mutex);
     state_->closed = true;
     const Refusal refusal{Refused::cancelled, "is shutting down"};
     state_->refuse_waiters(refusal, answers);
@@ -405,8 +404,8 @@ void Desk::close() {
 }
 
 Snapshot Desk::snapshot() const {
-  const std::lock_guard lock(state_->mutex);
   const State& state = *state_;
+  const Lock lock(state.mutex);
   Snapshot result;
   for (const Attendee& attendee : state.attendees)
     result.members.push_back({attendee.member, attendee.standing, seconds_since(attendee.heard)});
@@ -420,13 +419,14 @@ Snapshot Desk::snapshot() const {
 }
 
 bool Desk::wait_ended(const Deadline& deadline) const {
-  std::unique_lock lock(state_->mutex);
-  return state_->changed.wait_for(lock, deadline.left(), [&] { return state_->decision.ended || state_->closed; }) &&
-         state_->decision.ended;
+  const State& state = *state_;
+  Lock lock(state.mutex);
+  const auto over = [&]() TRIREME_REQUIRES(state.mutex) { return state.decision.ended || state.closed; };
+  return state.changed.wait_for(lock, deadline.left(), over) && state.decision.ended;
 }
 
 std::vector<std::string> Desk::take_events() {
-  const std::lock_guard lock(state_->mutex);
+  const Lock lock(state_->mutex);
   eventfd_t rung = 0;
   eventfd_read(state_->bell.get(), &rung);
   std::vector<std::string> result(state_->events.begin(), state_->events.end());

@@ -1,11 +1,10 @@
 #include <unistd.h>
 
-#include <condition_variable>
 #include <map>
-#include <mutex>
 #include <thread>
 
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/base/watch.h>
 #include <trireme/cluster/coordination/coordinator.h>
@@ -38,13 +37,14 @@ class Session::State {
     if (options_.version.empty()) options_.version = library_version();
     const Deadline deadline(options_.timeout);
     const Watch watch("trireme-ctrl-c", {options_.interrupt}, [this](size_t) {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       interrupted_ = true;
       bell_.notify_all();
     });
     while (!register_once(deadline)) {
-      std::unique_lock lock(mutex_);
-      bell_.wait_for(lock, std::min(kBetweenTries, deadline.left()), [&] { return interrupted_; });
+      Lock lock(mutex_);
+      bell_.wait_for(lock, std::min(kBetweenTries, deadline.left()),
+                     [&]() TRIREME_REQUIRES(mutex_) { return interrupted_; });
     }
     thread_ = std::thread([this] { run(); });
     try {
@@ -88,8 +88,8 @@ class Session::State {
   }
 
   CrewChange next_crew(uint64_t epoch, const Deadline& deadline) {
-    std::unique_lock lock(mutex_);
-    bell_.wait_for(lock, deadline.left(), [&] { return crew_.epoch > epoch || failure_; });
+    Lock lock(mutex_);
+    bell_.wait_for(lock, deadline.left(), [&]() TRIREME_REQUIRES(mutex_) { return crew_.epoch > epoch || failure_; });
     if (failure_) throw PeerLost(failure_->reason);
     if (crew_.epoch > epoch) return crew_;
     fail<Timeout>("{} has named no crew after epoch {} within {:g} s: nobody has been lost, as far as it knows",
@@ -97,7 +97,7 @@ class Session::State {
   }
 
   void on_crew(std::function<void(const CrewChange&)> notify) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     notify_crew_ = std::move(notify);
     bell_.notify_all();
   }
@@ -108,24 +108,24 @@ class Session::State {
     message.mutable_leave()->set_reason(reason);
     message.mutable_leave()->set_rank(rank);
     message.mutable_leave()->set_server(server);
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     if (std::exchange(leaving_, true)) return;
     lock.unlock();
     stream_->send(std::move(message));
     lock.lock();
     bell_.wait_for(lock, std::min(options_.heartbeat_limit, options_.timeout),
-                   [&] { return farewell_ || end_.has_value(); });
+                   [&]() TRIREME_REQUIRES(mutex_) { return farewell_ || end_.has_value(); });
     lock.unlock();
     stop();
   }
 
   std::optional<Failure> failure() const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return failure_;
   }
 
   void on_failure(std::function<void(const Failure&)> notify) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     notify_ = std::move(notify);
     bell_.notify_all();
   }
@@ -152,8 +152,9 @@ class Session::State {
     }
     address_ = reached.address;
     open(reached.target);
-    std::unique_lock lock(mutex_);
-    bell_.wait_for(lock, deadline.left(), [&] { return welcomed_ || interrupted_ || end_.has_value(); });
+    Lock lock(mutex_);
+    bell_.wait_for(lock, deadline.left(),
+                   [&]() TRIREME_REQUIRES(mutex_) { return welcomed_ || interrupted_ || end_.has_value(); });
     if (welcomed_) return true;
     const std::optional<grpc::Status> end = end_;
     lock.unlock();
@@ -170,7 +171,10 @@ class Session::State {
 
   void open(const std::string& target) {
     stream_.reset();
-    end_.reset();
+    {
+      const Lock lock(mutex_);
+      end_.reset();
+    }
     const SignalsBlocked blocked;
     stub_ = wire::Coordination::NewStub(channel_to(target, certificates_));
     stream_ = std::make_unique<Stream>(
@@ -192,7 +196,7 @@ class Session::State {
   }
 
   void check_interrupted() const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (interrupted_)
       fail<PeerLost>("host {}: interrupted while it waited for the coordinator at {}", member_.host,
                      options_.coordinator);
@@ -213,8 +217,9 @@ class Session::State {
   }
 
   void wait_for_place(const Deadline& deadline) {
-    std::unique_lock lock(mutex_);
-    bell_.wait_for(lock, deadline.left(), [&] { return placed_ || failure_ || interrupted_; });
+    Lock lock(mutex_);
+    bell_.wait_for(lock, deadline.left(),
+                   [&]() TRIREME_REQUIRES(mutex_) { return placed_ || failure_ || interrupted_; });
     if (placed_) return;
     if (failure_) throw PeerLost(failure_->reason);
     if (interrupted_)
@@ -227,7 +232,7 @@ class Session::State {
   // ---- news, from gRPC's threads ----
 
   void received(const wire::ToMember& message) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     silence_ = Seconds(0);
     if (message.has_welcome() && !welcomed_) {
       welcome_ = from_wire(message.welcome());
@@ -253,7 +258,7 @@ class Session::State {
   }
 
   void ended(const grpc::Status& status) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     end_ = status;
     if (welcomed_ && status.error_code() == grpc::StatusCode::FAILED_PRECONDITION)
       set_failure({member_.rank, member_.host, status.error_message()});
@@ -265,8 +270,8 @@ class Session::State {
     bell_.notify_all();
   }
 
-  /// With the lock held. The first counts.
-  void set_failure(Failure failure) {
+  /// The first counts.
+  void set_failure(Failure failure) TRIREME_REQUIRES(mutex_) {
     if (failure_ || leaving_ || farewell_) return;
     failure_ = std::move(failure);
     for (const auto& [context, within] : calls_) context->TryCancel();
@@ -275,16 +280,16 @@ class Session::State {
 
   // ---- the session's thread ----
 
-  bool new_crew() const { return notify_crew_ && crew_.epoch > told_epoch_; }
+  bool new_crew() const TRIREME_REQUIRES(mutex_) { return notify_crew_ && crew_.epoch > told_epoch_; }
 
   void run() {
     name_thread("trireme-session");
     const Seconds limit = options_.heartbeat_limit, period = std::min(limit, welcome_.heartbeat_limit) / 6;
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     auto last = Clock::now();
     while (!stop_) {
       bell_.wait_for(lock, period - Seconds(Clock::now() - last),
-                     [&] { return stop_ || (failure_ && notify_) || new_crew(); });
+                     [&]() TRIREME_REQUIRES(mutex_) { return stop_ || (failure_ && notify_) || new_crew(); });
       if (new_crew() && !stop_) {
         const auto notify = notify_crew_;
         const CrewChange crew = crew_;
@@ -310,23 +315,22 @@ class Session::State {
                      fmt::format("the coordinator at {} has not answered host {} for {:.1f} s (limit {:g} s): it is "
                                  "stopped, or its host or the network is down",
                                  options_.coordinator, member_.host, silence_.count(), limit.count())});
-      beat(lock);
+      lock.unlock();
+      beat();
+      lock.lock();
     }
   }
 
-  void beat(std::unique_lock<std::mutex>& lock) {
-    lock.unlock();
-    if (!stream_->busy()) {
-      wire::FromMember message;
-      message.mutable_heartbeat();
-      stream_->send(std::move(message));
-    }
-    lock.lock();
+  void beat() {
+    if (stream_->busy()) return;
+    wire::FromMember message;
+    message.mutable_heartbeat();
+    stream_->send(std::move(message));
   }
 
   void stop() {
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       stop_ = true;
       bell_.notify_all();
     }
@@ -342,19 +346,19 @@ class Session::State {
     context.AddMetadata(kTokenKey, options_.token);
     context.set_deadline(system_time(deadline));
     {
-      const std::lock_guard lock(mutex_);
+      const Lock lock(mutex_);
       if (failure_) throw PeerLost(failure_->reason);
       if (leaving_) fail<InvalidArgument>("{} was told goodbye already", coordinator());
       if (within && *within < crew_.epoch) throw PeerLost(crew_.reason);
       calls_.emplace(&context, within);
     }
     grpc::Status status = run(context);
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     calls_.erase(&context);
     if (!status.ok() && !failure_ && within && *within < crew_.epoch) throw PeerLost(crew_.reason);
     // With the connection gone, the stream is about to say so too: one failure, one sentence.
     if (status.error_code() == grpc::StatusCode::UNAVAILABLE || status.error_code() == grpc::StatusCode::CANCELLED)
-      bell_.wait_for(lock, kLastWords, [&] { return failure_ || leaving_; });
+      bell_.wait_for(lock, kLastWords, [&]() TRIREME_REQUIRES(mutex_) { return failure_ || leaving_; });
     if (!status.ok() && failure_) throw PeerLost(failure_->reason);
     return status;
   }
@@ -386,19 +390,20 @@ class Session::State {
   std::string meeting_;  // as member_
   std::unique_ptr<wire::Coordination::Stub> stub_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable bell_;
-  // All below is guarded by `mutex_`.
-  bool welcomed_ = false, placed_ = false, interrupted_ = false, leaving_ = false, farewell_ = false, stop_ = false;
-  std::optional<grpc::Status> end_;  // of the stream
-  std::string waiting_;
-  Seconds silence_{0};
-  std::optional<Failure> failure_;
-  std::function<void(const Failure&)> notify_;
-  std::map<grpc::ClientContext*, std::optional<uint64_t>> calls_;  // that run, and the epoch that they belong to
-  CrewChange crew_;
-  uint64_t told_epoch_ = 0;
-  std::function<void(const CrewChange&)> notify_crew_;
+  mutable Mutex mutex_;
+  Condition bell_;
+  TRIREME_GUARDED_BY(mutex_) bool welcomed_ = false, placed_ = false, interrupted_ = false, leaving_ = false;
+  TRIREME_GUARDED_BY(mutex_) bool farewell_ = false, stop_ = false;
+  std::optional<grpc::Status> end_ TRIREME_GUARDED_BY(mutex_);  // of the stream
+  std::string waiting_ TRIREME_GUARDED_BY(mutex_);
+  Seconds silence_ TRIREME_GUARDED_BY(mutex_){0};
+  std::optional<Failure> failure_ TRIREME_GUARDED_BY(mutex_);
+  std::function<void(const Failure&)> notify_ TRIREME_GUARDED_BY(mutex_);
+  std::map<grpc::ClientContext*, std::optional<uint64_t>> calls_
+      TRIREME_GUARDED_BY(mutex_);  // that run, and the epoch that they belong to
+  CrewChange crew_ TRIREME_GUARDED_BY(mutex_);
+  uint64_t told_epoch_ TRIREME_GUARDED_BY(mutex_) = 0;
+  std::function<void(const CrewChange&)> notify_crew_ TRIREME_GUARDED_BY(mutex_);
 
   // Last, so that they go first, also when the constructor throws: their callbacks use all of the above.
   std::unique_ptr<Stream> stream_;

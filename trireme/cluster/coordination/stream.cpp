@@ -13,19 +13,19 @@ Stream::Stream(wire::Coordination::Stub& stub, const std::string& token, Receive
 
 Stream::~Stream() {
   context_.TryCancel();
-  std::unique_lock lock(mutex_);
-  gone_.wait(lock, [&] { return done_; });  // a cancelled call ends at once
+  Lock lock(mutex_);
+  gone_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return done_; });  // a cancelled call ends at once
 }
 
 void Stream::send(wire::FromMember message) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (released_) return;
   outbox_.push_back(std::move(message));
   pump();
 }
 
 bool Stream::busy() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return !outbox_.empty();
 }
 
@@ -34,20 +34,20 @@ void Stream::OnReadDone(bool ok) {
     received_(incoming_);
     return StartRead(&incoming_);
   }
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   released_ = true;
   RemoveHold();
 }
 
 void Stream::OnWriteDone(bool /*ok*/) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   writing_ = false;
   if (!released_) pump();
 }
 
 void Stream::OnDone(const grpc::Status& status) {
   ended_(status);
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   done_ = true;
   gone_.notify_all();
 }

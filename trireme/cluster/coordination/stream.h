@@ -1,12 +1,12 @@
 #pragma once
 // A session's stream of messages to and from its coordinator. Not installed: sees gRPC.
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
+
+#include <trireme/base/lock.h>
 
 #include "wire.h"
 
@@ -30,19 +30,18 @@ class Stream final : public grpc::ClientBidiReactor<wire::FromMember, wire::ToMe
   void OnDone(const grpc::Status& status) override;
 
  private:
-  void pump();
+  void pump() TRIREME_REQUIRES(mutex_);
 
   const Received received_;
   const Ended ended_;
   grpc::ClientContext context_;
   wire::ToMember incoming_;
 
-  mutable std::mutex mutex_;
-  std::condition_variable gone_;
-  // All below is guarded by `mutex_`.
-  std::deque<wire::FromMember> outbox_;
-  wire::FromMember outgoing_;
-  bool writing_ = false, released_ = false, done_ = false;
+  mutable Mutex mutex_;
+  Condition gone_;
+  std::deque<wire::FromMember> outbox_ TRIREME_GUARDED_BY(mutex_);
+  wire::FromMember outgoing_ TRIREME_GUARDED_BY(mutex_);
+  TRIREME_GUARDED_BY(mutex_) bool writing_ = false, released_ = false, done_ = false;
 };
 
 }  // namespace trireme::cluster

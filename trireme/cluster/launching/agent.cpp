@@ -6,15 +6,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <condition_variable>
 #include <csignal>
-#include <mutex>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/session.h>
@@ -112,33 +111,33 @@ class Goodbyes {
   explicit Goodbyes(Session& session) : session_(session), thread_([this] { run(); }) {}
   /// Others hear of ranks that have ended; news of others is no longer waited for.
   ~Goodbyes() {
-    notify(stop_);
+    notify(&Goodbyes::stop_);
     thread_.join();
   }
   Goodbyes(const Goodbyes&) = delete;
   Goodbyes& operator=(const Goodbyes&) = delete;
 
   /// Does not block.
-  void own_ranks_ended() { notify(own_ended_); }
+  void own_ranks_ended() { notify(&Goodbyes::own_ended_); }
   /// Readable when the ranks of all hosts have ended.
   int descriptor() const { return all_ended_.get(); }
 
  private:
-  void notify(bool& what) {
-    const std::lock_guard lock(mutex_);
-    what = true;
+  void notify(bool Goodbyes::*what) {
+    const Lock lock(mutex_);
+    this->*what = true;
     bell_.notify_all();
   }
   bool stopped() {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return stop_;
   }
 
   void run() try {
     name_thread("trireme-goodbye");
     {
-      std::unique_lock lock(mutex_);
-      bell_.wait(lock, [&] { return own_ended_ || stop_; });
+      Lock lock(mutex_);
+      bell_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return own_ended_ || stop_; });
       if (!own_ended_) return;
     }
     session_.put(fmt::format("ranks ended/{}", session_.rank()), "");
@@ -155,10 +154,10 @@ class Goodbyes {
 
   Session& session_;
   const Descriptor all_ended_{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-  std::mutex mutex_;
-  std::condition_variable bell_;
-  bool own_ended_ = false, stop_ = false;  // guarded by `mutex_`
-  std::thread thread_;                     // last: it uses what stands above
+  Mutex mutex_;
+  Condition bell_;
+  TRIREME_GUARDED_BY(mutex_) bool own_ended_ = false, stop_ = false;
+  std::thread thread_;  // last: it uses what stands above
 };
 
 /// What has to be right before ranks are started; the others hear what is not.

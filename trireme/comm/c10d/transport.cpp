@@ -1,10 +1,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
-#include <mutex>
 #include <vector>
 
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/comm/c10d/transport.h>
 
 namespace trireme::comm::c10d {
@@ -16,33 +16,35 @@ using Flight = c10::intrusive_ptr<::c10d::Work>;
 class Flights {
  public:
   void add(const Flight& flight) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     flights_.push_back(flight);
     if (interrupted_) flight->abort();
   }
   void remove(const Flight& flight) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     std::erase(flights_, flight);
   }
   void interrupt() noexcept {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     interrupted_ = true;
     for (const Flight& flight : flights_) flight->abort();
   }
   bool interrupted() const {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return interrupted_;
   }
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<Flight> flights_;  // guarded by mutex_
-  bool interrupted_ = false;  // guarded by mutex_
+  mutable Mutex mutex_;
+  std::vector<Flight> flights_ TRIREME_GUARDED_BY(mutex_);
+  bool interrupted_ TRIREME_GUARDED_BY(mutex_) = false;
 };
 
 class FlightMessage final : public network::Message {
  public:
-  FlightMessage(Flight flight, Flights& flights) : flight_(std::move(flight)), flights_(flights) { flights_.add(flight_); }
+  FlightMessage(Flight flight, Flights& flights) : flight_(std::move(flight)), flights_(flights) {
+    flights_.add(flight_);
+  }
   ~FlightMessage() override { flights_.remove(flight_); }
 
   void wait(const Deadline& deadline) override {

@@ -29,7 +29,7 @@ Communicator::Communicator(std::unique_ptr<Transport> transport, Options options
 Communicator::~Communicator() {
   if (size() == 1) return;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
     if (!queue_.empty() || active_ > 0)
       wire_.fail(std::make_exception_ptr(
@@ -48,7 +48,7 @@ Started Communicator::enqueue(const Fingerprint& what, Arguments&&... arguments)
   auto operation = std::make_unique<What>(wire_, what, std::forward<Arguments>(arguments)...);
   std::shared_ptr<Ticket> ticket = operation->ticket();
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (idle()) busy_since_ = Clock::now();
     traffic_.bytes += static_cast<double>(operation->bytes());
     queue_.push_back(std::move(operation));
@@ -58,16 +58,16 @@ Started Communicator::enqueue(const Fingerprint& what, Arguments&&... arguments)
   return std::make_unique<TicketWork>(std::move(ticket));
 }
 
-/// With mutex_ held: all ranks post in the order of the calls.
+/// All ranks post in the order of the calls.
 void Communicator::post_ahead() {
   for (; posted_ < queue_.size() && active_ + posted_ < kAhead; posted_++) queue_[posted_]->post();
 }
 
 void Communicator::work() {
   name_thread("trireme-net");
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [&] { return stopping_ || !queue_.empty(); });
+    wake_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
     if (queue_.empty()) return;
     post_ahead();
     std::unique_ptr<Operation> operation = std::move(queue_.front());
@@ -88,12 +88,12 @@ void Communicator::work() {
 }
 
 void Communicator::notify(std::function<void()> news) {
-  const std::lock_guard lock(telling_);
+  const Lock lock(telling_);
   news_ = std::move(news);
 }
 
 void Communicator::tell() {
-  const std::lock_guard lock(telling_);
+  const Lock lock(telling_);
   if (news_) news_();
 }
 
@@ -108,7 +108,7 @@ std::exception_ptr Communicator::complete(Operation& operation) noexcept {
 }
 
 Traffic Communicator::traffic() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Traffic now = traffic_;
   if (!idle()) now.seconds += seconds_since(busy_since_);
   return now;

@@ -1,9 +1,9 @@
 #pragma once
 // Collectives between machines, on any engine's messages.
-#include <condition_variable>
 #include <functional>
 #include <thread>
 
+#include <trireme/base/lock.h>
 #include <trireme/comm/communicator.h>
 #include <trireme/comm/network/letters.h>
 #include <trireme/comm/network/operation.h>
@@ -84,28 +84,28 @@ class Communicator final : public comm::Communicator {
   template <class Action>
   auto point_to_point(int peer, std::string_view verb, std::string_view name, const Action& action);
   void tell();
-  void post_ahead();
+  void post_ahead() TRIREME_REQUIRES(mutex_);
   void work();
   std::exception_ptr complete(Operation& operation) noexcept;
-  bool idle() const { return queue_.empty() && active_ == 0; }
+  bool idle() const TRIREME_REQUIRES(mutex_) { return queue_.empty() && active_ == 0; }
 
   Options options_;
   Wire wire_;
   Letters letters_;
   uint64_t sequence_ = 0;
 
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<std::unique_ptr<Operation>> queue_;  // guarded by mutex_, like all below; those that no thread has taken
-  size_t posted_ = 0;                             // of the queue
-  size_t active_ = 0;                             // that a thread has taken
-  Traffic traffic_;
-  Clock::time_point busy_since_{};  // while there are operations
-  bool stopping_ = false;
+  Mutex mutex_;
+  Condition wake_;
+  std::deque<std::unique_ptr<Operation>> queue_ TRIREME_GUARDED_BY(mutex_);  // those that no thread has taken
+  size_t posted_ TRIREME_GUARDED_BY(mutex_) = 0;                             // of the queue
+  size_t active_ TRIREME_GUARDED_BY(mutex_) = 0;                             // that a thread has taken
+  Traffic traffic_ TRIREME_GUARDED_BY(mutex_);
+  Clock::time_point busy_since_ TRIREME_GUARDED_BY(mutex_){};  // while there are operations
+  bool stopping_ TRIREME_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;
 
-  std::mutex telling_;
-  std::function<void()> news_;  // guarded by telling_
+  Mutex telling_;
+  std::function<void()> news_ TRIREME_GUARDED_BY(telling_);
 };
 
 }  // namespace trireme::comm::network

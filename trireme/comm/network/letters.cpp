@@ -14,7 +14,7 @@ Line::Line(Wire& wire, const std::function<void()>& settled)
 
 Line::~Line() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
@@ -24,7 +24,7 @@ Line::~Line() {
 std::shared_ptr<Ticket> Line::add(std::function<void()> job) {
   auto ticket = std::make_shared<Ticket>();
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     jobs_.push_back({std::move(job), ticket});
   }
   wake_.notify_all();
@@ -32,15 +32,15 @@ std::shared_ptr<Ticket> Line::add(std::function<void()> job) {
 }
 
 bool Line::idle() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return jobs_.empty();
 }
 
 void Line::work() {
   name_thread("trireme-letters");
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (true) {
-    wake_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
+    wake_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return stopping_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
     Job& job = jobs_.front();
     lock.unlock();
@@ -103,8 +103,7 @@ void Letters::send(const void* data, size_t count, DType type, int to, std::stri
   post(room->data.get(), what, to, room);
 }
 
-std::shared_ptr<Ticket> Letters::start_send(const void* data, size_t count, DType type, int to,
-                                            std::string_view name) {
+std::shared_ptr<Ticket> Letters::start_send(const void* data, size_t count, DType type, int to, std::string_view name) {
   const Fingerprint what = fingerprint(Kind::none, count, type, name);
   const auto ticket = post(data, what, to, nullptr);
   return what.bytes() <= Packet::kRoom ? settled_ticket() : ticket;
@@ -158,8 +157,8 @@ void Letters::close() {
   const bool waiting =
       std::any_of(peers_.begin(), peers_.end(), [](auto& p) { return p.second.in && !p.second.in->idle(); });
   if (waiting)
-    wire_.fail(std::make_exception_ptr(Error(
-        fmt::format("rank {} left the group before a message had come", wire_.name_of(wire_.rank())))));
+    wire_.fail(std::make_exception_ptr(
+        Error(fmt::format("rank {} left the group before a message had come", wire_.name_of(wire_.rank())))));
   peers_.clear();
 }
 

@@ -4,12 +4,12 @@
 //
 // The engines only know blocking waits. What is waited for later therefore has a thread that waits for it: one for each
 // peer and direction, made when it is first needed.
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <map>
 #include <thread>
 
+#include <trireme/base/lock.h>
 #include <trireme/comm/network/ticket.h>
 #include <trireme/comm/network/wire.h>
 
@@ -37,10 +37,10 @@ class Line {
 
   Wire& wire_;
   const std::function<void()>& settled_;
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Job> jobs_;  // guarded by mutex_, like all below; the first is being done
-  bool stopping_ = false;
+  Mutex mutex_;
+  Condition wake_;
+  std::deque<Job> jobs_ TRIREME_GUARDED_BY(mutex_);  // the first is being done
+  bool stopping_ TRIREME_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };
 

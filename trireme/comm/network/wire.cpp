@@ -21,7 +21,7 @@ std::vector<int> checked(std::vector<int> names, int size) {
 
 Rooms::Room Rooms::take(size_t bytes) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     for (size_t i = 0; i < free_.size(); i++) {
       if (free_[i].bytes < bytes) continue;
       Room found = std::move(free_[i]);
@@ -34,7 +34,7 @@ Rooms::Room Rooms::take(size_t bytes) {
 
 void Rooms::put_back(Room room) {
   if (room.bytes == 0) return;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (free_.size() == most_) free_.erase(free_.begin());
   free_.push_back(std::move(room));
 }
@@ -73,14 +73,14 @@ auto Wire::explained(int peer, const Fingerprint& what, const Action& action) {
 
 std::unique_ptr<Message> Wire::send(const void* data, size_t bytes, int to, uint32_t tag, const Fingerprint& what) {
   return explained(to, what, [&] {
-    const std::lock_guard lock(posting_);
+    const Lock lock(posting_);
     return transport_->send(data, bytes, to, tag);
   });
 }
 
 std::unique_ptr<Message> Wire::receive(void* data, size_t bytes, int from, uint32_t tag, const Fingerprint& what) {
   return explained(from, what, [&] {
-    const std::lock_guard lock(posting_);
+    const Lock lock(posting_);
     return transport_->receive(data, bytes, from, tag);
   });
 }
@@ -91,21 +91,21 @@ void Wire::wait(Message& message, int peer, const Fingerprint& what) {
 
 void Wire::fail(std::exception_ptr cause) noexcept {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (!cause_) cause_ = std::move(cause);
   }
   failed_.notify_all();
-  transport_->interrupt();
+  interrupt();
 }
 
 /// A connection that breaks is often the second sign of a death, and comes before the first one's explanation.
 void Wire::await_cause() {
-  std::unique_lock lock(mutex_);
-  failed_.wait_for(lock, patience_, [&] { return cause_ != nullptr; });
+  Lock lock(mutex_);
+  failed_.wait_for(lock, patience_, [&]() TRIREME_REQUIRES(mutex_) { return cause_ != nullptr; });
 }
 
 std::exception_ptr Wire::cause() const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return cause_;
 }
 

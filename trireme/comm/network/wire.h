@@ -1,11 +1,10 @@
 #pragma once
 // A transport as the collectives use it: several threads may post, every wait has a deadline, and errors say who was
 // waited for and in what.
-#include <condition_variable>
 #include <exception>
-#include <mutex>
 #include <vector>
 
+#include <trireme/base/lock.h>
 #include <trireme/comm/network/opening.h>
 #include <trireme/comm/network/transport.h>
 
@@ -31,8 +30,8 @@ class Rooms {
 
  private:
   size_t most_;
-  std::mutex mutex_;
-  std::vector<Room> free_;  // guarded by mutex_
+  Mutex mutex_;
+  std::vector<Room> free_ TRIREME_GUARDED_BY(mutex_);
 };
 
 /// Thread-safe.
@@ -61,19 +60,21 @@ class Wire {
 
  private:
   void await_cause();
+  /// The one call of a transport that any thread may make at any time.
+  void interrupt() noexcept TRIREME_NOT_CHECKED { transport_->interrupt(); }
   template <class Action>
   auto explained(int peer, const Fingerprint& what, const Action& action);
 
-  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Transport> transport_ TRIREME_PT_GUARDED_BY(posting_);
   Seconds timeout_, patience_;
   std::string timeout_setting_;
   int rank_, size_;
   std::vector<int> names_;
   Rooms rooms_;
-  std::mutex posting_;  // held while the transport takes a message
-  mutable std::mutex mutex_;
-  std::condition_variable failed_;
-  std::exception_ptr cause_;  // guarded by mutex_
+  Mutex posting_;  // held while the transport takes a message
+  mutable Mutex mutex_;
+  Condition failed_;
+  std::exception_ptr cause_ TRIREME_GUARDED_BY(mutex_);
 };
 
 }  // namespace trireme::comm::network

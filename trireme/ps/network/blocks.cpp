@@ -1,9 +1,9 @@
 #include <cstdlib>
 #include <map>
-#include <mutex>
 #include <new>
 #include <vector>
 
+#include <trireme/base/lock.h>
 #include <trireme/ps/network/blocks.h>
 
 namespace trireme::ps::network {
@@ -27,7 +27,7 @@ using Memory = std::unique_ptr<std::byte, Free>;
 struct Blocks::Shelf {
   Memory take(size_t size) {
     {
-      const std::lock_guard lock(mutex);
+      const Lock lock(mutex);
       if (auto& same = free[size]; !same.empty()) {
         Memory memory = std::move(same.back());
         same.pop_back();
@@ -40,15 +40,15 @@ struct Blocks::Shelf {
     return memory;
   }
   void give_back(Memory memory, size_t size) {
-    const std::lock_guard lock(mutex);
+    const Lock lock(mutex);
     if (kept + size > kKept) return;
     kept += size;
     free[size].push_back(std::move(memory));
   }
 
-  std::mutex mutex;
-  std::map<size_t, std::vector<Memory>> free;  // by size; guarded by mutex
-  size_t kept = 0;                             // as free
+  Mutex mutex;
+  std::map<size_t, std::vector<Memory>> free TRIREME_GUARDED_BY(mutex);  // by size
+  size_t kept TRIREME_GUARDED_BY(mutex) = 0;
 };
 
 Blocks::Blocks() : shelf_(std::make_shared<Shelf>()) {}

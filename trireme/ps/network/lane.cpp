@@ -1,17 +1,16 @@
 #include <fmt/format.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <cstring>
 #include <deque>
 #include <map>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <unordered_map>
 #include <vector>
 
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/coordination/grpc.h>
 #include <trireme/cluster/coordination/reach.h>
@@ -71,7 +70,6 @@ class NetworkLane final : public Lane, Stream::Owner {
     std::string why;  // it broke
     SendQueue<std::shared_ptr<Sending>> queue;
     std::map<uint64_t, std::shared_ptr<Sending>> sent;  // by id; not answered
-    Arrival arrival;                                    // used by its stream only
   };
 
   Pieces next(size_t channel) override;
@@ -80,13 +78,13 @@ class NetworkLane final : public Lane, Stream::Owner {
   void welcomed(size_t channel, const std::string& refusal);
   void answered(Arrival& arrival);
   std::optional<Request> request_of(uint64_t id);
-  size_t channel_of(const Request& request);
+  size_t channel_of(const Request& request) TRIREME_REQUIRES(mutex_);
 
   void reach_server(const Deadline& deadline);
   void wait_for_welcome(const Deadline& deadline);
-  std::optional<Clock::time_point> tend(std::unique_lock<std::mutex>& lock);
-  void reopen(size_t channel, std::unique_lock<std::mutex>& lock);
-  void lose(const std::string& why);
+  std::optional<Clock::time_point> tend() TRIREME_REQUIRES(mutex_);
+  void reopen(size_t channel) TRIREME_REQUIRES(mutex_);
+  void lose(const std::string& why) TRIREME_REQUIRES(mutex_);
   void run();
   void stop();
 
@@ -99,16 +97,16 @@ class NetworkLane final : public Lane, Stream::Owner {
   std::string target_;
   std::atomic<size_t> waiting_{0};  // answers
   Poller poller_;
+  std::vector<Arrival> arrivals_;  // by channel; each is used by its stream only
 
-  std::mutex mutex_;
-  std::condition_variable bell_;
-  // All below is guarded by `mutex_`.
-  std::vector<Channel> channels_;
-  std::unordered_map<uint64_t, std::shared_ptr<Sending>> open_;  // by id
-  std::unordered_map<uint32_t, size_t> channel_of_chunk_;
-  std::deque<Answer> answers_;
-  std::string fault_;
-  bool refused_ = false, left_ = false, stopping_ = false;
+  Mutex mutex_;
+  Condition bell_;
+  std::vector<Channel> channels_ TRIREME_GUARDED_BY(mutex_);
+  std::unordered_map<uint64_t, std::shared_ptr<Sending>> open_ TRIREME_GUARDED_BY(mutex_);  // by id
+  std::unordered_map<uint32_t, size_t> channel_of_chunk_ TRIREME_GUARDED_BY(mutex_);
+  std::deque<Answer> answers_ TRIREME_GUARDED_BY(mutex_);
+  std::string fault_ TRIREME_GUARDED_BY(mutex_);
+  TRIREME_GUARDED_BY(mutex_) bool refused_ = false, left_ = false, stopping_ = false;
 
   std::thread thread_;
 };
@@ -126,6 +124,7 @@ NetworkLane::NetworkLane(LaneOptions options, std::shared_ptr<shm::Memory> memor
   if (!options_.tls.empty()) certificates_ = cluster::load_certificates(options_.tls);
   reach_server(deadline);
   channels_ = std::vector<Channel>(static_cast<size_t>(options_.channels));
+  arrivals_ = std::vector<Arrival>(channels_.size());
   try {
     wait_for_welcome(deadline);
   } catch (...) {
@@ -139,12 +138,14 @@ NetworkLane::~NetworkLane() { stop(); }
 
 void NetworkLane::stop() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     stopping_ = true;
   }
   bell_.notify_all();
   if (thread_.joinable()) thread_.join();
-  for (Channel& channel : channels_) channel.stream.reset();
+  std::vector<std::shared_ptr<Stream>> streams;  // they end without the lock, which their last call takes
+  const Lock lock(mutex_);
+  for (Channel& channel : channels_) streams.push_back(std::move(channel.stream));
 }
 
 /// A server puts its address when it listens: whoever is not there within `patience` has died.
@@ -160,15 +161,15 @@ void NetworkLane::reach_server(const Deadline& deadline) {
       fail<PeerLost>(
           "{} is gone, or cannot be reached from here: {}. Does it still run, and does no firewall block the port?",
           name(), reached.fault);
-    std::unique_lock lock(mutex_);
+    Lock lock(mutex_);
     bell_.wait_for(lock, kBetweenTries);
   }
 }
 
 void NetworkLane::wait_for_welcome(const Deadline& deadline) {
   bool explained = false;
-  std::unique_lock lock(mutex_);
-  const auto ready = [&] {
+  Lock lock(mutex_);
+  const auto ready = [&]() TRIREME_REQUIRES(mutex_) {
     return std::all_of(channels_.begin(), channels_.end(), [](const Channel& channel) { return channel.welcomed; });
   };
   while (!ready()) {
@@ -186,13 +187,13 @@ void NetworkLane::wait_for_welcome(const Deadline& deadline) {
       lock.lock();
     }
     auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(deadline.left());
-    if (const auto due = tend(lock)) until = std::min(until, *due);
+    if (const auto due = tend()) until = std::min(until, *due);
     if (!ready() && fault_.empty()) bell_.wait_until(lock, until);
   }
 }
 
 /// Brings broken channels back, or gives up. Returns when there is something to do next. Lets go of the lock meanwhile.
-std::optional<Clock::time_point> NetworkLane::tend(std::unique_lock<std::mutex>& lock) {
+std::optional<Clock::time_point> NetworkLane::tend() {
   std::optional<Clock::time_point> due;
   for (size_t i = 0; i < channels_.size() && fault_.empty(); i++) {
     Channel& channel = channels_[i];
@@ -203,28 +204,28 @@ std::optional<Clock::time_point> NetworkLane::tend(std::unique_lock<std::mutex>&
                        options_.patience.count()));
       break;
     }
-    if (channel.broken && now >= channel.next_try) reopen(i, lock);
+    if (channel.broken && now >= channel.next_try) reopen(i);
     const auto next = channel.broken ? std::min(channel.next_try, channel.back_by) : channel.back_by;
     if (!due || next < *due) due = next;
   }
   return due;
 }
 
-void NetworkLane::reopen(size_t index, std::unique_lock<std::mutex>& lock) {
+void NetworkLane::reopen(size_t index) {
   Channel& channel = channels_[index];
   channel.broken = channel.greeted = false;
-  std::shared_ptr<Stream> old = std::move(channel.stream);
-  lock.unlock();
-  old.reset();
-  const cluster::SignalsBlocked blocked;
-  Owner& owner = *this;
-  auto stream = std::make_shared<Stream>(owner, index, poller_,
-                                         cluster::channel_to(target_, certificates_, lane_arguments()), options_.token);
-  lock.lock();
+  std::shared_ptr<Stream> stream = std::move(channel.stream);
+  {
+    const Unlocked meanwhile(mutex_);
+    stream.reset();
+    const cluster::SignalsBlocked blocked;
+    Owner& owner = *this;
+    stream = std::make_shared<Stream>(owner, index, poller_,
+                                      cluster::channel_to(target_, certificates_, lane_arguments()), options_.token);
+  }
   channel.stream = std::move(stream);
 }
 
-/// With the lock held.
 void NetworkLane::lose(const std::string& why) {
   if (!fault_.empty() || left_) return;
   fault_ = why;
@@ -233,15 +234,15 @@ void NetworkLane::lose(const std::string& why) {
 
 void NetworkLane::run() {
   name_thread("trireme-lane");
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   const auto broken = [](const Channel& channel) { return channel.broken; };
-  const auto news = [&] {
+  const auto news = [&]() TRIREME_REQUIRES(mutex_) {
     return stopping_ || !fault_.empty() || (!left_ && std::any_of(channels_.begin(), channels_.end(), broken));
   };
   while (!stopping_ && fault_.empty()) {
-    const auto due = tend(lock);
+    const auto due = tend();
     if (stopping_ || !fault_.empty()) break;
-    due ? static_cast<void>(bell_.wait_until(lock, *due)) : bell_.wait(lock, news);
+    due ? bell_.wait_until(lock, *due) : bell_.wait(lock, news);
   }
   const bool raise = !stopping_;
   lock.unlock();
@@ -277,7 +278,7 @@ void NetworkLane::send(const Request& request, std::span<const std::byte> data, 
   const auto sending = std::make_shared<Sending>(Sending{request, data, {present.begin(), present.end()}, urgency});
   std::vector<std::shared_ptr<Stream>> streams;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     open_.emplace(request.id, sending);
     if (request.verb == Verb::leave) {  // behind everything else, on every channel; the server acts on the last one
       sending->urgency = ~uint32_t{0};
@@ -296,7 +297,7 @@ void NetworkLane::send(const Request& request, std::span<const std::byte> data, 
 }
 
 Pieces NetworkLane::next(size_t index) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Channel& channel = channels_[index];
   if (!channel.greeted) {
     channel.greeted = true;
@@ -326,10 +327,10 @@ Pieces NetworkLane::next(size_t index) {
 // ---- news, from the poller's threads ----
 
 void NetworkLane::received(size_t index, const grpc::ByteBuffer& piece) {
-  Arrival& arrival = channels_[index].arrival;
+  Arrival& arrival = arrivals_[index];
   if (const std::string fault = arrival.take(piece, *memory_, [this](uint64_t id) { return request_of(id); });
       !fault.empty()) {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     return lose(fmt::format("{} is not understood: {}", name(), fault));
   }
   if (!arrival.complete()) return;
@@ -337,7 +338,7 @@ void NetworkLane::received(size_t index, const grpc::ByteBuffer& piece) {
 }
 
 void NetworkLane::welcomed(size_t index, const std::string& refusal) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Channel& channel = channels_[index];
   if (!refusal.empty()) {
     refused_ = true;
@@ -349,7 +350,7 @@ void NetworkLane::welcomed(size_t index, const std::string& refusal) {
 }
 
 std::optional<Request> NetworkLane::request_of(uint64_t id) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const auto found = open_.find(id);
   return found == open_.end() ? std::nullopt : std::optional(found->second->request);
 }
@@ -362,7 +363,7 @@ void NetworkLane::answered(Arrival& arrival) {
     answer = {{.id = reply.id, .verb = reply.verb, .status = Status::invalid},
               fmt::format("{} sent {} bytes that nobody asked for", name(), reply.bytes)};
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     const auto found = open_.find(reply.id);
     if (found == open_.end()) return;  // it was sent twice, and answered before
     found->second->answered = true;
@@ -376,13 +377,13 @@ void NetworkLane::answered(Arrival& arrival) {
 }
 
 void NetworkLane::ended(size_t index, const grpc::Status& status) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   Channel& channel = channels_[index];
   channel.welcomed = false;
   channel.broken = true;
   for (auto& [id, sending] : channel.sent) channel.queue.push(sending->urgency, id, sending);
   channel.sent.clear();
-  channel.arrival = {};
+  arrivals_[index] = {};
   if (stopping_ || left_) return;
   channel.why = status.error_message().empty() ? "the connection ended" : status.error_message();
   if (status.error_code() == grpc::StatusCode::UNAUTHENTICATED) {
@@ -405,7 +406,7 @@ void NetworkLane::ended(size_t index, const grpc::Status& status) {
 
 bool NetworkLane::receive(Reply& reply, std::string& text) {
   if (waiting_.load() == 0) return false;
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (answers_.empty()) return false;
   reply = answers_.front().reply;
   text = std::move(answers_.front().text);
@@ -415,7 +416,7 @@ bool NetworkLane::receive(Reply& reply, std::string& text) {
 }
 
 std::string NetworkLane::fault() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return fault_;
 }
 

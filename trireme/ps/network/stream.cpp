@@ -26,16 +26,15 @@ Stream::Stream(Owner& owner, size_t channel, Poller& poller, std::shared_ptr<grp
 
 Stream::~Stream() {
   context_.TryCancel();
-  std::unique_lock lock(mutex_);
-  gone_.wait(lock, [&] { return done_; });  // a cancelled call ends at once
+  Lock lock(mutex_);
+  gone_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return done_; });  // a cancelled call ends at once
 }
 
 void Stream::pump() {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   write_next();
 }
 
-/// With the lock held.
 void Stream::write_next() {
   if (!started_ || writing_ || over_) return;
   if (outgoing_.empty()) outgoing_ = owner_.next(channel_);
@@ -44,14 +43,14 @@ void Stream::write_next() {
   call_->Write(outgoing_.front(), &write_);
 }
 
-/// With the lock held: when nothing is under way any more, gRPC is asked why.
+/// When nothing is under way any more, gRPC is asked why.
 void Stream::finish() {
   over_ = true;
   if (!writing_) call_->Finish(&status_, &end_);
 }
 
 void Stream::on_start(bool ok) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!ok) return finish();
   started_ = true;
   call_->Read(&incoming_, &read_);
@@ -60,7 +59,7 @@ void Stream::on_start(bool ok) {
 
 void Stream::on_read(bool ok) {
   if (ok) owner_.received(channel_, incoming_);
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (!ok) return finish();
   incoming_.Clear();
   call_->Read(&incoming_, &read_);
@@ -68,7 +67,7 @@ void Stream::on_read(bool ok) {
 }
 
 void Stream::on_write(bool ok) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   writing_ = false;
   outgoing_.pop_front();
   if (over_) return finish();
@@ -77,7 +76,7 @@ void Stream::on_write(bool ok) {
 
 void Stream::on_end() {
   owner_.ended(channel_, status_);
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   done_ = true;
   gone_.notify_all();
 }

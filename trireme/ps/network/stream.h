@@ -2,10 +2,10 @@
 // One gRPC stream of a worker's lane. Not installed.
 #include <grpcpp/generic/generic_stub.h>
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <string>
+
+#include <trireme/base/lock.h>
 
 #include "buffers.h"
 #include "poller.h"
@@ -45,8 +45,8 @@ class Stream {
   void on_read(bool ok);
   void on_write(bool ok);
   void on_end();
-  void write_next();
-  void finish();
+  void write_next() TRIREME_REQUIRES(mutex_);
+  void finish() TRIREME_REQUIRES(mutex_);
 
   Owner& owner_;
   const size_t channel_;
@@ -57,11 +57,10 @@ class Stream {
   grpc::ByteBuffer incoming_;
   grpc::Status status_;
 
-  std::mutex mutex_;
-  std::condition_variable gone_;
-  // All below is guarded by `mutex_`.
-  Pieces outgoing_;  // the first one is being written
-  bool started_ = false, writing_ = false, over_ = false, done_ = false;
+  Mutex mutex_;
+  Condition gone_;
+  Pieces outgoing_ TRIREME_GUARDED_BY(mutex_);  // the first one is being written
+  TRIREME_GUARDED_BY(mutex_) bool started_ = false, writing_ = false, over_ = false, done_ = false;
 };
 
 }  // namespace trireme::ps::network

@@ -30,73 +30,79 @@ Hall::Hall(int server, std::string token, Inbox& inbox)
 Hall::~Hall() { close(); }
 
 bool Hall::add(std::shared_ptr<Visitor> visitor) {
-  const std::lock_guard lock(mutex_);
-  if (!closed_) visitors_.insert(std::move(visitor));
-  return !closed_;
+  const Lock lock(mutex_);
+  if (closed_) return false;
+  const Visitor* const key = visitor.get();
+  visits_.emplace(key, Visit{std::move(visitor)});
+  return true;
 }
 
 void Hall::remove(const std::shared_ptr<Visitor>& visitor) {
-  const std::lock_guard lock(mutex_);
-  visitors_.erase(visitor);
-  if (visitors_.empty()) bell_.notify_all();
+  const Lock lock(mutex_);
+  visits_.erase(visitor.get());
+  if (visits_.empty()) bell_.notify_all();
 }
 
 bool Hall::crowded() {
-  const std::lock_guard lock(mutex_);
-  return visitors_.size() > kMostVisitors;
+  const Lock lock(mutex_);
+  return visits_.size() > kMostVisitors;
 }
 
 void Hall::wait_until_empty() {
-  std::unique_lock lock(mutex_);
-  bell_.wait(lock, [&] { return visitors_.empty(); });
+  Lock lock(mutex_);
+  bell_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return visits_.empty(); });
 }
 
 void Hall::ended(Visitor& visitor) {
-  const std::lock_guard lock(mutex_);
-  if (std::exchange(visitor.gone_, true) || !visitor.admitted_) return;
+  const Lock lock(mutex_);
+  const auto visit = visits_.find(&visitor);
+  if (visit == visits_.end() || std::exchange(visit->second.gone, true) || !visit->second.admitted) return;
   if (const auto leave = guests_.exit({visitor.model_, visitor.worker}, Clock::now()))
     inbox_.post([leave](Models&) { leave->from->service->handle(*leave, Clock::now()); });
   bell_.notify_all();
 }
 
 std::string Hall::admit(Visitor& visitor, Models& models, const Head& hello, const std::string& job) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   const Guests::Place place{hello.model, hello.worker};
   if (std::string why = guests_.refusal(place, hello.visit); !why.empty()) return why;
   auto [service, refusal] = models.open(hello.model, hello.worker, job);
   if (!refusal.empty()) return refusal;
   visitor.worker = hello.worker;
   visitor.service = service;
-  visitor.admitted_ = true;
+  const auto visit = visits_.find(&visitor);
+  const bool gone = visit == visits_.end() || visit->second.gone;
+  if (!gone) visit->second.admitted = true;
   used_.store(true);
   guests_.enter(place, hello.visit, hello.channels, visitor.address(), service);
-  if (visitor.gone_) guests_.exit(place, Clock::now());
+  if (gone) guests_.exit(place, Clock::now());
   bell_.notify_all();
   return "";
 }
 
 bool Hall::goodbye(int model, const Incoming& leave, size_t channel) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return guests_.goodbye(model, leave, channel);
 }
 
 void Hall::run() {
   name_thread("trireme-netdoor");
-  std::unique_lock lock(mutex_);
+  Lock lock(mutex_);
   while (!closed_) {
     for (const Guests::Lost& lost : guests_.lost(Clock::now()))
       inbox_.post([lost](Models& models) { models.lost(*lost.service, lost.worker, lost.why); });
     const auto due = guests_.due();
-    due ? static_cast<void>(bell_.wait_until(lock, *due)) : bell_.wait(lock, [&] { return closed_ || guests_.due(); });
+    due ? bell_.wait_until(lock, *due)
+        : bell_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return closed_ || guests_.due(); });
   }
 }
 
 void Hall::close() {
-  std::set<std::shared_ptr<Visitor>> visitors;
+  std::vector<std::shared_ptr<Visitor>> visitors;
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     closed_ = true;
-    visitors = visitors_;
+    for (const auto& [key, visit] : visits_) visitors.push_back(visit.visitor);
   }
   bell_.notify_all();
   if (thread_.joinable()) thread_.join();
@@ -118,7 +124,10 @@ Visitor::Visitor(std::shared_ptr<Hall> hall)
 void Visitor::expect(std::shared_ptr<Visitor> self, grpc::AsyncGenericService& service,
                      grpc::ServerCompletionQueue& queue, std::function<void()> taken) {
   self_ = std::move(self);
-  under_way_ = 2;  // arrive_ and leave_
+  {
+    const Lock lock(mutex_);
+    under_way_ = 2;  // arrive_ and leave_
+  }
   arrive_ = [this, taken = std::move(taken)](bool ok) {
     if (!ok) return release();  // the server has stopped
     taken();
@@ -132,21 +141,21 @@ void Visitor::expect(std::shared_ptr<Visitor> self, grpc::AsyncGenericService& s
 void Visitor::on_call() {
   address_ = cluster::address_of(call_->context.peer());
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     called_ = true;
   }
   if (!cluster::same_secret(cluster::token_of(call_->context), hall_->token()))
     return close({grpc::StatusCode::UNAUTHENTICATED, "refuses the token: give the same TRIREME_TOKEN on all hosts"});
   if (call_->context.method() != kMethod) return close({grpc::StatusCode::UNIMPLEMENTED, ""});
   if (hall_->crowded()) return close({grpc::StatusCode::RESOURCE_EXHAUSTED, "has too many connections"});
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   closing_ ? write_next() : read_next();
 }
 
 /// The last report: gRPC has done with it.
 void Visitor::settle() {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     if (--under_way_ > 0) return;
   }
   hall_->ended(*this);
@@ -174,7 +183,7 @@ void Visitor::on_read(bool ok) {
                     greeted_ ? "a worker sends requests only" : "a worker's first message is its greeting"});
     greeted_ ? request(take_message()) : greet(take_message());
   }
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (closing_) return;
   if (ahead_ > kMostAhead) {
     paused_ = true;
@@ -183,7 +192,6 @@ void Visitor::on_read(bool ok) {
   }
 }
 
-/// With the lock held.
 void Visitor::read_next() {
   under_way_++;
   call_->stream.Read(&incoming_, &read_);
@@ -219,7 +227,7 @@ void Visitor::greet(const Message& message) {
 
 void Visitor::request(Message message) {
   {
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     ahead_ += std::max(message.bytes, kLeastCount);
   }
   hall_->inbox().run(
@@ -254,7 +262,7 @@ void Visitor::deliver(const std::shared_ptr<Visitor>& self, const Message& messa
 
 /// The service has seen so many bytes: more may come.
 void Visitor::handled(size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   ahead_ -= bytes;
   if (!paused_ || closing_ || ahead_ > kMostAhead / 2) return;
   paused_ = false;
@@ -282,7 +290,7 @@ void Visitor::reply(const Reply& given, std::span<const std::byte> data) {
 }
 
 void Visitor::send(Pieces frame) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (closing_) return;
   if (outbox_.size() >= kMostReplies) return call_->context.TryCancel();  // it does not read
   outbox_.push_back(std::move(frame));
@@ -290,7 +298,7 @@ void Visitor::send(Pieces frame) {
 }
 
 void Visitor::close(const grpc::Status& status) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   if (closing_) return;
   closing_ = true;
   status_ = status;
@@ -300,19 +308,19 @@ void Visitor::close(const grpc::Status& status) {
 /// The other side is gone.
 void Visitor::end() {
   hall_->ended(*this);
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   closing_ = true;
   forget();
   write_next();
 }
 
-/// With the lock held: nobody would read it.
+/// Nobody would read it.
 void Visitor::forget() {
   outbox_.clear();
   outgoing_.resize(writing_ ? 1 : 0);
 }
 
-/// With the lock held: the next message, or the end when there is none.
+/// The next message, or the end when there is none.
 void Visitor::write_next() {
   if (!called_ || writing_ || finished_) return;
   if (outgoing_.empty() && !outbox_.empty()) {
@@ -331,7 +339,7 @@ void Visitor::write_next() {
 }
 
 void Visitor::on_write(bool ok) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   writing_ = false;
   outgoing_.pop_front();
   if (!ok) forget();

@@ -3,14 +3,13 @@
 #include <grpcpp/generic/async_generic_service.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
+#include <map>
 #include <memory>
-#include <mutex>
-#include <set>
 #include <string>
 #include <thread>
 
+#include <trireme/base/lock.h>
 #include <trireme/ps/inbox.h>
 #include <trireme/ps/models.h>
 #include <trireme/ps/network/blocks.h>
@@ -54,6 +53,11 @@ class Hall {
   void wait_until_empty();
 
  private:
+  struct Visit {
+    std::shared_ptr<Visitor> visitor;
+    bool admitted = false, gone = false;
+  };
+
   void run();
 
   const int server_;
@@ -61,12 +65,11 @@ class Hall {
   Inbox& inbox_;
   Blocks blocks_;
   std::atomic<bool> used_{false};
-  std::mutex mutex_;
-  std::condition_variable bell_;
-  // All below is guarded by `mutex_`.
-  std::set<std::shared_ptr<Visitor>> visitors_;
-  Guests guests_;
-  bool closed_ = false;
+  Mutex mutex_;
+  Condition bell_;
+  std::map<const Visitor*, Visit> visits_ TRIREME_GUARDED_BY(mutex_);
+  Guests guests_ TRIREME_GUARDED_BY(mutex_);
+  bool closed_ TRIREME_GUARDED_BY(mutex_) = false;
   std::thread thread_;  // last: it uses what stands above
 };
 
@@ -104,16 +107,16 @@ class Visitor final : public Connection {
   void on_write(bool ok);
   void settle();
   void release();
-  void read_next();
+  void read_next() TRIREME_REQUIRES(mutex_);
   Message take_message();
   void greet(const Message& message);
   void request(Message message);
   void deliver(const std::shared_ptr<Visitor>& self, const Message& message);
   void handled(size_t bytes);
   void end();
-  void forget();
+  void forget() TRIREME_REQUIRES(mutex_);
   void send(Pieces frame);
-  void write_next();
+  void write_next() TRIREME_REQUIRES(mutex_);
 
   const std::shared_ptr<Hall> hall_;
   std::unique_ptr<Call> call_ = std::make_unique<Call>();
@@ -124,18 +127,17 @@ class Visitor final : public Connection {
   Assembly assembly_;
   std::shared_ptr<std::byte> memory_;  // where it puts what comes
   bool greeted_ = false;
-  int model_ = 0;                         // that its worker came for
-  size_t channel_ = 0;                    // of its worker
-  bool admitted_ = false, gone_ = false;  // guarded by the hall's mutex
+  int model_ = 0;       // that its worker came for
+  size_t channel_ = 0;  // of its worker
 
-  std::mutex mutex_;
-  // All below is guarded by `mutex_`.
-  std::deque<Pieces> outbox_;
-  Pieces outgoing_;  // the first one is being written
-  grpc::Status status_;
-  size_t ahead_ = 0;   // bytes that the service has not seen yet
-  int under_way_ = 0;  // reports that will come
-  bool called_ = false, paused_ = false, writing_ = false, closing_ = false, finished_ = false;
+  Mutex mutex_;
+  std::deque<Pieces> outbox_ TRIREME_GUARDED_BY(mutex_);
+  Pieces outgoing_ TRIREME_GUARDED_BY(mutex_);  // the first one is being written
+  grpc::Status status_ TRIREME_GUARDED_BY(mutex_);
+  size_t ahead_ TRIREME_GUARDED_BY(mutex_) = 0;   // bytes that the service has not seen yet
+  int under_way_ TRIREME_GUARDED_BY(mutex_) = 0;  // reports that will come
+  TRIREME_GUARDED_BY(mutex_) bool called_ = false, paused_ = false, writing_ = false;
+  TRIREME_GUARDED_BY(mutex_) bool closing_ = false, finished_ = false;
 };
 
 }  // namespace trireme::ps::network

@@ -5,7 +5,7 @@
 namespace trireme::ps::shm {
 
 std::shared_ptr<Segment> ParameterFiles::segment(int model, size_t bytes) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   auto& file = files_[model];
   if (!file) file = Segment::create(bytes);
   return file;
@@ -16,7 +16,7 @@ std::byte* ParameterFiles::take(int model, size_t bytes) {
   std::shared_ptr<Segment> file;
   if (ask_ && bytes > 0) {  // without the lock: another process answers
     file = ask_(model, whole);
-    const std::lock_guard lock(mutex_);
+    const Lock lock(mutex_);
     files_[model] = file;
   } else {
     file = segment(model, whole);
@@ -25,12 +25,12 @@ std::byte* ParameterFiles::take(int model, size_t bytes) {
 }
 
 void ParameterFiles::give_back(int model) {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   files_.erase(model);
 }
 
 const Segment& ParameterFiles::of(int model) const {
-  const std::lock_guard lock(mutex_);
+  const Lock lock(mutex_);
   return *files_.at(model);
 }
 

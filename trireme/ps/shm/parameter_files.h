@@ -3,8 +3,8 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 
+#include <trireme/base/lock.h>
 #include <trireme/base/segment.h>
 #include <trireme/ps/models.h>
 
@@ -31,8 +31,8 @@ class ParameterFiles final : public ModelMemory {
  private:
   const bool shared_;
   const Ask ask_;
-  mutable std::mutex mutex_;
-  std::map<int, std::shared_ptr<Segment>> files_;  // by model; guarded by mutex_
+  mutable Mutex mutex_;
+  std::map<int, std::shared_ptr<Segment>> files_ TRIREME_GUARDED_BY(mutex_);  // by model
 };
 
 }  // namespace trireme::ps::shm
