@@ -22,7 +22,7 @@ constexpr uint64_t kMagic = 0x31307265747375;  // "uster01"
 constexpr size_t kMostRanks = 256;
 constexpr Seconds kBetweenLooks{0.05};  // at those whose end no descriptor shows
 
-struct Hello {
+struct Arrival {
   uint64_t magic, epoch;
   int64_t rank;
 };
@@ -92,11 +92,11 @@ class Leader {
     Descriptor connection(accept4(door_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!connection || !same_user(connection.get())) return;
     limit_wait(connection.get(), Seconds(1));
-    Hello hello{};
-    if (recv(connection.get(), &hello, sizeof hello, 0) != sizeof hello || hello.magic != kMagic) return;
-    const int rank = static_cast<int>(hello.rank);
+    Arrival arrival{};
+    if (recv(connection.get(), &arrival, sizeof arrival, 0) != sizeof arrival || arrival.magic != kMagic) return;
+    const int rank = static_cast<int>(arrival.rank);
     if (std::find(before_.ranks.begin(), before_.ranks.end(), rank) == before_.ranks.end()) return;
-    epoch_ = std::max(epoch_, hello.epoch);
+    epoch_ = std::max(epoch_, arrival.epoch);
     come_.insert_or_assign(rank, std::move(connection));
   }
 
@@ -128,8 +128,8 @@ std::optional<Mustered> follow(const Facts& facts, const Crew& before, const Loo
   }
   if (!same_user(socket.get())) fail<IoError>("the meeting point of rank {} belongs to another user", leader);
   limit_wait(socket.get(), deadline.left() + Seconds(1));
-  const Hello hello{kMagic, before.epoch, facts.rank};
-  if (!send_message(socket.get(), &hello, sizeof hello)) return std::nullopt;
+  const Arrival arrival{kMagic, before.epoch, facts.rank};
+  if (!send_message(socket.get(), &arrival, sizeof arrival)) return std::nullopt;
   Answer answer{};
   std::vector<Descriptor> none;
   const ssize_t got = receive_message(socket.get(), &answer, sizeof answer, none);
