@@ -37,12 +37,14 @@ class Flights {
  private:
   mutable std::mutex mutex_;
   std::vector<Flight> flights_;  // guarded by mutex_
-  bool interrupted_ = false;  // guarded by mutex_
+  bool interrupted_ = false;     // guarded by mutex_
 };
 
 class FlightMessage final : public network::Message {
  public:
-  FlightMessage(Flight flight, Flights& flights) : flight_(std::move(flight)), flights_(flights) { flights_.add(flight_); }
+  FlightMessage(Flight flight, Flights& flights) : flight_(std::move(flight)), flights_(flights) {
+    flights_.add(flight_);
+  }
   ~FlightMessage() override { flights_.remove(flight_); }
 
   void wait(const Deadline& deadline) override {

@@ -132,8 +132,7 @@ size_t ReduceScatter::up_pieces() const { return pieces_of(sections_.bytes(), se
 /// Of `part`, which is in this lane's `slice` of a machine.
 void ReduceScatter::reduce(std::vector<const void*>& sources, space::Range part, space::Range slice, int machine) {
   if (sums_.bytes == 0) sums_ = seat_.rooms.take(sections_.slices_bytes(seat_.local));
-  void* const out =
-      sums_.data.get() + sections_.slices_before(seat_.local, machine) + (part.begin - slice.begin);
+  void* const out = sums_.data.get() + sections_.slices_before(seat_.local, machine) + (part.begin - slice.begin);
   space::kernels().reduce(what.dtype, partial(what.op), &out, 1, sources.data(), static_cast<int>(sources.size()),
                           part.size() / size_of(what.dtype));
 }
@@ -164,8 +163,7 @@ void ReduceScatter::take_up(const View& view, const Posted& posted, size_t piece
   for (int m = 0; m < sections_.machines(); m++) {
     const space::Range slice = sections_.slice(m, seat_.local), both = intersect(part, slice);
     if (both.empty()) continue;
-    for (int r = 0; r < view.size(); r++)
-      sources[static_cast<size_t>(r)] = posted.by(r) + (both.begin - part.begin);
+    for (int r = 0; r < view.size(); r++) sources[static_cast<size_t>(r)] = posted.by(r) + (both.begin - part.begin);
     reduce(sources, both, slice, m);
   }
 }
@@ -342,8 +340,8 @@ void Broadcast::take_up(const View& /*view*/, const Posted& posted, size_t piece
 Started Broadcast::launch() {
   if (seat_.lane == nullptr) return nullptr;
   const space::Range slice = seat_.slice(seat_.local, bytes_);
-  return seat_.lane->start_broadcast(data_ + slice.begin, slice.size() / size_of(what.dtype), what.dtype,
-                                     root_.machine, name);
+  return seat_.lane->start_broadcast(data_ + slice.begin, slice.size() / size_of(what.dtype), what.dtype, root_.machine,
+                                     name);
 }
 
 size_t Broadcast::down_pieces(bool /*direct*/) const {
@@ -383,8 +381,7 @@ AllToAll::AllToAll(const Seat& seat, const void* input, void* output, const Coun
 }
 
 Started AllToAll::launch() {
-  if (sends_.empty())
-    return seat_.flat.start_all_to_all(input_, output_, what.count, what.count, what.dtype, name);
+  if (sends_.empty()) return seat_.flat.start_all_to_all(input_, output_, what.count, what.count, what.dtype, name);
   return seat_.flat.start_all_to_all(input_, output_, sends_, receives_, what.dtype, name);
 }
 

@@ -1,10 +1,10 @@
 #pragma once
 // The collectives of a job that spans machines.
 //
-// Each goes up inside the machine, between machines on the lanes, and down again (see shm/sequence.h). Everything is cut
-// into a slice per lane, so that all lanes carry data at once, and the slices do not depend on where data is: machines,
-// and ranks of a machine, need not agree on that. Sums are formed in the order of a machine's ranks, then between the
-// machines.
+// Each goes up inside the machine, between machines on the lanes, and down again (see shm/sequence.h). Everything is
+// cut into a slice per lane, so that all lanes carry data at once, and the slices do not depend on where data is:
+// machines, and ranks of a machine, need not agree on that. Sums are formed in the order of a machine's ranks, then
+// between the machines.
 #include <trireme/comm/hierarchical/sections.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/sequence.h>

@@ -103,8 +103,7 @@ void Letters::send(const void* data, size_t count, DType type, int to, std::stri
   post(room->data.get(), what, to, room);
 }
 
-std::shared_ptr<Ticket> Letters::start_send(const void* data, size_t count, DType type, int to,
-                                            std::string_view name) {
+std::shared_ptr<Ticket> Letters::start_send(const void* data, size_t count, DType type, int to, std::string_view name) {
   const Fingerprint what = fingerprint(Kind::none, count, type, name);
   const auto ticket = post(data, what, to, nullptr);
   return what.bytes() <= Packet::kRoom ? settled_ticket() : ticket;
@@ -158,8 +157,8 @@ void Letters::close() {
   const bool waiting =
       std::any_of(peers_.begin(), peers_.end(), [](auto& p) { return p.second.in && !p.second.in->idle(); });
   if (waiting)
-    wire_.fail(std::make_exception_ptr(Error(
-        fmt::format("rank {} left the group before a message had come", wire_.name_of(wire_.rank())))));
+    wire_.fail(std::make_exception_ptr(
+        Error(fmt::format("rank {} left the group before a message had come", wire_.name_of(wire_.rank())))));
   peers_.clear();
 }
 

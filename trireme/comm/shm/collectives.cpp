@@ -135,8 +135,7 @@ AllGather::AllGather(size_t stage_bytes, const void* input, void* output, const 
 }
 
 void AllGather::work_direct(const View& view) {
-  for (int r = 0; r < view.size(); r++)
-    copy_bytes(output_ + blocks_.of(r).begin, view.memory(r), blocks_.of(r).size());
+  for (int r = 0; r < view.size(); r++) copy_bytes(output_ + blocks_.of(r).begin, view.memory(r), blocks_.of(r).size());
 }
 
 void AllGather::post_up(std::byte* stage, size_t piece) {

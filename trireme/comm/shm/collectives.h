@@ -1,8 +1,8 @@
 #pragma once
 // The collectives of one machine.
 //
-// Where everybody's memory is in the segment, ranks read it where it is (and an allreduce is reduced in place: each rank
-// reads its slice of everybody's data and writes the result back to all). Else all of it goes through the stages.
+// Where everybody's memory is in the segment, ranks read it where it is (and an allreduce is reduced in place: each
+// rank reads its slice of everybody's data and writes the result back to all). Else all of it goes through the stages.
 #include <trireme/comm/shm/sequence.h>
 
 namespace trireme::comm::shm {

@@ -29,13 +29,13 @@ bool Stages::posted_by_all(uint32_t piece) {
   return true;
 }
 
-void Stages::await_all(uint32_t piece, std::atomic<uint32_t> Counters::*counter, Known& known,
-                       std::string_view name) {
+void Stages::await_all(uint32_t piece, std::atomic<uint32_t> Counters::*counter, Known& known, std::string_view name) {
   for (int step = 1; step < rounds_.ranks(); step++) {
     const int peer = (rounds_.rank() + step) % rounds_.ranks();
     if (beyond(peer, piece, counter, known)) continue;
     rounds_.await(
-        peer, [&] { return beyond(peer, piece, counter, known); }, [&] { return fmt::format("the next piece of '{}'", name); });
+        peer, [&] { return beyond(peer, piece, counter, known); },
+        [&] { return fmt::format("the next piece of '{}'", name); });
   }
 }
 

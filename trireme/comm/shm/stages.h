@@ -41,9 +41,7 @@ class Stages {
   /// The next piece is in its stage. Quietly: others are woken when this rank arrives or waits.
   void post(bool quietly = false);
   bool posted_by_all(uint32_t piece);
-  void await_posted(uint32_t piece, std::string_view name) {
-    await_all(piece, &Counters::posted, known_posted_, name);
-  }
+  void await_posted(uint32_t piece, std::string_view name) { await_all(piece, &Counters::posted, known_posted_, name); }
   /// This rank has what it needs of the next piece. Quietly: as above.
   void take(bool quietly = false);
   /// What the others had posted when they arrived at a round.
@@ -56,9 +54,7 @@ class Stages {
   static constexpr size_t kHead = 128;
   using Known = std::vector<uint32_t>;  // by rank: a lower bound, so that lines in other caches are rarely looked at
 
-  Counters& counters(int rank) const {
-    return *reinterpret_cast<Counters*>(block_.parts[static_cast<size_t>(rank)]);
-  }
+  Counters& counters(int rank) const { return *reinterpret_cast<Counters*>(block_.parts[static_cast<size_t>(rank)]); }
   bool taken_by_all(uint32_t piece);
   bool beyond(int rank, uint32_t piece, std::atomic<uint32_t> Counters::*counter, Known& known) const;
   void await_all(uint32_t piece, std::atomic<uint32_t> Counters::*counter, Known& known, std::string_view name);
