@@ -68,7 +68,7 @@ bool Sequence::pass(Stages* stages, Way& way, const Way* before, Mode mode, std:
     if (mode == Mode::block) stages->await_posted(stages->taken(), name);
     if (mode == Mode::look && !stages->posted_by_all(stages->taken())) break;
     take(Posted(*stages, stages->taken()), way.taken++);
-    stages->take(way.taken == way.chunks);
+    stages->take(mode == Mode::block && way.taken == way.chunks);  // who blocks will tell it soon
   }
   way.all_posted = may_post && way.posted == way.chunks;
   way.all_taken = may_take && way.taken == way.chunks;
