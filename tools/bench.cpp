@@ -49,56 +49,76 @@ std::vector<std::string> run(const Settings& s, const std::string& what, const s
   return s.hosts.given() ? run_on_hosts(what, s.hosts.options(s.self), command) : run_and_read(what, 2, command);
 }
 
-void bench_allreduce_with(const Settings& s, int ranks, bool private_memory, const std::string& mpi,
-                          const std::string& limit) {
+/// What nothing can beat: each machine's links carry what it lacks, once; twice for an allreduce, as a ring does it.
+double wire_limit(const Settings& s, const std::string& collective, double bytes) {
+  const double machines = static_cast<double>(s.hosts.options(s.self).hosts.size());
+  const double once = (machines - 1) / machines * bytes * 8 / (s.gbit * 1e9);
+  return collective == "allreduce" ? 2 * once : once;
+}
+
+/// One collective by size; `mpi` and `limit` are peers besides Gloo.
+struct Contest {
+  std::string collective;
+  int ranks;
+  bool private_memory;
+  std::string mpi, limit;  // programs; "": none
+};
+
+void bench_by_size(const Settings& s, const Contest& contest) {
+  const std::string& collective = contest.collective;
   std::string list;
   std::map<size_t, Measurement> all;
   for (size_t bytes : s.sizes) {
     list += (list.empty() ? "" : ",") + std::to_string(bytes);
-    all[bytes] = {private_memory ? "allreduce-private" : "allreduce", fmt::format("{}x{}B", ranks, bytes), "us", {}};
+    all[bytes] = {contest.private_memory ? collective + "-private" : collective,
+                  fmt::format("{}x{}B", contest.ranks, bytes),
+                  "us",
+                  {}};
   }
-  const std::string n = std::to_string(ranks), peers = TRIREME_PEERS;
-  std::vector<std::string> ours = {s.worker, "bench", "--out={out}", "--sizes=" + list};
-  if (private_memory) ours.push_back("--private");
-  if (s.hosts.given()) {
-    alternate(s.rounds, {[&] { collect(all, "ours", run(s, "ours", ours)); },
-                         [&] {
-                           collect(all, "gloo", run(s, "Gloo", {kPython, peers + "/gloo_allreduce.py", "{out}", list}));
-                         }});
-    for (const auto& [bytes, measurement] : all) print_measurement(measurement);
-    return;
-  }
-  std::vector<std::function<void()>> who = {[&] { collect(all, "ours", run_and_read("ours", ranks, ours)); }};
-  if (has_python_torch())
-    who.push_back([&] {
-      collect(all, "gloo", run_and_read("Gloo", ranks, {kPython, peers + "/gloo_allreduce.py", "{out}", list}));
-    });
-  if (!mpi.empty())
+  const std::string n = std::to_string(contest.ranks), peers = TRIREME_PEERS;
+  std::vector<std::string> ours = {s.worker, "bench", "--out={out}", "--sizes=" + list, "--collective=" + collective};
+  if (contest.private_memory) ours.push_back("--private");
+  const std::vector<std::string> gloo = {kPython, peers + "/gloo_collectives.py", "{out}", list, collective};
+  const auto run_ranks = [&](const std::string& what, const std::vector<std::string>& command) {
+    return s.hosts.given() ? run(s, what, command) : run_and_read(what, contest.ranks, command);
+  };
+  std::vector<std::function<void()>> who = {[&] { collect(all, "ours", run_ranks("ours", ours)); }};
+  if (s.hosts.given() || has_python_torch()) who.push_back([&] { collect(all, "gloo", run_ranks("Gloo", gloo)); });
+  if (!contest.mpi.empty())
     who.push_back([&] {
       collect(all, "openmpi",
               run_and_read("Open MPI", 1,
-                           {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", n, mpi, "{out}", list}));
+                           {"mpirun", "--allow-run-as-root", "--oversubscribe", "-np", n, contest.mpi, "{out}", list}));
     });
-  if (!limit.empty() && ranks == 2 && !private_memory)
-    who.push_back([&] { collect(all, "limit", run_and_read("limit", 1, {limit, "{out}", list})); });
+  if (!contest.limit.empty())
+    who.push_back([&] { collect(all, "limit", run_and_read("limit", 1, {contest.limit, "{out}", list})); });
   alternate(s.rounds, who);
-  for (const auto& [bytes, measurement] : all) print_measurement(measurement);
+  for (auto& [bytes, measurement] : all) {
+    if (s.gbit > 0)
+      measurement.samples["limit"].assign(measurement.samples["ours"].size(),
+                                          wire_limit(s, collective, static_cast<double>(bytes)) * 1e6);
+    print_measurement(measurement);
+  }
 }
 
-int bench_allreduce(const Settings& s) {
+int bench_collective(const Settings& s, const std::string& collective) {
   if (s.hosts.given()) {
     int ranks = 0;
     for (const auto& [name, slots] : s.hosts.options(s.self).hosts) ranks += slots;
-    return bench_allreduce_with(s, ranks, false, "", ""), 0;
+    return bench_by_size(s, {collective, ranks, false, "", ""}), 0;
+  }
+  if (!has_python_torch()) leave_out("gloo", "apt-get install python3-torch");
+  if (collective != "allreduce") {
+    for (int ranks : s.ranks) bench_by_size(s, {collective, ranks, false, "", ""});
+    return 0;
   }
   const std::string mpi = has_open_mpi() ? compile_peer("mpicc", "mpi_allreduce.c", {"-O2"}) : "";
   const std::string limit = compile_peer("g++", "limit_shm_allreduce.cpp", {"-O3", "-march=native", "-std=c++20"});
   if (mpi.empty()) leave_out("openmpi", "apt-get install openmpi-bin libopenmpi-dev");
   if (limit.empty()) leave_out("limit", "apt-get install g++");
-  if (!has_python_torch()) leave_out("gloo", "apt-get install python3-torch");
   for (int ranks : s.ranks) {
-    bench_allreduce_with(s, ranks, false, mpi, limit);
-    if (ranks == 2) bench_allreduce_with(s, ranks, true, mpi, limit);
+    bench_by_size(s, {collective, ranks, false, mpi, ranks == 2 ? limit : ""});
+    if (ranks == 2) bench_by_size(s, {collective, ranks, true, mpi, ""});
   }
   return 0;
 }
@@ -112,8 +132,7 @@ double joint_time(const std::vector<std::string>& lines) {
 
 /// What nothing can beat: computing alone, or an ideal ring over the links, whichever takes longer.
 void add_wire_limit(const Settings& s, Measurement& m, double bytes) {
-  const double machines = static_cast<double>(s.hosts.options(s.self).hosts.size());
-  const double wire = 2 * (machines - 1) / machines * bytes * 8 / (s.gbit * 1e9) * 1e3;
+  const double wire = wire_limit(s, "allreduce", bytes) * 1e3;
   for (double compute : m.samples["unrelated"]) m.samples["limit"].push_back(std::max(compute, wire));
 }
 
@@ -310,34 +329,42 @@ Run add_bench(CLI::App& app, const Invocation& invocation) {
       "bench",
       "Measure ours and the peers alternately; one JSON object a line, a ratio above 1 means that ours is better");
   bench->require_subcommand(1);
-  CLI::App* allreduce =
-      bench->add_subcommand("allreduce", "Time by size against Gloo, Open MPI and the memory's limit");
+  std::vector<CLI::App*> collectives, all;
+  for (const char* name : kCollectives)
+    collectives.push_back(bench->add_subcommand(name, std::string(name) == "allreduce"
+                                                          ? "Time by size against Gloo, Open MPI and the memory's limit"
+                                                          : "Time by size of the whole vector, against Gloo"));
   CLI::App* train = bench->add_subcommand(
       "train", "Time of a training step against PyTorch DDP, and against two unrelated processes (the efficiency)");
-  for (CLI::App* sub : {allreduce, train})
+  all = collectives;
+  all.push_back(train);
+  for (CLI::App* sub : all) {
     sub->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")
         ->capture_default_str()
         ->check(CLI::PositiveNumber);
-  for (CLI::App* sub : {allreduce, train}) add_hosts_flags(*sub, s->hosts);
-  train
-      ->add_option("--gbit", s->gbit,
-                   "Speed of the hosts' links in Gbit/s: adds what an ideal ring takes as the peer \"limit\"")
-      ->group("Several hosts");
-  allreduce->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
-  allreduce->add_option("--ranks", s->ranks, "Numbers of ranks on this machine, separated by commas")
-      ->delimiter(',')
-      ->capture_default_str()
-      ->check(CLI::Range(2, 256));
+    add_hosts_flags(*sub, s->hosts);
+    sub->add_option("--gbit", s->gbit,
+                    "Speed of the hosts' links in Gbit/s: adds what an ideal ring takes as the peer \"limit\"")
+        ->group("Several hosts");
+  }
+  for (CLI::App* sub : collectives) {
+    sub->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->capture_default_str();
+    sub->add_option("--ranks", s->ranks, "Numbers of ranks on this machine, separated by commas")
+        ->delimiter(',')
+        ->capture_default_str()
+        ->check(CLI::Range(2, 256));
+  }
   train->add_flag("--guards", s->guards, "Instead: against a step that does not look for NaN, and one that clips");
   train->add_option("--case", s->cases, "Cases, separated by commas; default: all")->delimiter(',');
   const Run ps = add_bench_ps(*bench, invocation);
-  return [s, allreduce, train, ps] {
-    if (!allreduce->parsed() && !train->parsed()) return ps();
-    refuse_without_hosts(allreduce->parsed() ? *allreduce : *train, s->hosts);
-    if (train->count("--gbit") > 0 && !s->hosts.given())
+  return [s, all, train, ps] {
+    const auto chosen = std::find_if(all.begin(), all.end(), [](const CLI::App* sub) { return sub->parsed(); });
+    if (chosen == all.end()) return ps();
+    refuse_without_hosts(**chosen, s->hosts);
+    if ((*chosen)->count("--gbit") > 0 && !s->hosts.given())
       fail<InvalidArgument>("--gbit has no effect without --hosts or --hostfile");
     for (size_t& bytes : s->sizes) bytes = std::max<size_t>(4, bytes / 4 * 4);
-    return allreduce->parsed() ? bench_allreduce(*s) : bench_train(*s);
+    return *chosen == train ? bench_train(*s) : bench_collective(*s, (*chosen)->get_name());
   };
 }
 

@@ -52,7 +52,10 @@ void leave_out(const std::string& name, const std::string& remedy);
 double median(std::vector<double> values);
 
 // What trireme-worker measures for ours. It joins the world that run_and_read() launched.
-int measure_allreduce(const std::string& out, const std::vector<size_t>& sizes, bool private_memory);
+int measure_collective(const std::string& out, const std::string& collective, const std::vector<size_t>& sizes,
+                       bool private_memory);
+/// Sizes are those of the whole vector.
+inline constexpr std::array kCollectives = {"allreduce", "reduce-scatter", "all-gather"};
 int measure_step(const std::string& out, const std::string& name, bool alone);
 /// What a measured step does besides: nothing, look for NaN (the default of training), or clip every gradient. Three
 /// models in one program take turns of a few steps, so that the machine's moods meet all of them; a line for each turn.

@@ -72,6 +72,13 @@ class Help(support.CommandTest):
             for peer, value in line["peers"].items():
                 self.assertAlmostEqual(line["ratio"][peer] * line["ours"] / value, 1, delta=0.01)
 
+    def test_bench_of_other_collectives(self):
+        for collective in "reduce-scatter", "all-gather":
+            line, = [json.loads(line) for line in self.succeeds("bench", collective, "--rounds", 1, "--sizes", 65536, "--ranks", 2, limit=120).splitlines()]
+            self.assertEqual((line["bench"], line["case"], line["metric"]), (collective, "2x65536B", "us"))
+            self.assertGreater(line["ours"], 0)
+            self.assertLessEqual(set(line["peers"]), {"gloo"})
+
 
 if __name__ == "__main__":
     support.main()

@@ -81,8 +81,8 @@ class Communicator {
     start_all_to_all(input, output, sends, receives, type, name)->wait();
   }
   void barrier(std::string_view name) { start_barrier(name)->wait(); }
-  /// Returns when the memory is the caller's again. Ranks that send to each other first, whatever the size, do not hang:
-  /// who waits, for anything, takes in what is sent to it, and keeps it until it is asked for.
+  /// Returns when the memory is the caller's again. Ranks that send to each other first, whatever the size, do not
+  /// hang: who waits, for anything, takes in what is sent to it, and keeps it until it is asked for.
   virtual void send(const void* data, size_t count, DType type, int to, std::string_view name) = 0;
   virtual void receive(void* data, size_t count, DType type, int from, std::string_view name) = 0;
 };

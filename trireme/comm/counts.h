@@ -13,9 +13,9 @@ namespace trireme::comm {
 /// The same count for every rank, or one for each. Does not own the list, which may contain zeros.
 class Counts {
  public:
-  Counts(size_t each) : each_(each) {}                                      // NOLINT(google-explicit-constructor)
+  Counts(size_t each) : each_(each) {}                                           // NOLINT(google-explicit-constructor)
   Counts(std::span<const size_t> of_rank) : of_rank_(of_rank), uneven_(true) {}  // NOLINT(google-explicit-constructor)
-  Counts(const std::vector<size_t>& of_rank)                                // NOLINT(google-explicit-constructor)
+  Counts(const std::vector<size_t>& of_rank)                                     // NOLINT(google-explicit-constructor)
       : Counts(std::span<const size_t>(of_rank)) {}
 
   bool is_list() const { return uneven_; }

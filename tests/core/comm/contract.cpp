@@ -6,6 +6,7 @@
 namespace trireme::tests {
 
 std::string case_name(const testing::TestParamInfo<Case>& info) {
+  bring_started_tests();
   return fmt::format("{}_{}", std::get<0>(info.param).name, std::get<1>(info.param));
 }
 

@@ -31,6 +31,8 @@ struct Engine {
 };
 
 using Case = std::tuple<Engine, int>;
+/// Likewise, for those of contract_started.cpp.
+void bring_started_tests();
 std::string case_name(
     const testing::TestParamInfo<Case>& info);  // brings the tests, which are compiled once, out of their library
 inline void PrintTo(const Engine& engine, std::ostream* out) { *out << engine.name; }

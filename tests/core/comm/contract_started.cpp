@@ -1,4 +1,5 @@
 // The part of the contract about what is started and waited for later, uneven blocks, and messages that cross.
+#include <deque>
 #include <numeric>
 #include <thread>
 
@@ -71,8 +72,8 @@ class Everything {
     const auto mine = [&](size_t i) { return value(group_.rank(), i); };
     const auto total = [&](size_t i) { return reduced(Op::sum, group_.size(), i); };
     std::byte* place = places_.take(encode(type, count, mine));
-    going_.push_back({group_.start_allreduce(place, count, type, Op::sum, "sum"), place, type,
-                      encode(type, count, total)});
+    going_.push_back(
+        {group_.start_allreduce(place, count, type, Op::sum, "sum"), place, type, encode(type, count, total)});
 
     std::vector<size_t> counts(n, count);
     counts[n - 1] = count / 3;
@@ -100,9 +101,9 @@ class Everything {
 
     input = places_.take(encode(type, count * n, mine));
     place = places_.take(count * n * size_of(type));
-    wanted = encode(type, count * n,
-                    [&](size_t i) { return value(static_cast<int>(i / std::max<size_t>(count, 1)),
-                                                 me * count + i % std::max<size_t>(count, 1)); });
+    wanted = encode(type, count * n, [&](size_t i) {
+      return value(static_cast<int>(i / std::max<size_t>(count, 1)), me * count + i % std::max<size_t>(count, 1));
+    });
     going_.push_back({group_.start_all_to_all(input, place, count, count, type, "letters"), place, type, wanted});
   }
 
@@ -119,6 +120,8 @@ class Everything {
 };
 
 }  // namespace
+
+void bring_started_tests() {}
 
 // ---- started collectives ----
 
@@ -193,8 +196,7 @@ TEST_P(Contract, StartedAllreducesOfEveryKindOfMemory) {
         std::vector<Going> going;
         for (const size_t count : {size_t{0}, size_t{1}, size_t{1000}, kLarge[0], size_t{3}, kLarge[1]})
           for (const Op op : {Op::sum, Op::mean}) {
-            std::byte* const place =
-                places.take(encode(type, count, [&](size_t i) { return value(group.rank(), i); }));
+            std::byte* const place = places.take(encode(type, count, [&](size_t i) { return value(group.rank(), i); }));
             going.push_back({group.start_allreduce(place, count, type, op, "gradient"), place, type,
                              encode(type, count, [&](size_t i) { return reduced(op, group.size(), i); })});
           }
@@ -219,9 +221,8 @@ TEST_P(Contract, ReduceScatterOfUnevenBlocks) {
               places.take(encode(type, sum(counts, n), [&](size_t i) { return value(group.rank(), i); }));
           std::byte* const output = places.take(counts[me] * size_of(type));
           group.reduce_scatter(input, output, counts, type, op, "blocks");
-          EXPECT_TRUE(same(type, output, encode(type, counts[me], [&](size_t i) {
-                             return reduced(op, group.size(), before + i);
-                           })));
+          EXPECT_TRUE(same(type, output,
+                           encode(type, counts[me], [&](size_t i) { return reduced(op, group.size(), before + i); })));
         }
     });
 }
@@ -238,9 +239,8 @@ TEST_P(Contract, AllGatherOfUnevenBlocks) {
         std::byte* const output = places.take(sum(counts, n) * 4);
         group.all_gather(input, output, counts, DType::i32, "pieces");
         for (size_t r = 0; r < n; r++)
-          EXPECT_TRUE(same(DType::i32, output + sum(counts, r) * 4, encode(DType::i32, counts[r], [&](size_t i) {
-                             return value(static_cast<int>(r), i);
-                           })))
+          EXPECT_TRUE(same(DType::i32, output + sum(counts, r) * 4,
+                           encode(DType::i32, counts[r], [&](size_t i) { return value(static_cast<int>(r), i); })))
               << "block " << r;
       }
     });
@@ -265,9 +265,9 @@ TEST_P(Contract, AllToAllOfUnevenBlocks) {
       for (size_t from = 0; from < n; from++) {
         size_t before = 0;
         for (size_t r = 0; r < me; r++) before += between(from, r);
-        EXPECT_TRUE(same(DType::f64, output + sum(receives, from) * 8,
-                         encode(DType::f64, receives[from],
-                                [&](size_t i) { return value(static_cast<int>(from), before + i); })))
+        EXPECT_TRUE(same(
+            DType::f64, output + sum(receives, from) * 8,
+            encode(DType::f64, receives[from], [&](size_t i) { return value(static_cast<int>(from), before + i); })))
             << "from " << from;
       }
     });

@@ -6,9 +6,9 @@
 namespace trireme::comm::hierarchical {
 namespace {
 
+using shm::chunk_of;
+using shm::chunks_of;
 using shm::copy_bytes;
-using shm::piece_of;
-using shm::pieces_of;
 using shm::Posted;
 using shm::View;
 
@@ -56,7 +56,7 @@ Allreduce::Allreduce(const Seat& seat, void* data, size_t count, DType type, Op 
       mine_(seat.lane != nullptr ? seat.slice(seat.local, bytes_) : space::Range{}),
       data_(static_cast<std::byte*>(data)) {}
 
-size_t Allreduce::up_pieces() const { return pieces_of(bytes_, seat_.stage_bytes); }
+size_t Allreduce::up_chunks() const { return chunks_of(bytes_, seat_.stage_bytes); }
 
 void Allreduce::work_direct(const View& view) {
   if (mine_.empty() || view.size() == 1) return;
@@ -67,13 +67,13 @@ void Allreduce::work_direct(const View& view) {
                           mine_.size() / size_of(what.dtype));
 }
 
-void Allreduce::post_up(std::byte* stage, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, seat_.stage_bytes);
+void Allreduce::post_up(std::byte* stage, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, seat_.stage_bytes);
   copy_bytes(stage, data_ + part.begin, part.size());
 }
 
-void Allreduce::take_up(const View& view, const Posted& posted, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, seat_.stage_bytes), both = intersect(part, mine_);
+void Allreduce::take_up(const View& view, const Posted& posted, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, seat_.stage_bytes), both = intersect(part, mine_);
   if (both.empty()) return;
   std::vector<const void*> sources;
   for (int r = 0; r < view.size(); r++) sources.push_back(posted.by(r) + (both.begin - part.begin));
@@ -95,13 +95,13 @@ void Allreduce::land(const View& view, bool direct) {
     copy_bytes(view.memory(r) + mine_.begin, data_ + mine_.begin, mine_.size());
 }
 
-void Allreduce::post_down(std::byte* stage, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, seat_.stage_bytes), both = intersect(part, mine_);
+void Allreduce::post_down(std::byte* stage, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, seat_.stage_bytes), both = intersect(part, mine_);
   if (!both.empty()) copy_bytes(stage + (both.begin - part.begin), data_ + both.begin, both.size());
 }
 
-void Allreduce::take_down(const View& view, const Posted& posted, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, seat_.stage_bytes);
+void Allreduce::take_down(const View& view, const Posted& posted, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, seat_.stage_bytes);
   for (int lane = 0; lane < seat_.topology.lanes(); lane++) {
     const space::Range both = intersect(part, seat_.slice(lane, bytes_));
     if (lane != view.rank() && !both.empty())
@@ -127,13 +127,12 @@ ReduceScatter::~ReduceScatter() {
   seat_.rooms.put_back(std::move(result_));
 }
 
-size_t ReduceScatter::up_pieces() const { return pieces_of(sections_.bytes(), seat_.stage_bytes); }
+size_t ReduceScatter::up_chunks() const { return chunks_of(sections_.bytes(), seat_.stage_bytes); }
 
 /// Of `part`, which is in this lane's `slice` of a machine.
 void ReduceScatter::reduce(std::vector<const void*>& sources, space::Range part, space::Range slice, int machine) {
   if (sums_.bytes == 0) sums_ = seat_.rooms.take(sections_.slices_bytes(seat_.local));
-  void* const out =
-      sums_.data.get() + sections_.slices_before(seat_.local, machine) + (part.begin - slice.begin);
+  void* const out = sums_.data.get() + sections_.slices_before(seat_.local, machine) + (part.begin - slice.begin);
   space::kernels().reduce(what.dtype, partial(what.op), &out, 1, sources.data(), static_cast<int>(sources.size()),
                           part.size() / size_of(what.dtype));
 }
@@ -150,22 +149,21 @@ void ReduceScatter::work_direct(const View& view) {
   }
 }
 
-void ReduceScatter::post_up(std::byte* stage, size_t piece) {
-  const space::Range part = piece_of({0, sections_.bytes()}, piece, seat_.stage_bytes);
+void ReduceScatter::post_up(std::byte* stage, size_t chunk) {
+  const space::Range part = chunk_of({0, sections_.bytes()}, chunk, seat_.stage_bytes);
   sections_.each(part, [&](space::Range range, size_t vector) {
     copy_bytes(stage + (range.begin - part.begin), input_ + vector, range.size());
   });
 }
 
-void ReduceScatter::take_up(const View& view, const Posted& posted, size_t piece) {
+void ReduceScatter::take_up(const View& view, const Posted& posted, size_t chunk) {
   if (seat_.lane == nullptr) return;
-  const space::Range part = piece_of({0, sections_.bytes()}, piece, seat_.stage_bytes);
+  const space::Range part = chunk_of({0, sections_.bytes()}, chunk, seat_.stage_bytes);
   std::vector<const void*> sources(static_cast<size_t>(view.size()));
   for (int m = 0; m < sections_.machines(); m++) {
     const space::Range slice = sections_.slice(m, seat_.local), both = intersect(part, slice);
     if (both.empty()) continue;
-    for (int r = 0; r < view.size(); r++)
-      sources[static_cast<size_t>(r)] = posted.by(r) + (both.begin - part.begin);
+    for (int r = 0; r < view.size(); r++) sources[static_cast<size_t>(r)] = posted.by(r) + (both.begin - part.begin);
     reduce(sources, both, slice, m);
   }
 }
@@ -186,20 +184,20 @@ void ReduceScatter::land(const View& view, bool /*direct*/) {
   if (view.size() == 1) copy_bytes(output_, result_.data.get(), bytes);
 }
 
-size_t ReduceScatter::down_pieces(bool /*direct*/) const {
-  return seat_.locals() == 1 ? 0 : pieces_of(sections_.of_machine(seat_.machine).size(), seat_.stage_bytes);
+size_t ReduceScatter::down_chunks(bool /*direct*/) const {
+  return seat_.locals() == 1 ? 0 : chunks_of(sections_.of_machine(seat_.machine).size(), seat_.stage_bytes);
 }
 
-void ReduceScatter::post_down(std::byte* stage, size_t piece) {
+void ReduceScatter::post_down(std::byte* stage, size_t chunk) {
   if (seat_.lane == nullptr) return;
-  const space::Range part = piece_of(sections_.of_machine(seat_.machine), piece, seat_.stage_bytes);
+  const space::Range part = chunk_of(sections_.of_machine(seat_.machine), chunk, seat_.stage_bytes);
   const space::Range slice = sections_.slice(seat_.machine, seat_.local), both = intersect(part, slice);
   if (!both.empty())
     copy_bytes(stage + (both.begin - part.begin), result_.data.get() + (both.begin - slice.begin), both.size());
 }
 
-void ReduceScatter::take_down(const View& /*view*/, const Posted& posted, size_t piece) {
-  const space::Range part = piece_of(sections_.of_machine(seat_.machine), piece, seat_.stage_bytes);
+void ReduceScatter::take_down(const View& /*view*/, const Posted& posted, size_t chunk) {
+  const space::Range part = chunk_of(sections_.of_machine(seat_.machine), chunk, seat_.stage_bytes);
   const space::Range mine = sections_.of_rank(seat_.rank), wanted = intersect(part, mine);
   for (int lane = 0; lane < seat_.topology.lanes(); lane++) {
     const space::Range both = intersect(wanted, sections_.slice(seat_.machine, lane));
@@ -227,7 +225,7 @@ AllGather::~AllGather() {
   seat_.rooms.put_back(std::move(all_));
 }
 
-size_t AllGather::up_pieces() const { return pieces_of(here_.size(), seat_.stage_bytes); }
+size_t AllGather::up_chunks() const { return chunks_of(here_.size(), seat_.stage_bytes); }
 
 void AllGather::work_direct(const View& view) {
   for (int r = 0; r < view.size(); r++) {
@@ -237,15 +235,15 @@ void AllGather::work_direct(const View& view) {
   }
 }
 
-void AllGather::post_up(std::byte* stage, size_t piece) {
-  const space::Range part = piece_of(here_, piece, seat_.stage_bytes);
+void AllGather::post_up(std::byte* stage, size_t chunk) {
+  const space::Range part = chunk_of(here_, chunk, seat_.stage_bytes);
   const space::Range mine = sections_.of_rank(seat_.rank), both = intersect(part, mine);
   if (both.empty()) return;
   copy_bytes(stage + (both.begin - part.begin), input_ + in_input(seat_.rank) + (both.begin - mine.begin), both.size());
 }
 
-void AllGather::take_up(const View& view, const Posted& posted, size_t piece) {
-  const space::Range part = piece_of(here_, piece, seat_.stage_bytes);
+void AllGather::take_up(const View& view, const Posted& posted, size_t chunk) {
+  const space::Range part = chunk_of(here_, chunk, seat_.stage_bytes);
   for (int r = 0; r < view.size(); r++) {
     const int rank = seat_.topology.ranks_on(seat_.machine)[static_cast<size_t>(r)];
     const space::Range theirs = sections_.of_rank(rank), both = intersect(part, theirs);
@@ -281,15 +279,15 @@ void AllGather::land(const View& view, bool /*direct*/) {
   }
 }
 
-size_t AllGather::down_pieces(bool /*direct*/) const {
-  return seat_.locals() == 1 ? 0 : pieces_of(sections_.bytes() - here_.size(), seat_.stage_bytes);
+size_t AllGather::down_chunks(bool /*direct*/) const {
+  return seat_.locals() == 1 ? 0 : chunks_of(sections_.bytes() - here_.size(), seat_.stage_bytes);
 }
 
-/// Calls visit(machine, slice, range, stage) for what a piece holds of the lane's slices of the other machines: `range`
-/// of `slice` is at `stage` in the piece. Pieces pass over this machine's section.
+/// Calls visit(machine, slice, range, stage) for what a chunk holds of the lane's slices of the other machines: `range`
+/// of `slice` is at `stage` in the chunk. Chunks pass over this machine's section.
 template <class Visit>
-void AllGather::each_remote(int lane, size_t piece, const Visit& visit) const {
-  const space::Range part = piece_of({0, sections_.bytes() - here_.size()}, piece, seat_.stage_bytes);
+void AllGather::each_remote(int lane, size_t chunk, const Visit& visit) const {
+  const space::Range part = chunk_of({0, sections_.bytes() - here_.size()}, chunk, seat_.stage_bytes);
   for (int m = 0; m < sections_.machines(); m++) {
     if (m == seat_.machine) continue;
     const size_t passed_over = m > seat_.machine ? here_.size() : 0;
@@ -299,17 +297,17 @@ void AllGather::each_remote(int lane, size_t piece, const Visit& visit) const {
   }
 }
 
-void AllGather::post_down(std::byte* stage, size_t piece) {
+void AllGather::post_down(std::byte* stage, size_t chunk) {
   if (seat_.lane == nullptr) return;
-  each_remote(seat_.local, piece, [&](int machine, space::Range slice, space::Range range, size_t at) {
+  each_remote(seat_.local, chunk, [&](int machine, space::Range slice, space::Range range, size_t at) {
     const std::byte* const from = all_.data.get() + sections_.slices_before(seat_.local, machine);
     copy_bytes(stage + at, from + (range.begin - slice.begin), range.size());
   });
 }
 
-void AllGather::take_down(const View& /*view*/, const Posted& posted, size_t piece) {
+void AllGather::take_down(const View& /*view*/, const Posted& posted, size_t chunk) {
   for (int lane = 0; lane < seat_.topology.lanes(); lane++)
-    each_remote(lane, piece, [&](int /*machine*/, space::Range /*slice*/, space::Range range, size_t at) {
+    each_remote(lane, chunk, [&](int /*machine*/, space::Range /*slice*/, space::Range range, size_t at) {
       sections_.each(range, [&](space::Range stretch, size_t vector) {
         copy_bytes(output_ + vector, posted.by(lane) + at + (stretch.begin - range.begin), stretch.size());
       });
@@ -325,40 +323,40 @@ Broadcast::Broadcast(const Seat& seat, void* data, size_t count, DType type, int
       bytes_(count * size_of(type)),
       data_(static_cast<std::byte*>(data)) {}
 
-size_t Broadcast::up_pieces() const {
-  return root_.machine == seat_.machine ? pieces_of(bytes_, seat_.stage_bytes) : 0;
+size_t Broadcast::up_chunks() const {
+  return root_.machine == seat_.machine ? chunks_of(bytes_, seat_.stage_bytes) : 0;
 }
 
-void Broadcast::post_up(std::byte* stage, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, seat_.stage_bytes);
+void Broadcast::post_up(std::byte* stage, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, seat_.stage_bytes);
   if (root_.local == seat_.local) copy_bytes(stage, data_ + part.begin, part.size());
 }
 
-void Broadcast::take_up(const View& /*view*/, const Posted& posted, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, seat_.stage_bytes);
+void Broadcast::take_up(const View& /*view*/, const Posted& posted, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, seat_.stage_bytes);
   if (root_.local != seat_.local) copy_bytes(data_ + part.begin, posted.by(root_.local), part.size());
 }
 
 Started Broadcast::launch() {
   if (seat_.lane == nullptr) return nullptr;
   const space::Range slice = seat_.slice(seat_.local, bytes_);
-  return seat_.lane->start_broadcast(data_ + slice.begin, slice.size() / size_of(what.dtype), what.dtype,
-                                     root_.machine, name);
+  return seat_.lane->start_broadcast(data_ + slice.begin, slice.size() / size_of(what.dtype), what.dtype, root_.machine,
+                                     name);
 }
 
-size_t Broadcast::down_pieces(bool /*direct*/) const {
-  return root_.machine == seat_.machine || seat_.locals() == 1 ? 0 : pieces_of(bytes_, seat_.stage_bytes);
+size_t Broadcast::down_chunks(bool /*direct*/) const {
+  return root_.machine == seat_.machine || seat_.locals() == 1 ? 0 : chunks_of(bytes_, seat_.stage_bytes);
 }
 
-void Broadcast::post_down(std::byte* stage, size_t piece) {
+void Broadcast::post_down(std::byte* stage, size_t chunk) {
   if (seat_.lane == nullptr) return;
-  const space::Range part = piece_of({0, bytes_}, piece, seat_.stage_bytes);
+  const space::Range part = chunk_of({0, bytes_}, chunk, seat_.stage_bytes);
   const space::Range both = intersect(part, seat_.slice(seat_.local, bytes_));
   if (!both.empty()) copy_bytes(stage + (both.begin - part.begin), data_ + both.begin, both.size());
 }
 
-void Broadcast::take_down(const View& view, const Posted& posted, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, seat_.stage_bytes);
+void Broadcast::take_down(const View& view, const Posted& posted, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, seat_.stage_bytes);
   for (int lane = 0; lane < seat_.topology.lanes(); lane++) {
     const space::Range both = intersect(part, seat_.slice(lane, bytes_));
     if (lane != view.rank() && !both.empty())
@@ -383,8 +381,7 @@ AllToAll::AllToAll(const Seat& seat, const void* input, void* output, const Coun
 }
 
 Started AllToAll::launch() {
-  if (sends_.empty())
-    return seat_.flat.start_all_to_all(input_, output_, what.count, what.count, what.dtype, name);
+  if (sends_.empty()) return seat_.flat.start_all_to_all(input_, output_, what.count, what.count, what.dtype, name);
   return seat_.flat.start_all_to_all(input_, output_, sends_, receives_, what.dtype, name);
 }
 

@@ -1,10 +1,10 @@
 #pragma once
 // The collectives of a job that spans machines.
 //
-// Each goes up inside the machine, between machines on the lanes, and down again (see shm/sequence.h). Everything is cut
-// into a slice per lane, so that all lanes carry data at once, and the slices do not depend on where data is: machines,
-// and ranks of a machine, need not agree on that. Sums are formed in the order of a machine's ranks, then between the
-// machines.
+// Each goes up inside the machine, between machines on the lanes, and down again (see shm/sequence.h). Everything is
+// cut into a slice per lane, so that all lanes carry data at once, and the slices do not depend on where data is:
+// machines, and ranks of a machine, need not agree on that. Sums are formed in the order of a machine's ranks, then
+// between the machines.
 #include <trireme/comm/hierarchical/sections.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/sequence.h>
@@ -28,14 +28,14 @@ class Allreduce final : public shm::Collective {
  public:
   Allreduce(const Seat& seat, void* data, size_t count, DType type, Op op, std::string_view name);
   void work_direct(const shm::View& view) override;
-  size_t up_pieces() const override;
-  void post_up(std::byte* stage, size_t piece) override;
-  void take_up(const shm::View& view, const shm::Posted& posted, size_t piece) override;
+  size_t up_chunks() const override;
+  void post_up(std::byte* stage, size_t chunk) override;
+  void take_up(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
   Started launch() override;
   void land(const shm::View& view, bool direct) override;
-  size_t down_pieces(bool direct) const override { return direct ? 0 : up_pieces(); }
-  void post_down(std::byte* stage, size_t piece) override;
-  void take_down(const shm::View& view, const shm::Posted& posted, size_t piece) override;
+  size_t down_chunks(bool direct) const override { return direct ? 0 : up_chunks(); }
+  void post_down(std::byte* stage, size_t chunk) override;
+  void take_down(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
 
  private:
   const Seat& seat_;
@@ -52,14 +52,14 @@ class ReduceScatter final : public shm::Collective {
                 DType type, Op op, std::string_view name);
   ~ReduceScatter() override;
   void work_direct(const shm::View& view) override;
-  size_t up_pieces() const override;
-  void post_up(std::byte* stage, size_t piece) override;
-  void take_up(const shm::View& view, const shm::Posted& posted, size_t piece) override;
+  size_t up_chunks() const override;
+  void post_up(std::byte* stage, size_t chunk) override;
+  void take_up(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
   Started launch() override;
   void land(const shm::View& view, bool direct) override;
-  size_t down_pieces(bool direct) const override;
-  void post_down(std::byte* stage, size_t piece) override;
-  void take_down(const shm::View& view, const shm::Posted& posted, size_t piece) override;
+  size_t down_chunks(bool direct) const override;
+  void post_down(std::byte* stage, size_t chunk) override;
+  void take_down(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
 
  private:
   void reduce(std::vector<const void*>& sources, space::Range part, space::Range slice, int machine);
@@ -80,20 +80,20 @@ class AllGather final : public shm::Collective {
             std::string_view name);
   ~AllGather() override;
   void work_direct(const shm::View& view) override;
-  size_t up_pieces() const override;
-  void post_up(std::byte* stage, size_t piece) override;
-  void take_up(const shm::View& view, const shm::Posted& posted, size_t piece) override;
+  size_t up_chunks() const override;
+  void post_up(std::byte* stage, size_t chunk) override;
+  void take_up(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
   Started launch() override;
   void land(const shm::View& view, bool direct) override;
-  size_t down_pieces(bool direct) const override;
-  void post_down(std::byte* stage, size_t piece) override;
-  void take_down(const shm::View& view, const shm::Posted& posted, size_t piece) override;
+  size_t down_chunks(bool direct) const override;
+  void post_down(std::byte* stage, size_t chunk) override;
+  void take_down(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
 
  private:
   /// What rank r's memory holds of this part, as an offset into it.
   size_t in_input(int rank) const { return sections_.in_vector(rank) - blocks_.of(rank).begin; }
   template <class Visit>
-  void each_remote(int lane, size_t piece, const Visit& visit) const;
+  void each_remote(int lane, size_t chunk, const Visit& visit) const;
 
   const Seat& seat_;
   Blocks blocks_;
@@ -108,13 +108,13 @@ class Broadcast final : public shm::Collective {
  public:
   Broadcast(const Seat& seat, void* data, size_t count, DType type, int root, std::string_view name);
   bool may_be_direct() const override { return false; }
-  size_t up_pieces() const override;
-  void post_up(std::byte* stage, size_t piece) override;
-  void take_up(const shm::View& view, const shm::Posted& posted, size_t piece) override;
+  size_t up_chunks() const override;
+  void post_up(std::byte* stage, size_t chunk) override;
+  void take_up(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
   Started launch() override;
-  size_t down_pieces(bool direct) const override;
-  void post_down(std::byte* stage, size_t piece) override;
-  void take_down(const shm::View& view, const shm::Posted& posted, size_t piece) override;
+  size_t down_chunks(bool direct) const override;
+  void post_down(std::byte* stage, size_t chunk) override;
+  void take_down(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
 
  private:
   const Seat& seat_;

@@ -19,8 +19,8 @@ Communicator::Communicator(Topology topology, int rank, shm::Communicator& local
       lane_(lane),
       flat_(flat),
       rooms_(2 * shm::Sequence::kMostParts),
-      seat_{topology_, rank, machine_, topology_.place(rank).local, lane, flat, rooms_,
-            local.sequence().stage_bytes()} {
+      seat_{topology_, rank, machine_, topology_.place(rank).local,
+            lane,      flat, rooms_,   local.sequence().stage_bytes()} {
   const auto expect = [&](const char* group, int got, int wanted) {
     if (got != wanted)
       fail<InvalidArgument>("rank {}: the {} group does not fit the topology ({} instead of {})", rank, group, got,

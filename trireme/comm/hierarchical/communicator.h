@@ -11,8 +11,8 @@ namespace trireme::comm::hierarchical {
 /// takes no other collectives.
 class Communicator final : public comm::Communicator {
  public:
-  /// Collective on this machine. `local`: its ranks. `lane`: this rank's, whose ranks are the machines; null for a local
-  /// number ≥ lanes. `flat`: all ranks of the job.
+  /// Collective on this machine. `local`: its ranks. `lane`: this rank's, whose ranks are the machines; null for a
+  /// local number ≥ lanes. `flat`: all ranks of the job.
   Communicator(Topology topology, int rank, shm::Communicator& local, network::Communicator* lane,
                network::Communicator& flat);
   ~Communicator() override;

@@ -179,11 +179,7 @@ void Broadcast::run() {
 
 AllToAll::AllToAll(Wire& wire, const Fingerprint& what, Blocks sends, Blocks receives, const std::byte* input,
                    std::byte* output)
-    : Operation(wire, what),
-      sends_(std::move(sends)),
-      receives_(std::move(receives)),
-      input_(input),
-      output_(output) {
+    : Operation(wire, what), sends_(std::move(sends)), receives_(std::move(receives)), input_(input), output_(output) {
   if (!lists()) return;
   const std::vector<uint64_t> sent = sends_.list(), expected = receives_.list();
   for (size_t r = 0; r < sent.size(); r++) pairs_.insert(pairs_.end(), {sent[r], expected[r]});

@@ -37,7 +37,7 @@ Fingerprint with_own_counts(Fingerprint what) {
 }
 
 /// Of a stage that has room for a part of every rank's block.
-size_t chunk_of(size_t stage_bytes, int ranks) {
+size_t most_per_rank(size_t stage_bytes, int ranks) {
   return stage_bytes / static_cast<size_t>(ranks) / space::kLine * space::kLine;
 }
 
@@ -68,13 +68,13 @@ void Allreduce::work_direct(const View& view) {
                           slice.size() / size_of(what.dtype));
 }
 
-void Allreduce::post_up(std::byte* stage, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, stage_bytes_);
+void Allreduce::post_up(std::byte* stage, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, stage_bytes_);
   copy_bytes(stage, data_ + part.begin, part.size());
 }
 
-void Allreduce::take_up(const View& view, const Posted& posted, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, stage_bytes_);
+void Allreduce::take_up(const View& view, const Posted& posted, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, stage_bytes_);
   void* const out = data_ + part.begin;
   Pointers sources;
   for (int r = 0; r < view.size(); r++) sources[static_cast<size_t>(r)] = r == view.rank() ? out : posted.by(r);
@@ -82,13 +82,13 @@ void Allreduce::take_up(const View& view, const Posted& posted, size_t piece) {
                           part.size() / size_of(what.dtype));
 }
 
-// ---- reduce-scatter: a chunk for each rank in every stage ----
+// ---- reduce-scatter: a part for each rank in every stage ----
 
 ReduceScatter::ReduceScatter(size_t stage_bytes, const void* input, void* output, const Blocks& blocks, int rank,
                              DType type, Op op, std::string_view name)
     : Collective(with(about(Kind::reduce_scatter, blocks, type, name), op), name, input),
       blocks_(blocks),
-      chunk_(chunk_of(stage_bytes, blocks.ranks())),
+      most_(most_per_rank(stage_bytes, blocks.ranks())),
       mine_(blocks.of(rank)),
       input_(static_cast<const std::byte*>(input)),
       output_(static_cast<std::byte*>(output)) {
@@ -107,18 +107,18 @@ void ReduceScatter::work_direct(const View& view) {
   reduce(as_sources(sources), view.size(), mine_);
 }
 
-void ReduceScatter::post_up(std::byte* stage, size_t piece) {
+void ReduceScatter::post_up(std::byte* stage, size_t chunk) {
   for (int r = 0; r < blocks_.ranks(); r++) {
-    const space::Range part = piece_of(blocks_.of(r), piece, chunk_);
-    copy_bytes(stage + static_cast<size_t>(r) * chunk_, input_ + part.begin, part.size());
+    const space::Range part = chunk_of(blocks_.of(r), chunk, most_);
+    copy_bytes(stage + static_cast<size_t>(r) * most_, input_ + part.begin, part.size());
   }
 }
 
-void ReduceScatter::take_up(const View& view, const Posted& posted, size_t piece) {
+void ReduceScatter::take_up(const View& view, const Posted& posted, size_t chunk) {
   Pointers sources;
   for (int r = 0; r < view.size(); r++)
-    sources[static_cast<size_t>(r)] = posted.by(r) + static_cast<size_t>(view.rank()) * chunk_;
-  reduce(as_sources(sources), view.size(), piece_of(mine_, piece, chunk_));
+    sources[static_cast<size_t>(r)] = posted.by(r) + static_cast<size_t>(view.rank()) * most_;
+  reduce(as_sources(sources), view.size(), chunk_of(mine_, chunk, most_));
 }
 
 // ---- all-gather ----
@@ -127,7 +127,7 @@ AllGather::AllGather(size_t stage_bytes, const void* input, void* output, const 
                      std::string_view name)
     : Collective(about(Kind::all_gather, blocks, type, name), name, input),
       blocks_(blocks),
-      chunk_(stage_bytes),
+      most_(stage_bytes),
       mine_(blocks.of(rank)),
       input_(static_cast<const std::byte*>(input)),
       output_(static_cast<std::byte*>(output)) {
@@ -135,18 +135,17 @@ AllGather::AllGather(size_t stage_bytes, const void* input, void* output, const 
 }
 
 void AllGather::work_direct(const View& view) {
-  for (int r = 0; r < view.size(); r++)
-    copy_bytes(output_ + blocks_.of(r).begin, view.memory(r), blocks_.of(r).size());
+  for (int r = 0; r < view.size(); r++) copy_bytes(output_ + blocks_.of(r).begin, view.memory(r), blocks_.of(r).size());
 }
 
-void AllGather::post_up(std::byte* stage, size_t piece) {
-  const space::Range part = piece_of(mine_, piece, chunk_);
+void AllGather::post_up(std::byte* stage, size_t chunk) {
+  const space::Range part = chunk_of(mine_, chunk, most_);
   copy_bytes(stage, input_ + (part.begin - mine_.begin), part.size());
 }
 
-void AllGather::take_up(const View& view, const Posted& posted, size_t piece) {
+void AllGather::take_up(const View& view, const Posted& posted, size_t chunk) {
   for (int r = 0; r < view.size(); r++) {
-    const space::Range part = piece_of(blocks_.of(r), piece, chunk_);
+    const space::Range part = chunk_of(blocks_.of(r), chunk, most_);
     const std::byte* const from = r == view.rank() ? input_ + (part.begin - mine_.begin) : posted.by(r);
     copy_bytes(output_ + part.begin, from, part.size());
   }
@@ -163,13 +162,13 @@ Broadcast::Broadcast(size_t stage_bytes, void* data, size_t count, DType type, i
       root_(root),
       is_root_(root == rank) {}
 
-void Broadcast::post_up(std::byte* stage, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, stage_bytes_);
+void Broadcast::post_up(std::byte* stage, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, stage_bytes_);
   if (is_root_) copy_bytes(stage, data_ + part.begin, part.size());
 }
 
-void Broadcast::take_up(const View& /*view*/, const Posted& posted, size_t piece) {
-  const space::Range part = piece_of({0, bytes_}, piece, stage_bytes_);
+void Broadcast::take_up(const View& /*view*/, const Posted& posted, size_t chunk) {
+  const space::Range part = chunk_of({0, bytes_}, chunk, stage_bytes_);
   if (!is_root_) copy_bytes(data_ + part.begin, posted.by(root_), part.size());
 }
 
@@ -183,7 +182,7 @@ AllToAll::AllToAll(size_t stage_bytes, const void* input, void* output, const Co
                  name, input),
       sends_(sends, ranks, size_of(type)),
       receives_(receives, ranks, size_of(type)),
-      chunk_(chunk_of(stage_bytes, ranks)),
+      most_(most_per_rank(stage_bytes, ranks)),
       largest_(sends_.largest()),
       input_(static_cast<const std::byte*>(input)),
       output_(static_cast<std::byte*>(output)) {
@@ -219,17 +218,17 @@ void AllToAll::work_direct(const View& view) {
   }
 }
 
-void AllToAll::post_up(std::byte* stage, size_t piece) {
+void AllToAll::post_up(std::byte* stage, size_t chunk) {
   for (int to = 0; to < sends_.ranks(); to++) {
-    const space::Range part = piece_of(sends_.of(to), piece, chunk_);
-    copy_bytes(stage + static_cast<size_t>(to) * chunk_, input_ + part.begin, part.size());
+    const space::Range part = chunk_of(sends_.of(to), chunk, most_);
+    copy_bytes(stage + static_cast<size_t>(to) * most_, input_ + part.begin, part.size());
   }
 }
 
-void AllToAll::take_up(const View& view, const Posted& posted, size_t piece) {
+void AllToAll::take_up(const View& view, const Posted& posted, size_t chunk) {
   for (int from = 0; from < view.size(); from++) {
-    const space::Range part = piece_of(receives_.of(from), piece, chunk_);
-    copy_bytes(output_ + part.begin, posted.by(from) + static_cast<size_t>(view.rank()) * chunk_, part.size());
+    const space::Range part = chunk_of(receives_.of(from), chunk, most_);
+    copy_bytes(output_ + part.begin, posted.by(from) + static_cast<size_t>(view.rank()) * most_, part.size());
   }
 }
 

@@ -1,8 +1,8 @@
 #pragma once
 // The collectives of one machine.
 //
-// Where everybody's memory is in the segment, ranks read it where it is (and an allreduce is reduced in place: each rank
-// reads its slice of everybody's data and writes the result back to all). Else all of it goes through the stages.
+// Where everybody's memory is in the segment, ranks read it where it is (and an allreduce is reduced in place: each
+// rank reads its slice of everybody's data and writes the result back to all). Else all of it goes through the stages.
 #include <trireme/comm/shm/sequence.h>
 
 namespace trireme::comm::shm {
@@ -12,21 +12,21 @@ constexpr int kMaxRanks = 256;
 Fingerprint about(Kind kind, size_t count, DType type, std::string_view name);
 /// memcpy that takes null pointers when there is nothing to copy, and a block that is where it belongs already.
 void copy_bytes(void* to, const void* from, size_t bytes);
-/// Pieces of at most `chunk` bytes.
-constexpr size_t pieces_of(size_t bytes, size_t chunk) { return (bytes + chunk - 1) / chunk; }
-/// What of `whole` is in a piece.
-inline space::Range piece_of(space::Range whole, size_t piece, size_t chunk) {
-  const size_t begin = std::min(whole.end, whole.begin + piece * chunk);
-  return {begin, std::min(whole.end, begin + chunk)};
+/// Chunks of at most `most` bytes.
+constexpr size_t chunks_of(size_t bytes, size_t most) { return (bytes + most - 1) / most; }
+/// What of `whole` is in a chunk.
+inline space::Range chunk_of(space::Range whole, size_t chunk, size_t most) {
+  const size_t begin = std::min(whole.end, whole.begin + chunk * most);
+  return {begin, std::min(whole.end, begin + most)};
 }
 
 class Allreduce final : public Collective {
  public:
   Allreduce(size_t stage_bytes, void* data, size_t count, DType type, Op op, std::string_view name);
   void work_direct(const View& view) override;
-  size_t up_pieces() const override { return pieces_of(bytes_, stage_bytes_); }
-  void post_up(std::byte* stage, size_t piece) override;
-  void take_up(const View& view, const Posted& posted, size_t piece) override;
+  size_t up_chunks() const override { return chunks_of(bytes_, stage_bytes_); }
+  void post_up(std::byte* stage, size_t chunk) override;
+  void take_up(const View& view, const Posted& posted, size_t chunk) override;
 
  private:
   size_t stage_bytes_, bytes_;
@@ -38,15 +38,15 @@ class ReduceScatter final : public Collective {
   ReduceScatter(size_t stage_bytes, const void* input, void* output, const Blocks& blocks, int rank, DType type, Op op,
                 std::string_view name);
   void work_direct(const View& view) override;
-  size_t up_pieces() const override { return pieces_of(blocks_.largest(), chunk_); }
-  void post_up(std::byte* stage, size_t piece) override;
-  void take_up(const View& view, const Posted& posted, size_t piece) override;
+  size_t up_chunks() const override { return chunks_of(blocks_.largest(), most_); }
+  void post_up(std::byte* stage, size_t chunk) override;
+  void take_up(const View& view, const Posted& posted, size_t chunk) override;
 
  private:
   void reduce(const void* const* sources, int count, space::Range part);
 
   Blocks blocks_;
-  size_t chunk_;
+  size_t most_;
   space::Range mine_;
   const std::byte* input_;
   std::byte* output_;
@@ -57,13 +57,13 @@ class AllGather final : public Collective {
   AllGather(size_t stage_bytes, const void* input, void* output, const Blocks& blocks, int rank, DType type,
             std::string_view name);
   void work_direct(const View& view) override;
-  size_t up_pieces() const override { return pieces_of(blocks_.largest(), chunk_); }
-  void post_up(std::byte* stage, size_t piece) override;
-  void take_up(const View& view, const Posted& posted, size_t piece) override;
+  size_t up_chunks() const override { return chunks_of(blocks_.largest(), most_); }
+  void post_up(std::byte* stage, size_t chunk) override;
+  void take_up(const View& view, const Posted& posted, size_t chunk) override;
 
  private:
   Blocks blocks_;
-  size_t chunk_;
+  size_t most_;
   space::Range mine_;
   const std::byte* input_;
   std::byte* output_;
@@ -73,9 +73,9 @@ class Broadcast final : public Collective {
  public:
   Broadcast(size_t stage_bytes, void* data, size_t count, DType type, int root, int rank, std::string_view name);
   bool may_be_direct() const override { return false; }
-  size_t up_pieces() const override { return pieces_of(bytes_, stage_bytes_); }
-  void post_up(std::byte* stage, size_t piece) override;
-  void take_up(const View& view, const Posted& posted, size_t piece) override;
+  size_t up_chunks() const override { return chunks_of(bytes_, stage_bytes_); }
+  void post_up(std::byte* stage, size_t chunk) override;
+  void take_up(const View& view, const Posted& posted, size_t chunk) override;
 
  private:
   size_t stage_bytes_, bytes_;
@@ -90,13 +90,13 @@ class AllToAll final : public Collective {
            DType type, std::string_view name);
   void plan(const View& view) override;
   void work_direct(const View& view) override;
-  size_t up_pieces() const override { return pieces_of(largest_, chunk_); }
-  void post_up(std::byte* stage, size_t piece) override;
-  void take_up(const View& view, const Posted& posted, size_t piece) override;
+  size_t up_chunks() const override { return chunks_of(largest_, most_); }
+  void post_up(std::byte* stage, size_t chunk) override;
+  void take_up(const View& view, const Posted& posted, size_t chunk) override;
 
  private:
   Blocks sends_, receives_;
-  size_t chunk_, largest_;
+  size_t most_, largest_;
   const std::byte* input_;
   std::byte* output_;
 };

@@ -113,15 +113,13 @@ Started Communicator::start_reduce_scatter(const void* input, void* output, cons
 Started Communicator::start_all_gather(const void* input, void* output, const Counts& counts, DType type,
                                        std::string_view name) {
   const Blocks blocks(counts.checked(size(), "all-gather", name), size(), size_of(type));
-  return sequence_->start(
-      std::make_unique<AllGather>(options_.stage_bytes, input, output, blocks, rank(), type, name));
+  return sequence_->start(std::make_unique<AllGather>(options_.stage_bytes, input, output, blocks, rank(), type, name));
 }
 
 Started Communicator::start_broadcast(void* data, size_t count, DType type, int root, std::string_view name) {
   if (root < 0 || root >= size())
     fail<InvalidArgument>("broadcast '{}' from rank {}, but there are ranks 0 to {}", name, root, size() - 1);
-  return sequence_->start(
-      std::make_unique<Broadcast>(options_.stage_bytes, data, count, type, root, rank(), name));
+  return sequence_->start(std::make_unique<Broadcast>(options_.stage_bytes, data, count, type, root, rank(), name));
 }
 
 Started Communicator::start_all_to_all(const void* input, void* output, const Counts& sends, const Counts& receives,
@@ -131,8 +129,6 @@ Started Communicator::start_all_to_all(const void* input, void* output, const Co
       std::make_unique<AllToAll>(options_.stage_bytes, input, output, sends, receives, size(), type, name));
 }
 
-Started Communicator::start_barrier(std::string_view name) {
-  return sequence_->start(std::make_unique<Barrier>(name));
-}
+Started Communicator::start_barrier(std::string_view name) { return sequence_->start(std::make_unique<Barrier>(name)); }
 
 }  // namespace trireme::comm::shm

@@ -224,8 +224,7 @@ void Mail::pass_now(Queue& queue, Message& message, const Pass& pass) {
 
 void Mail::send(const void* data, size_t count, DType type, int to, std::string_view name) {
   check(to, "send to", name);
-  Message message{
-      .data = static_cast<std::byte*>(const_cast<void*>(data)), .count = count, .type = type, .name = name};
+  Message message{.data = static_cast<std::byte*>(const_cast<void*>(data)), .count = count, .type = type, .name = name};
   pass_now(peer(to).leaving, message, [&] { await_sent(message, to); });
 }
 

@@ -58,7 +58,7 @@ struct alignas(64) Entry {
   std::atomic<uint32_t> round;  // number + 1 once the rest of the line is valid
   Fingerprint what;
   uint64_t offset;  // of the data in the segment, or kPrivate
-  uint32_t staged;  // pieces that this rank had posted on the way up when it arrived (see stages.h)
+  uint32_t staged;  // chunks that this rank had posted on the way up when it arrived (see stages.h)
   uint32_t listed;  // counts that came with it
 };
 static_assert(sizeof(Entry) == 64);

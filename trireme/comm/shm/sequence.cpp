@@ -25,8 +25,8 @@ bool Sequence::enter(Open& open, const Open* before, Mode mode, Then then) {
   const uint64_t offset = segment_.offset_of(what.memory).value_or(kPrivate);
   const bool early = rounds_.ranks() > 1 && (offset == kPrivate || !what.may_be_direct()) &&
                      what.what.counts != kOwnCounts && (before == nullptr || before->up.all_posted);
-  if (early) open.up.pieces = what.up_pieces();
-  while (early && open.up.posted < std::min<size_t>(open.up.pieces, Stages::kLead)) {
+  if (early) open.up.chunks = what.up_chunks();
+  while (early && open.up.posted < std::min<size_t>(open.up.chunks, Stages::kLead)) {
     if (mode == Mode::block) up_.await_room(what.name);
     if (!up_.room()) break;
     what.post_up(up_.stage(rounds_.rank(), up_.posted()), open.up.posted++);
@@ -46,19 +46,19 @@ bool Sequence::plan(Open& open, const Open* before, Mode mode) {
   const View seen = view(open);
   open.what->plan(seen);
   open.direct = rounds_.ranks() == 1 || (open.what->may_be_direct() && seen.all_in_segment());
-  open.up.pieces = open.direct ? 0 : open.what->up_pieces();
-  open.down.pieces = open.what->down_pieces(open.direct);
+  open.up.chunks = open.direct ? 0 : open.what->up_chunks();
+  open.down.chunks = open.what->down_chunks(open.direct);
   open.planned = true;
   return true;
 }
 
-/// Posts and takes pieces, in the order of the calls.
+/// Posts and takes chunks, in the order of the calls.
 template <class Post, class Take>
 bool Sequence::pass(Stages* stages, Way& way, const Way* before, Mode mode, std::string_view name, const Post& post,
                     const Take& take) {
   const bool may_post = before == nullptr || before->all_posted, may_take = before == nullptr || before->all_taken;
-  while (way.taken < way.pieces) {
-    while (may_post && way.posted < std::min<size_t>(way.pieces, way.taken + Stages::kLead)) {
+  while (way.taken < way.chunks) {
+    while (may_post && way.posted < std::min<size_t>(way.chunks, way.taken + Stages::kLead)) {
       if (mode == Mode::block) stages->await_room(name);
       if (mode == Mode::look && !stages->room()) break;
       post(stages->stage(rounds_.rank(), stages->posted()), way.posted++);
@@ -68,18 +68,18 @@ bool Sequence::pass(Stages* stages, Way& way, const Way* before, Mode mode, std:
     if (mode == Mode::block) stages->await_posted(stages->taken(), name);
     if (mode == Mode::look && !stages->posted_by_all(stages->taken())) break;
     take(Posted(*stages, stages->taken()), way.taken++);
-    stages->take(way.taken == way.pieces);
+    stages->take(mode == Mode::block && way.taken == way.chunks);  // who blocks will tell it soon
   }
-  way.all_posted = may_post && way.posted == way.pieces;
-  way.all_taken = may_take && way.taken == way.pieces;
+  way.all_posted = may_post && way.posted == way.chunks;
+  way.all_taken = may_take && way.taken == way.chunks;
   return way.all_taken;
 }
 
 bool Sequence::go_up(Open& open, const Open* before, Mode mode) {
   return pass(
       &up_, open.up, before == nullptr ? nullptr : &before->up, mode, open.what->name,
-      [&](std::byte* stage, size_t piece) { open.what->post_up(stage, piece); },
-      [&](const Posted& posted, size_t piece) { open.what->take_up(view(open), posted, piece); });
+      [&](std::byte* stage, size_t chunk) { open.what->post_up(stage, chunk); },
+      [&](const Posted& posted, size_t chunk) { open.what->take_up(view(open), posted, chunk); });
 }
 
 bool Sequence::launch(Open& open, const Open* before, Mode mode) {
@@ -108,8 +108,8 @@ bool Sequence::go_down(Open& open, const Open* before, Mode mode) {
   if (!land(open, mode)) return false;
   return pass(
       down_ ? &*down_ : nullptr, open.down, before == nullptr ? nullptr : &before->down, mode, open.what->name,
-      [&](std::byte* stage, size_t piece) { open.what->post_down(stage, piece); },
-      [&](const Posted& posted, size_t piece) { open.what->take_down(view(open), posted, piece); });
+      [&](std::byte* stage, size_t chunk) { open.what->post_down(stage, chunk); },
+      [&](const Posted& posted, size_t chunk) { open.what->take_down(view(open), posted, chunk); });
 }
 
 bool Sequence::finish(Open& open, const Open* before, Mode mode, Then then) {

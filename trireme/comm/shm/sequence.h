@@ -35,7 +35,7 @@ class View {
   std::byte* own_;
 };
 
-/// A piece in everybody's stage.
+/// A chunk in everybody's stage.
 class Posted {
  public:
   Posted(const Stages& stages, uint32_t number) : stages_(stages), number_(number) {}
@@ -46,7 +46,7 @@ class Posted {
   uint32_t number_;
 };
 
-/// One collective. Pieces are numbered from 0, the same on all ranks of the machine.
+/// One collective. Chunks are numbered from 0, the same on all ranks of the machine.
 class Collective {
  public:
   /// `memory` is what this rank shows to others, if it is in the segment. The caller keeps `name` until keep_name().
@@ -66,18 +66,18 @@ class Collective {
   virtual void plan(const View&) {}
   /// False for one that never works in place, even if everybody's memory is in the segment.
   virtual bool may_be_direct() const { return true; }
-  /// Instead of pieces: everybody's memory is in the segment, or this rank is alone.
+  /// Instead of chunks: everybody's memory is in the segment, or this rank is alone.
   virtual void work_direct(const View&) {}
-  virtual size_t up_pieces() const { return 0; }
-  virtual void post_up(std::byte* /*stage*/, size_t /*piece*/) {}
-  virtual void take_up(const View&, const Posted&, size_t /*piece*/) {}
+  virtual size_t up_chunks() const { return 0; }
+  virtual void post_up(std::byte* /*stage*/, size_t /*chunk*/) {}
+  virtual void take_up(const View&, const Posted&, size_t /*chunk*/) {}
   /// Up is done. What is to be waited for before down; null: nothing.
   virtual Started launch() { return nullptr; }
   /// It has come back.
   virtual void land(const View&, bool /*direct*/) {}
-  virtual size_t down_pieces(bool /*direct*/) const { return 0; }
-  virtual void post_down(std::byte* /*stage*/, size_t /*piece*/) {}
-  virtual void take_down(const View&, const Posted&, size_t /*piece*/) {}
+  virtual size_t down_chunks(bool /*direct*/) const { return 0; }
+  virtual void post_down(std::byte* /*stage*/, size_t /*chunk*/) {}
+  virtual void take_down(const View&, const Posted&, size_t /*chunk*/) {}
   /// True where a rank is not done before all have finished: they use each other's memory.
   virtual bool together(bool direct) const { return direct; }
 
@@ -105,7 +105,7 @@ class Sequence {
  private:
   class Handle;
   struct Way {  // through the stages
-    size_t pieces = 0, posted = 0, taken = 0;
+    size_t chunks = 0, posted = 0, taken = 0;
     bool all_posted = false, all_taken = false;  // those of all collectives up to this one
   };
   struct Open {

@@ -10,32 +10,32 @@ Stages::Stages(Rounds& rounds, SharedBlock block, size_t stage_bytes)
       known_posted_(block_.parts.size()),
       known_taken_(block_.parts.size()) {}
 
-bool Stages::beyond(int rank, uint32_t piece, std::atomic<uint32_t> Counters::*counter, Known& known) const {
+bool Stages::beyond(int rank, uint32_t chunk, std::atomic<uint32_t> Counters::*counter, Known& known) const {
   uint32_t& least = known[static_cast<size_t>(rank)];
-  const auto enough = [&] { return static_cast<int32_t>(least - (piece + 1)) >= 0; };
+  const auto enough = [&] { return static_cast<int32_t>(least - (chunk + 1)) >= 0; };
   if (!enough()) least = (counters(rank).*counter).load();
   return enough();
 }
 
-bool Stages::taken_by_all(uint32_t piece) {
+bool Stages::taken_by_all(uint32_t chunk) {
   for (int r = 0; r < rounds_.ranks(); r++)
-    if (!beyond(r, piece, &Counters::taken, known_taken_)) return false;
+    if (!beyond(r, chunk, &Counters::taken, known_taken_)) return false;
   return true;
 }
 
-bool Stages::posted_by_all(uint32_t piece) {
+bool Stages::posted_by_all(uint32_t chunk) {
   for (int r = 0; r < rounds_.ranks(); r++)
-    if (!beyond(r, piece, &Counters::posted, known_posted_)) return false;
+    if (!beyond(r, chunk, &Counters::posted, known_posted_)) return false;
   return true;
 }
 
-void Stages::await_all(uint32_t piece, std::atomic<uint32_t> Counters::*counter, Known& known,
-                       std::string_view name) {
+void Stages::await_all(uint32_t chunk, std::atomic<uint32_t> Counters::*counter, Known& known, std::string_view name) {
   for (int step = 1; step < rounds_.ranks(); step++) {
     const int peer = (rounds_.rank() + step) % rounds_.ranks();
-    if (beyond(peer, piece, counter, known)) continue;
+    if (beyond(peer, chunk, counter, known)) continue;
     rounds_.await(
-        peer, [&] { return beyond(peer, piece, counter, known); }, [&] { return fmt::format("the next piece of '{}'", name); });
+        peer, [&] { return beyond(peer, chunk, counter, known); },
+        [&] { return fmt::format("the next chunk of '{}'", name); });
   }
 }
 
