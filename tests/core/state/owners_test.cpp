@@ -2,6 +2,7 @@
 // plan_moves() against its definition: random owner maps, and every byte followed.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 
@@ -134,6 +135,41 @@ TEST(Moves, TheBusiestSenderSendsNoMoreThanItMust) {
     size_t total = 0, most = 0;
     for (const auto& [owner, bytes] : sent_by(plan_moves(from, to))) total += bytes, most = std::max(most, bytes);
     EXPECT_LE(most, total / static_cast<size_t>(owners) + 64);
+  }
+}
+
+/// Whatever the division, some set of senders has to send all that only they have: the busiest of them has at least the
+/// mean of that. The largest such mean is what a perfect division reaches.
+double least_possible(const OwnerMap& from, const OwnerMap& to, int owners) {
+  const Bytes before = bytes_of(from);
+  std::map<std::set<int>, size_t> needs;  // bytes by who could send them
+  for (const auto& [key, wanting] : bytes_of(to))
+    for (int owner : wanting)
+      if (!before.at(key).contains(owner)) needs[before.at(key)]++;
+  double most = 0;
+  for (unsigned set = 1; set < 1u << owners; set++) {
+    size_t bytes = 0;
+    int senders = 0;
+    for (int owner = 0; owner < owners; owner++) senders += static_cast<int>(set >> owner & 1);
+    for (const auto& [holders, count] : needs)
+      if (std::all_of(holders.begin(), holders.end(), [&](int holder) { return (set >> holder & 1) != 0; }))
+        bytes += count;
+    most = std::max(most, static_cast<double>(bytes) / senders);
+  }
+  return most;
+}
+
+TEST(Moves, AreBalancedHoweverCopiesAreSpread) {
+  std::mt19937 random(10);
+  for (int round = 0; round < 25; round++) {
+    const int owners = 2 + static_cast<int>(random() % 4);
+    const OwnerMap from = random_map(random, 32'000, owners, owners), to = random_map(random, 32'000, owners, owners);
+    const auto moves = plan_moves(from, to);
+    size_t most = 0;
+    for (const auto& [owner, bytes] : sent_by(moves)) most = std::max(most, bytes);
+    EXPECT_LE(static_cast<double>(most),
+              least_possible(from, to, owners) * 1.01 + static_cast<double>(space::kLine * moves.size()))
+        << "round " << round;
   }
 }
 
