@@ -221,7 +221,7 @@ TEST(Epoch, AGroupIsOfNoUseAfterItsEpoch) {
     const Group pair = all.split(0);
     all.comm().barrier("both have it");
     site.begin_epoch(3);
-    for (const Group* group : {&all, &pair}) {
+    for (const Group* group : std::initializer_list<const Group*>{&all, &pair}) {
       try {
         group->comm();
         ADD_FAILURE() << "still of use";
