@@ -83,9 +83,12 @@ bool look(Patience& patience, const Ready& ready, const Meanwhile& meanwhile) {
 template <class Awake>
 void doze(Bell& bell, const Deadline& deadline, const Awake& awake) {
   const uint32_t rings = bell.rings.load();
-  bell.sleepers.fetch_add(1);
+  struct Asleep {  // awake() may throw
+    explicit Asleep(Bell& at) : bell(at) { bell.sleepers.fetch_add(1); }
+    ~Asleep() { bell.sleepers.fetch_sub(1); }
+    Bell& bell;
+  } const asleep(bell);
   if (!awake()) futex_wait(bell.rings, rings, deadline.left());
-  bell.sleepers.fetch_sub(1);
 }
 
 /// Waits until `ready()`; false when the deadline passes first. Who makes it ready rings `bell` afterwards.
