@@ -31,6 +31,7 @@ inline void ring(Bell& bell) {
 struct Patience {
   int spins = 0, yields = 0;
   int most_crowded = 100;  // 0: it does not learn
+  bool stubborn = false;   // looks on even where somebody else wanted this core
   int crowded = 0;         // waits to come that sleep at once, because somebody else wanted this core
   int penalty = 0;         // how many they were last time: twice as many where it happens again, none where it does not
 
@@ -64,7 +65,7 @@ bool look(Patience& patience, const Ready& ready, const Meanwhile& meanwhile) {
   for (int i = 0; i < patience.yields; i++) {
     meanwhile();
     if (ready()) return true;
-    if (patience.most_crowded == 0) {
+    if (patience.stubborn) {
       std::this_thread::yield();
       continue;
     }

@@ -51,7 +51,7 @@ Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ra
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
   counts_ = reinterpret_cast<uint64_t*>(stations_ + ranks);
   patience_ = patience_for(ranks, usable_cores());
-  patience_.most_crowded = 0;
+  patience_.stubborn = true;
   try {
     join_all();
   } catch (...) {  // there will be no destructor to tell the others
