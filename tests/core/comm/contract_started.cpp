@@ -407,4 +407,22 @@ TEST_P(Contract, MessagesPassWhileCollectivesWait) {
   });
 }
 
+TEST_P(Contract, WhatWasStartedMovesOnInOtherWaits) {
+  if (ranks() == 1) GTEST_SKIP() << "nobody to wait for";
+  const Places::Allocate from_engine = [](Communicator& group, size_t bytes) { return allocate(group, bytes); };
+  for (const Kind kind : kKinds)
+    run([&](Communicator& group) {
+      constexpr size_t kCount = 200000;
+      Places places(group, kind, from_engine, kCount * 8);
+      std::byte* const data = places.take(encode(DType::f32, kCount, [&](size_t i) { return value(group.rank(), i); }));
+      const Started sum = group.start_allreduce(data, kCount, DType::f32, Op::sum, "sum");
+      int32_t word = 5;
+      if (group.rank() == 0) group.receive(&word, 1, DType::i32, group.size() - 1, "it is complete");
+      sum->wait();
+      if (group.rank() == group.size() - 1) group.send(&word, 1, DType::i32, 0, "it is complete");
+      EXPECT_TRUE(same(DType::f32, data,
+                       encode(DType::f32, kCount, [&](size_t i) { return reduced(Op::sum, group.size(), i); })));
+    });
+}
+
 }  // namespace trireme::tests

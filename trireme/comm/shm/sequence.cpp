@@ -1,6 +1,6 @@
 #include <algorithm>
+#include <utility>
 
-#include <trireme/base/error.h>
 #include <trireme/comm/shm/sequence.h>
 
 namespace trireme::comm::shm {
@@ -133,8 +133,27 @@ bool Sequence::complete(const Open& open) const {
 
 // ---- all of them ----
 
+class Sequence::Busy {
+ public:
+  explicit Busy(Sequence& sequence) : sequence_(sequence), before_(std::exchange(sequence.busy_, true)) {}
+  ~Busy() { sequence_.busy_ = before_; }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  Sequence& sequence_;
+  bool before_;
+};
+
+bool Sequence::attend() {
+  if (busy_ || open_.empty()) return false;
+  advance(Mode::look);
+  return !open_.empty();
+}
+
 /// Moves everything as far as it goes now; blocking, until the oldest is complete.
 void Sequence::advance(Mode mode) {
+  const Busy busy(*this);
   const Open* before = nullptr;
   uint32_t room = kAhead / 2;
   for (Open& open : open_) {
@@ -185,6 +204,7 @@ Started Sequence::start(std::unique_ptr<Collective> what) {
 }
 
 Started Sequence::start(std::vector<std::unique_ptr<Collective>> parts) {
+  const Busy busy(*this);
   const uint64_t call = next_call_++;
   for (auto& part : parts) {
     part->keep_name();
@@ -198,6 +218,7 @@ Started Sequence::start(std::vector<std::unique_ptr<Collective>> parts) {
 
 void Sequence::run(Collective& what) {
   complete();
+  const Busy busy(*this);
   Open open{.owned = nullptr, .what = &what, .call = next_call_++, .number = next_number_++};
   enter(open, nullptr, Mode::block, Then::wait);
   launch(open, nullptr, Mode::block);
