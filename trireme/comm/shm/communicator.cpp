@@ -23,7 +23,6 @@ Communicator::Communicator(std::shared_ptr<Segment> segment, int rank, int ranks
   const size_t stage = options_.stage_bytes;
   sequence_.emplace(rounds_, *segment_, allocate(Stages::bytes(stage), "the ranks' staging buffers"), stage);
   mail_.emplace(rounds_, allocate(Mail::bytes(ranks), "the ranks' mailboxes"));
-  if (ranks == 1) return;
   rounds_.attend([this] {
     mail_->serve();
     return sequence_->attend();

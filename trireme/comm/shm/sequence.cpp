@@ -213,6 +213,7 @@ Started Sequence::start(std::vector<std::unique_ptr<Collective>> parts) {
     Open* const before = open_.size() > 1 ? &open_[open_.size() - 2] : nullptr;
     if (open_.size() <= kAhead / 2) enter(open_.back(), before, Mode::look, Then::work);
   }
+  if (rounds_.ranks() == 1) advance(Mode::look);  // all have arrived
   return std::make_unique<Handle>(*this, next_number_ - 1);
 }
 
