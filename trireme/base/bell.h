@@ -31,6 +31,7 @@ inline void ring(Bell& bell) {
 struct Patience {
   int spins = 0, yields = 0;
   int most_crowded = 100;  // 0: it does not learn
+  bool stubborn = false;   // looks on even where somebody else wanted this core
   int crowded = 0;         // waits to come that sleep at once, because somebody else wanted this core
   int penalty = 0;         // how many they were last time: twice as many where it happens again, none where it does not
 
@@ -64,7 +65,7 @@ bool look(Patience& patience, const Ready& ready, const Meanwhile& meanwhile) {
   for (int i = 0; i < patience.yields; i++) {
     meanwhile();
     if (ready()) return true;
-    if (patience.most_crowded == 0) {
+    if (patience.stubborn) {
       std::this_thread::yield();
       continue;
     }
@@ -83,9 +84,12 @@ bool look(Patience& patience, const Ready& ready, const Meanwhile& meanwhile) {
 template <class Awake>
 void doze(Bell& bell, const Deadline& deadline, const Awake& awake) {
   const uint32_t rings = bell.rings.load();
-  bell.sleepers.fetch_add(1);
+  struct Asleep {  // awake() may throw
+    explicit Asleep(Bell& at) : bell(at) { bell.sleepers.fetch_add(1); }
+    ~Asleep() { bell.sleepers.fetch_sub(1); }
+    Bell& bell;
+  } const asleep(bell);
   if (!awake()) futex_wait(bell.rings, rings, deadline.left());
-  bell.sleepers.fetch_sub(1);
 }
 
 /// Waits until `ready()`; false when the deadline passes first. Who makes it ready rings `bell` afterwards.

@@ -136,7 +136,7 @@ void Communicator::send(const void* data, size_t count, DType type, int to, std:
 void Communicator::receive(void* data, size_t count, DType type, int from, std::string_view name) {
   check_peer(from, "receive from", name);
   if (here(from)) return local_.receive(data, count, type, topology_.place(from).local, name);
-  if (local_.size() == 1) return flat_.receive(data, count, type, from, name);
+  if (local_.size() == 1 && !local_.sequence().attend()) return flat_.receive(data, count, type, from, name);
   start_receive(data, count, type, from, name)->wait();
 }
 

@@ -35,6 +35,10 @@ Communicator::Communicator(Spot spot, int rank, int ranks, Options options)
   const size_t stage = options_.stage_bytes;
   sequence_.emplace(rounds_, *segment_, allocate(Stages::bytes(stage), "the ranks' staging buffers"), stage);
   mail_.emplace(rounds_, allocate(Mail::bytes(ranks), "the ranks' mailboxes"));
+  rounds_.attend([this] {
+    mail_->serve();
+    return sequence_->attend();
+  });
 }
 
 void Communicator::allow_down() {

@@ -25,6 +25,9 @@ class Communicator final : public comm::Communicator {
   /// groups, and what earlier ones left.
   Communicator(Spot spot, int rank, int ranks, Options options = {});
 
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
   int rank() const override { return rounds_.rank(); }
   int size() const override { return rounds_.ranks(); }
   void allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;

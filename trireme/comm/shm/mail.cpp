@@ -36,9 +36,7 @@ Mail::Mail(Rounds& rounds, SharedBlock block)
     : rounds_(rounds),
       block_(std::move(block)),
       letter_bytes_(letter_bytes(rounds.ranks())),
-      peers_(static_cast<size_t>(rounds.ranks())) {
-  if (rounds_.ranks() > 1) rounds_.attend([this] { serve(); });
-}
+      peers_(static_cast<size_t>(rounds.ranks())) {}
 
 Mail::Box& Mail::box(int from, int to) const {
   return *reinterpret_cast<Box*>(block_.parts[static_cast<size_t>(from)] +

@@ -5,7 +5,6 @@
 // the other is read. A message is cut into letters. Who waits, for anything, takes letters out of its boxes, and keeps
 // what nobody has asked for yet: so senders never wait for a rank that itself waits.
 #include <deque>
-#include <optional>
 
 #include <trireme/comm/communicator.h>
 #include <trireme/comm/shm/stages.h>
@@ -17,7 +16,6 @@ class Mail {
  public:
   static size_t bytes(int ranks);  // of each rank's boxes
   Mail(Rounds& rounds, SharedBlock block);
-  ~Mail() { rounds_.attend({}); }
   Mail(const Mail&) = delete;
   Mail& operator=(const Mail&) = delete;
 
@@ -25,6 +23,8 @@ class Mail {
   void receive(void* data, size_t count, DType type, int from, std::string_view name);
   Started start_send(const void* data, size_t count, DType type, int to, std::string_view name);
   Started start_receive(void* data, size_t count, DType type, int from, std::string_view name);
+  /// Writes and reads what can be written and read now. To be done in every wait of this rank.
+  void serve();
 
  private:
   struct Box;
@@ -54,7 +54,6 @@ class Mail {
   bool post(Box& box, Message& message, int to);
   void serve_leaving(int to);
   void serve_arriving(int from);
-  void serve();
   void take(Box& box, Message& message, int from);
   void hand_over(Message& kept, Message& wanted, int from) const;
   void compare(const Message& wanted, size_t count, DType type, std::string_view name, int from) const;

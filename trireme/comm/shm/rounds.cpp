@@ -51,7 +51,7 @@ Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ra
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
   counts_ = reinterpret_cast<uint64_t*>(stations_ + ranks);
   patience_ = patience_for(ranks, usable_cores());
-  patience_.most_crowded = 0;
+  patience_.stubborn = true;
   try {
     join_all(excuse);
   } catch (...) {  // there will be no destructor to tell the others
@@ -185,7 +185,7 @@ void Rounds::await_finished(uint32_t round) {
 void Rounds::announce(Then then) {
   if (!unannounced_) return;
   if (then == Then::wait) {
-    if (stations_[rank_].bell.sleepers.load(std::memory_order_relaxed) != 0) wake(stations_[rank_].bell);
+    if (stations_[rank_].bell.sleepers.load(std::memory_order_relaxed) != 0) wake_sleepers();
     return;
   }
   unannounced_ = false;
@@ -195,8 +195,29 @@ void Rounds::announce(Then then) {
 /// A change, not only a look: a sleeper either was counted before it, or is counted after it and then sees all that
 /// this rank wrote.
 void Rounds::ring() {
-  Bell& bell = stations_[rank_].bell;
-  if (bell.sleepers.fetch_add(0) != 0) wake(bell);
+  if (stations_[rank_].bell.sleepers.fetch_add(0) != 0) wake_sleepers();
+}
+
+void Rounds::wake_sleepers() {
+  wake(stations_[rank_].bell);
+  for (int r = 0; r < ranks_; r++)
+    if (r != rank_ && stations_[r].light.load() != 0) nudge(r);
+}
+
+/// One who sleeps lightly is counted at every bell, so that whoever rings looks for it.
+Rounds::Bed::Bed(Rounds& rounds, int peer, bool light) : rounds_(rounds), light_(light) {
+  Station& mine = rounds_.stations_[rounds_.rank_];
+  mine.bedside.store(static_cast<uint32_t>(peer) + 1);
+  if (!light_) return;
+  mine.light.store(1);
+  for (int r = 0; r < rounds_.ranks_; r++) rounds_.stations_[r].bell.sleepers.fetch_add(1);
+}
+
+Rounds::Bed::~Bed() {
+  Station& mine = rounds_.stations_[rounds_.rank_];
+  for (int r = 0; light_ && r < rounds_.ranks_; r++) rounds_.stations_[r].bell.sleepers.fetch_sub(1);
+  if (light_) mine.light.store(0);
+  mine.bedside.store(0);
 }
 
 std::string Rounds::describe(int rank, uint32_t round) const {

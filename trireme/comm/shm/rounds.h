@@ -78,6 +78,7 @@ struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Pa
   std::atomic<int32_t> pid;
   alignas(128) Bell bell;         // rings when this rank arrived, finished, left or somebody died
   std::atomic<uint32_t> bedside;  // the rank at whose bell this one sleeps, + 1
+  std::atomic<uint32_t> light;    // 1: this rank sleeps lightly, and is woken whoever rings
   alignas(128) std::array<Entry, kAhead> entries;
   std::array<std::array<char, kNameBytes>, kAhead> names;
   std::atomic<uint32_t> victim;  // 1: it ends because of somebody else
@@ -141,8 +142,9 @@ class Rounds {
   /// call nudge(rank()) afterwards.
   template <class Ready>
   void await_threads(const Ready& ready);
-  /// Done in every wait that takes a while, again and again: what others need of this rank meanwhile. Must not throw.
-  void attend(std::function<void()> meanwhile) { meanwhile_ = std::move(meanwhile); }
+  /// Done in every wait that takes a while, again and again: what others need of this rank meanwhile. True where any
+  /// rank's next step may give it something to do.
+  void attend(std::function<bool()> meanwhile) { meanwhile_ = std::move(meanwhile); }
   /// From any thread: wakes `rank` wherever it sleeps. Call after a sequentially consistent change.
   void nudge(int rank) {
     if (const uint32_t bedside = stations_[rank].bedside.load(); bedside != 0) wake(stations_[bedside - 1].bell);
@@ -175,9 +177,9 @@ class Rounds {
   uint64_t* counts_at(int rank, uint32_t round) const {
     return counts_ + (static_cast<size_t>(rank) * kAhead + round % kAhead) * most_counts(ranks_);
   }
-  void meanwhile() const {
-    if (meanwhile_) meanwhile_();
-  }
+  bool meanwhile() const { return meanwhile_ && meanwhile_(); }
+  void wake_sleepers();
+  class Bed;
   template <class Awake>
   void sleep_at(int peer, const Deadline& deadline, const Awake& awake);
   void compare(int peer, uint32_t round);
@@ -203,7 +205,7 @@ class Rounds {
   std::vector<int> names_;
   std::string timeout_setting_;
   Patience patience_;
-  std::function<void()> meanwhile_;
+  std::function<bool()> meanwhile_;
   bool unannounced_ = false;  // sleepers have not been looked for since this rank arrived or finished
   uint32_t next_ = 0;         // round at which this rank arrives next
   uint32_t finished_ = 0;     // rounds that this rank finished
@@ -218,14 +220,26 @@ class Rounds {
   std::thread watcher_;
 };
 
+/// Where this rank sleeps, for those who have to wake it.
+class Rounds::Bed {
+ public:
+  Bed(Rounds& rounds, int peer, bool light);
+  ~Bed();
+  Bed(const Bed&) = delete;
+  Bed& operator=(const Bed&) = delete;
+
+ private:
+  Rounds& rounds_;
+  bool light_;
+};
+
 template <class Awake>
 void Rounds::sleep_at(int peer, const Deadline& deadline, const Awake& awake) {
-  stations_[rank_].bedside.store(static_cast<uint32_t>(peer) + 1);
+  const Bed bed(*this, peer, meanwhile());
   doze(stations_[peer].bell, deadline, [&] {
     meanwhile();
     return awake();
   });
-  stations_[rank_].bedside.store(0);
 }
 
 template <class Ready, class What>

@@ -1,6 +1,6 @@
 #include <algorithm>
+#include <utility>
 
-#include <trireme/base/error.h>
 #include <trireme/comm/shm/sequence.h>
 
 namespace trireme::comm::shm {
@@ -133,8 +133,27 @@ bool Sequence::complete(const Open& open) const {
 
 // ---- all of them ----
 
+class Sequence::Busy {
+ public:
+  explicit Busy(Sequence& sequence) : sequence_(sequence), before_(std::exchange(sequence.busy_, true)) {}
+  ~Busy() { sequence_.busy_ = before_; }
+  Busy(const Busy&) = delete;
+  Busy& operator=(const Busy&) = delete;
+
+ private:
+  Sequence& sequence_;
+  bool before_;
+};
+
+bool Sequence::attend() {
+  if (busy_ || open_.empty()) return false;
+  advance(Mode::look);
+  return !open_.empty();
+}
+
 /// Moves everything as far as it goes now; blocking, until the oldest is complete.
 void Sequence::advance(Mode mode) {
+  const Busy busy(*this);
   const Open* before = nullptr;
   uint32_t room = kAhead / 2;
   for (Open& open : open_) {
@@ -185,6 +204,7 @@ Started Sequence::start(std::unique_ptr<Collective> what) {
 }
 
 Started Sequence::start(std::vector<std::unique_ptr<Collective>> parts) {
+  const Busy busy(*this);
   const uint64_t call = next_call_++;
   for (auto& part : parts) {
     part->keep_name();
@@ -193,11 +213,13 @@ Started Sequence::start(std::vector<std::unique_ptr<Collective>> parts) {
     Open* const before = open_.size() > 1 ? &open_[open_.size() - 2] : nullptr;
     if (open_.size() <= kAhead / 2) enter(open_.back(), before, Mode::look, Then::work);
   }
+  if (rounds_.ranks() == 1) advance(Mode::look);  // all have arrived
   return std::make_unique<Handle>(*this, next_number_ - 1);
 }
 
 void Sequence::run(Collective& what) {
   complete();
+  const Busy busy(*this);
   Open open{.owned = nullptr, .what = &what, .call = next_call_++, .number = next_number_++};
   enter(open, nullptr, Mode::block, Then::wait);
   launch(open, nullptr, Mode::block);

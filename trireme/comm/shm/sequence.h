@@ -100,10 +100,13 @@ class Sequence {
   void run(Collective& what);
   /// Waits for all that was started.
   void complete();
+  /// In waits for something else: moves what was started. True while there is some.
+  bool attend();
   size_t stage_bytes() const { return up_.stage_bytes(); }
 
  private:
   class Handle;
+  class Busy;
   struct Way {  // through the stages
     size_t chunks = 0, posted = 0, taken = 0;
     bool all_posted = false, all_taken = false;  // those of all collectives up to this one
@@ -140,6 +143,7 @@ class Sequence {
   Stages up_;
   std::optional<Stages> down_;
   uint64_t next_call_ = 0, next_number_ = 0;
+  bool busy_ = false;  // in a call of this class: attend() has nothing to do
   std::deque<Open> open_;
 };
 
