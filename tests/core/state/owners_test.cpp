@@ -161,9 +161,9 @@ double least_possible(const OwnerMap& from, const OwnerMap& to, int owners) {
 
 TEST(Moves, AreBalancedHoweverCopiesAreSpread) {
   std::mt19937 random(10);
-  for (int round = 0; round < 25; round++) {
+  for (int round = 0; round < 12; round++) {
     const int owners = 2 + static_cast<int>(random() % 4);
-    const OwnerMap from = random_map(random, 32'000, owners, owners), to = random_map(random, 32'000, owners, owners);
+    const OwnerMap from = random_map(random, 16'000, owners, owners), to = random_map(random, 16'000, owners, owners);
     const auto moves = plan_moves(from, to);
     size_t most = 0;
     for (const auto& [owner, bytes] : sent_by(moves)) most = std::max(most, bytes);
