@@ -18,6 +18,7 @@
 #include <trireme/cluster/launching/last_words.h>
 #include <trireme/cluster/launching/launcher.h>
 #include <trireme/cluster/launching/slate.h>
+#include <trireme/cluster/status_door.h>
 #include <trireme/cluster/world.h>
 #include <trireme/comm/hierarchical/communicator.h>
 #include <trireme/comm/mpi/mpi.h>
@@ -172,6 +173,7 @@ std::vector<std::string> warnings_here() {
 World::World(cluster::Place place, const JoinOptions& options)
     : place_(std::move(place)),
       job_(place_.job),
+      registry_(std::make_unique<metrics::Registry>(options.timed)),
       listeners_(std::make_shared<FailureWatch::Listeners>()),
       timeout_setting_(options.timeout_setting) {
   if (place_.role == "server")
@@ -193,7 +195,8 @@ World::World(cluster::Place place, const JoinOptions& options)
                                    place_.job_is_common ? origin_here() : "");
     local_ = std::make_unique<comm::shm::Communicator>(
         std::move(segment), place_.rank, place_.size,
-        comm::shm::Options{.timeout = options.timeout, .timeout_setting = options.timeout_setting});
+        comm::shm::Options{
+            .timeout = options.timeout, .timeout_setting = options.timeout_setting, .registry = registry_.get()});
     return;
   }
   network_ = std::make_unique<Network>();
@@ -208,6 +211,7 @@ World::World(cluster::Place place, const JoinOptions& options)
 World::World(World&&) noexcept = default;
 
 World::~World() {
+  status_door_.reset();
   last_words_.reset();  // it knows of what goes next
   attachments_.clear();
   if (network_)
@@ -231,17 +235,19 @@ void World::meet_machines(const JoinOptions& options) {
                                                                            .servers = place_.servers,
                                                                            .heartbeat_limit = options.heartbeat_limit});
   }
-  n.session = std::make_unique<cluster::Session>(cluster::SessionOptions{.coordinator = place_.coordinator,
-                                                                         .job = place_.job,
-                                                                         .token = place_.token,
-                                                                         .tls = place_.tls,
-                                                                         .timeout = options.timeout,
-                                                                         .heartbeat_limit = options.heartbeat_limit},
-                                                 cluster::Member{.rank = place_.rank,
-                                                                 .size = place_.size,
-                                                                 .host = cluster::own_host_name(),
-                                                                 .pid = getpid(),
-                                                                 .servers = place_.servers});
+  n.session = std::make_unique<cluster::Session>(
+      cluster::SessionOptions{.coordinator = place_.coordinator,
+                              .job = place_.job,
+                              .token = place_.token,
+                              .tls = place_.tls,
+                              .timeout = options.timeout,
+                              .heartbeat_limit = options.heartbeat_limit,
+                              .counted = [registry = registry_.get()] { return registry->snapshot(); }},
+      cluster::Member{.rank = place_.rank,
+                      .size = place_.size,
+                      .host = cluster::own_host_name(),
+                      .pid = getpid(),
+                      .servers = place_.servers});
   place_.rank = n.session->rank();
   place_.size = n.session->size();
   place_.servers = n.session->servers();
@@ -283,7 +289,8 @@ void World::meet_machines(const JoinOptions& options) {
       neighbours,
       comm::shm::Options{.timeout = options.timeout,
                          .timeout_setting = options.timeout_setting,
-                         .names = topology.ranks_on(here.machine)});
+                         .names = topology.ranks_on(here.machine),
+                         .registry = registry_.get()});
   if (topology.machines() > 1) connect_machines(options, machine_of);
   n.session->on_failure([local = local_.get(), &n, listeners = listeners_](const cluster::Failure& failure) {
     const auto cause = std::make_exception_ptr(PeerLost(failure.reason));
@@ -299,7 +306,8 @@ void World::connect_machines(const JoinOptions& options, const std::vector<int>&
   const Engine& engine = pick_engine(place_, options);
   const comm::hierarchical::Topology topology(machine_of);
   const auto [machine, local] = topology.place(place_.rank);
-  const auto connect = [&](const std::string& name, int rank, const std::vector<int>& members, size_t direct_bytes) {
+  const auto connect = [&](const std::string& name, int rank, const std::vector<int>& members, size_t direct_bytes,
+                           const std::string& label) {
     auto transport = engine.connect({.store = *n.session,
                                      .name = name,
                                      .rank = rank,
@@ -311,17 +319,19 @@ void World::connect_machines(const JoinOptions& options, const std::vector<int>&
                                                      .timeout_setting = options.timeout_setting,
                                                      .direct_bytes = direct_bytes,
                                                      .patience = Seconds(1),
-                                                     .names = members});
+                                                     .names = members,
+                                                     .registry = registry_.get(),
+                                                     .label = label});
   };
   const size_t tuned = direct_bytes(*n.session, options, engine.name, topology.machines());
   if (local < topology.lanes()) {
     std::vector<int> members;
     for (int m = 0; m < topology.machines(); m++) members.push_back(topology.ranks_on(m)[static_cast<size_t>(local)]);
-    n.lane = connect(fmt::format("lane {}", local), machine, members, tuned);
+    n.lane = connect(fmt::format("lane {}", local), machine, members, tuned, "lane");
   }
   std::vector<int> everybody(machine_of.size());
   std::iota(everybody.begin(), everybody.end(), 0);
-  n.flat = connect("all", place_.rank, everybody, default_direct_bytes(everybody.size()));
+  n.flat = connect("all", place_.rank, everybody, default_direct_bytes(everybody.size()), "all");
   n.all = std::make_unique<comm::hierarchical::Communicator>(topology, place_.rank, *local_, n.lane.get(), *n.flat);
   n.engine = engine.description;
 }
@@ -361,6 +371,15 @@ void World::keep_last_words() {
       });
 }
 
+/// What the session tells the coordinator, `trireme ctl status` hears at once.
+void World::open_status_door() {
+  status_door_ = std::make_unique<cluster::StatusDoor>(
+      [registry = registry_.get(), job = cluster::job_id(job_),
+       member = cluster::Member{.rank = rank(), .host = cluster::own_host_name(), .pid = getpid()}] {
+        return std::vector{cluster::MemberMetrics{job, member, registry->snapshot()}};
+      });
+}
+
 World join(const JoinOptions& options) {
   const cluster::Place place = cluster::place_here();
   cluster::take_slate(place.slate);
@@ -368,6 +387,7 @@ World join(const JoinOptions& options) {
   cluster::keep_last_words();
   World world(place, options);
   world.keep_last_words();
+  world.open_status_door();
   return world;
 }
 

@@ -14,11 +14,13 @@
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/network/engine.h>
 #include <trireme/comm/shm/communicator.h>
+#include <trireme/metrics/metrics.h>
 
 namespace trireme {
 namespace cluster {
 class LastWords;
-}
+class StatusDoor;
+}  // namespace cluster
 
 struct JoinOptions {
   Seconds timeout{60};  // deadline of every wait for another rank, the start included
@@ -28,6 +30,7 @@ struct JoinOptions {
   std::string engine;                  // between machines: gloo, mpi or nccl; "" and auto: what TRIREME_ENGINE says
   std::optional<size_t> direct_bytes;  // between machines: network::Options::direct_bytes; none: what `trireme tune`
                                        // kept, or a default. Rank 0's counts
+  bool timed = true;                   // measure times too, and not only count: see metrics::Registry
 };
 
 /// Keeps a callback of World::on_failure registered. Destroying it unregisters, and waits for the callback if it runs:
@@ -88,6 +91,8 @@ class World {
   /// What the user should know, such as clocks that differ between machines.
   const std::vector<std::string>& warnings() const { return warnings_; }
   const std::string& timeout_setting() const { return timeout_setting_; }
+  /// Where this rank counts. Thread-safe.
+  metrics::Registry& registry() const { return *registry_; }
 
   /// What a layer above keeps once for as long as this membership lasts. Destroyed first when the world is left.
   struct Attachment {
@@ -105,18 +110,21 @@ class World {
   struct Network;
   friend World join(const JoinOptions& options);
   void keep_last_words();
+  void open_status_door();
   void meet_machines(const JoinOptions& options);
   void connect_machines(const JoinOptions& options, const std::vector<int>& machine_of);
 
   cluster::Place place_;
   std::string job_;
   std::vector<std::string> warnings_;
+  std::unique_ptr<metrics::Registry> registry_;
   std::unique_ptr<comm::shm::Communicator> local_;
   std::shared_ptr<FailureWatch::Listeners> listeners_;
   std::unique_ptr<Network> network_;  // null when all ranks were started on this machine
   std::string timeout_setting_;
   std::map<std::type_index, std::unique_ptr<Attachment>> attachments_;
-  std::unique_ptr<cluster::LastWords> last_words_;  // null unless join() made this world
+  std::unique_ptr<cluster::StatusDoor> status_door_;  // null unless join() made this world
+  std::unique_ptr<cluster::LastWords> last_words_;    // as status_door_
 };
 
 /// Joins the ranks that a launcher started, or makes a world of one when there is no launcher. Blocks until all are

@@ -28,9 +28,9 @@ struct Options {
   OnNan on_nan = OnNan::stop;   // stop: look for NaN and infinity in gradients, see sound()
   bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
                                 // need them. Where that cannot be had, the buckets stay until close()
-  Rate rate = Rate::share;  // what one gradient counts where they are applied one by one: how staleness is weighed;
-                            // begin() has the rate itself
-  Terms terms{};            // of the caller's: what ranks must agree on besides
+  Rate rate = Rate::share;      // what one gradient counts where they are applied one by one: how staleness is weighed;
+                                // begin() has the rate itself
+  Terms terms{};                // of the caller's: what ranks must agree on besides
 
   // With parameter servers.
   size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps
@@ -38,13 +38,6 @@ struct Options {
   double lambda = 0.04;                            // of Stale::compensated
   uint64_t seed = 1;                               // trylock: of the workers' luck
   std::vector<ps::SparseTable::Options> tables{};  // rows by key, beside the model's parameters: see client()
-};
-
-/// What servers counted, all together.
-struct Statistics {
-  double staleness_mean = 0, staleness_max = 0;  // of applied gradients: updates of their chunk since its worker's pull
-  double age_max = 0;                            // of applied gradients: steps behind the furthest worker
-  double updates = 0, held = 0, dropped = 0;
 };
 
 /// Who trains together. A *lane* joins one rank of every machine; there are as many lanes as the machine with the
@@ -136,7 +129,8 @@ class Exchange {
   virtual void resume() {}
   /// The parameters' home is not here: a change by hand has to be published.
   virtual bool kept_elsewhere() const { return false; }
-  virtual std::optional<Statistics> statistics() { return std::nullopt; }
+  /// What each parameter server has counted, by its number; nothing without servers.
+  virtual std::vector<metrics::Snapshot> counted_by_servers() { return {}; }
   /// This rank's way to the servers; null without any.
   virtual ps::Client* client() { return nullptr; }
 

@@ -9,6 +9,7 @@
 #include <trireme/base/process.h>
 #include <trireme/base/watch.h>
 #include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/member_metrics.h>
 #include <trireme/cluster/coordination/reach.h>
 #include <trireme/cluster/coordination/session.h>
 #include <trireme/cluster/coordination/tls.h>
@@ -33,7 +34,8 @@ class Session::State {
   State(SessionOptions options, Member member)
       : options_(std::move(options)),
         member_(std::move(member)),
-        endpoint_(endpoint_of(options_.coordinator, "a coordinator")) {
+        endpoint_(endpoint_of(options_.coordinator, "a coordinator")),
+        news_(options_.counted) {
     if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls, member_.host);
     if (options_.version.empty()) options_.version = library_version();
     const Deadline deadline(options_.timeout);
@@ -95,6 +97,7 @@ class Session::State {
     std::unique_lock lock(mutex_);
     if (std::exchange(leaving_, true)) return;
     lock.unlock();
+    send_heartbeat(true);
     stream_->send(std::move(message));
     lock.lock();
     bell_.wait_for(lock, std::min(options_.heartbeat_limit, options_.timeout),
@@ -285,12 +288,15 @@ class Session::State {
 
   void beat(std::unique_lock<std::mutex>& lock) {
     lock.unlock();
-    if (!stream_->busy()) {
-      wire::FromMember message;
-      message.mutable_heartbeat();
-      stream_->send(std::move(message));
-    }
+    if (!stream_->busy()) send_heartbeat(false);
     lock.lock();
+  }
+
+  void send_heartbeat(bool last) {
+    const std::lock_guard one_at_a_time(news_mutex_);
+    wire::FromMember message;
+    message.mutable_heartbeat()->set_metrics(news_.next(Clock::now(), last));
+    stream_->send(std::move(message));
   }
 
   void stop() {
@@ -352,6 +358,8 @@ class Session::State {
   Welcome welcome_;      // as member_
   std::string meeting_;  // as member_
   std::unique_ptr<wire::Coordination::Stub> stub_;
+  std::mutex news_mutex_;
+  MetricsNews news_;  // guarded by `news_mutex_`
 
   mutable std::mutex mutex_;
   std::condition_variable bell_;

@@ -4,6 +4,7 @@
 #include <thread>
 
 #include <trireme/comm/communicator.h>
+#include <trireme/comm/network/lane_metrics.h>
 #include <trireme/comm/network/letters.h>
 #include <trireme/comm/network/operation.h>
 #include <trireme/comm/network/transport.h>
@@ -19,12 +20,8 @@ struct Options {
       0.2};  // when the engine reports a lost peer: how long to wait for interrupt() or another operation to say why
   std::vector<int>
       names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, ...
-};
-
-/// What collectives have carried so far.
-struct Traffic {
-  double bytes = 0;    // of the callers' data
-  double seconds = 0;  // in which at least one was under way
+  metrics::Registry* registry = nullptr;  // where it is counted what they carry; null: for carried_bytes() alone
+  std::string label{};                    // this group's there
 };
 
 /// Collectives run on threads of the communicator's own, so a started allreduce moves on while its caller computes.
@@ -56,7 +53,9 @@ class Communicator final : public comm::Communicator {
   void receive(void* data, size_t count, DType type, int from, std::string_view name) override;
   void barrier(std::string_view name) override;
 
-  Traffic traffic();
+  /// Of the callers' data, so far; and the time in which at least one collective was under way. Thread-safe.
+  double carried_bytes();
+  double busy_seconds();
 
   /// From any thread: every wait, now and later, ends with `cause`, unless the group has failed before.
   void interrupt(std::exception_ptr cause) noexcept { wire_.fail(std::move(cause)); }
@@ -85,7 +84,7 @@ class Communicator final : public comm::Communicator {
   std::deque<std::unique_ptr<Operation>> queue_;  // guarded by mutex_, like all below; those that no thread has taken
   size_t posted_ = 0;                             // of the queue
   size_t active_ = 0;                             // that a thread has taken
-  Traffic traffic_;
+  CollectiveMetrics count_;
   Clock::time_point busy_since_{};  // while there are operations
   bool stopping_ = false;
   std::vector<std::thread> threads_;

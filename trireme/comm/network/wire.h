@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include <trireme/comm/network/lane_metrics.h>
 #include <trireme/comm/network/opening.h>
 #include <trireme/comm/network/transport.h>
 
@@ -38,7 +39,7 @@ class Wire {
  public:
   /// `names` are what messages call the ranks; empty: their numbers.
   Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names,
-       std::string timeout_setting);
+       std::string timeout_setting, WireMetrics count);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -69,6 +70,7 @@ class Wire {
   std::vector<int> names_;
   Rooms rooms_;
   std::mutex posting_;  // held while the transport takes a message
+  WireMetrics count_;   // guarded by posting_
   mutable std::mutex mutex_;
   std::condition_variable failed_;
   std::exception_ptr cause_;  // guarded by mutex_

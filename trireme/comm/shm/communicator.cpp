@@ -54,7 +54,7 @@ struct alignas(64) Communicator::Mail {
 Communicator::Communicator(std::shared_ptr<Segment> segment, int rank, int ranks, Options options)
     : segment_(std::move(segment)),
       options_(checked(std::move(options), ranks)),
-      rounds_(segment_, 0, rank, ranks, options_.timeout, options_.names, options_.timeout_setting),
+      rounds_(segment_, 0, rank, ranks, options_.timeout, options_.names, options_.timeout_setting, options_.registry),
       cursor_(Rounds::bytes(ranks)) {
   stages_ = allocate(kStages * options_.stage_bytes, "the ranks' staging buffers");
   letter_bytes_ =

@@ -15,6 +15,7 @@ struct Options {
   std::string timeout_setting = "timeout";  // what error messages call it
   size_t stage_bytes = 1 << 17;  // of one stage, for data that is not in the segment; each rank has kStages of them
   std::vector<int> names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, …
+  metrics::Registry* registry = nullptr;  // where waits are counted; null: nowhere
 };
 
 /// A block of the segment that every rank reaches: `parts[r]` is rank r's, as mapped here.

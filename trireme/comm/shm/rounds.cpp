@@ -40,13 +40,14 @@ std::string_view name_of(Kind kind) {
 }
 
 Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout,
-               std::vector<int> names, std::string timeout_setting)
+               std::vector<int> names, std::string timeout_setting, metrics::Registry* registry)
     : segment_(std::move(segment)),
       rank_(rank),
       ranks_(ranks),
       timeout_(timeout),
       names_(std::move(names)),
-      timeout_setting_(std::move(timeout_setting)) {
+      timeout_setting_(std::move(timeout_setting)),
+      count_(registry) {
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
   // A rank without a core of its own must not burn the one that its peer needs.
   const bool crowded = ranks > usable_cores();

@@ -21,6 +21,7 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/futex.h>
 #include <trireme/base/segment.h>
+#include <trireme/metrics/metrics.h>
 #include <trireme/space/dtype.h>
 
 namespace trireme::comm::shm {
@@ -83,6 +84,16 @@ struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Pa
 /// waits anyway looks afterwards.
 enum class Then { work, wait };
 
+/// What a rank counts of its waits.
+struct RoundsMetrics {
+  explicit RoundsMetrics(metrics::Registry* registry)
+      : wait_seconds(registry,
+                     {"wait_seconds", "seconds",
+                      "For other ranks of the machine, after the first 0.1 ms of looking; ranks that outnumber "
+                      "the cores do not look"}) {}
+  metrics::Histogram wait_seconds;
+};
+
 /// This rank's place in the rounds. Not thread-safe. The constructor blocks until all ranks are present.
 class Rounds {
  public:
@@ -91,7 +102,7 @@ class Rounds {
   /// `names` are what messages call the ranks, where they have other numbers in the job; empty: 0, 1, …
   /// `timeout_setting`: what they call the timeout.
   Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout,
-         std::vector<int> names = {}, std::string timeout_setting = "");
+         std::vector<int> names = {}, std::string timeout_setting = "", metrics::Registry* registry = nullptr);
   ~Rounds();
 
   int rank() const { return rank_; }
@@ -157,6 +168,7 @@ class Rounds {
   Seconds timeout_;
   std::vector<int> names_;
   std::string timeout_setting_;
+  RoundsMetrics count_;
   int spins_, yields_;        // how long to look before sleeping
   bool unannounced_ = false;  // sleepers have not been looked for since this rank arrived or finished
   uint32_t next_ = 0;         // round at which this rank arrives next
@@ -178,6 +190,7 @@ void Rounds::await(int peer, const Ready& ready, const What& what) {
     if (ready()) return;
     __builtin_ia32_pause();
   }
+  const metrics::Timer timer(&count_.wait_seconds);
   announce(Then::work);
   for (int i = 0; i < yields_; i++) {
     if (ready()) return;
