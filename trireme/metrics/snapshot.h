@@ -48,7 +48,7 @@ class Snapshot {
   /// Both: counters and histograms are added up, a gauge has `other`'s value, spans follow one another.
   Snapshot merged(const Snapshot& other) const;
 
-  /// At most so many bytes: what does not fit is left out, spans first, and the last entries.
+  /// At most so many bytes: spans that do not fit are left out, and then entries.
   std::string encode(size_t most = kMostBytes) const;
   /// Throws Corruption.
   static Snapshot decode(std::string_view bytes);

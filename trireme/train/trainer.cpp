@@ -239,6 +239,7 @@ class Run {
     if (!train.lockstep()) add_up(epoch, pace);
     result_.seconds += epoch.seconds;
     epoch.samples_per_second = static_cast<double>(pace.samples) / epoch.seconds;
+    if (!result_.stopped) set_progress(epoch, loader.steps_per_epoch(), loader.steps_per_epoch(), epoch.seconds);
     result_.epochs.push_back(epoch);
   }
 
@@ -311,7 +312,8 @@ class Run {
     result_.updates = done.number;
     if (seconds_since(pace.reported) > kSecondsBetweenReports) {
       pace.reported = Clock::now();
-      report_progress(epoch, position, steps, seconds_since(pace.start));
+      set_progress(epoch, position, steps, seconds_since(pace.start));
+      if (world_.first()) listener_.progress(count_);
     }
   }
 
@@ -330,7 +332,7 @@ class Run {
     all_updates_ = static_cast<int64_t>(sums[3]);
   }
 
-  void report_progress(const EpochResult& epoch, size_t step, size_t steps, double seconds) {
+  void set_progress(const EpochResult& epoch, size_t step, size_t steps, double seconds) {
     const auto done = static_cast<double>(step), all = static_cast<double>(steps);
     const double steps_left = static_cast<double>(epochs_ - epoch.epoch + 1) * all - done;
     count_.epoch.set(epoch.epoch);
@@ -340,7 +342,6 @@ class Run {
     count_.loss.set(epoch.loss);
     count_.samples_per_second.set(static_cast<double>(step * options_.batch) / seconds);
     count_.seconds_left.set(steps_left * seconds / done);
-    if (world_.first()) listener_.progress(count_);
   }
 
   void save(Parallel& train, const data::Splits& splits) {
