@@ -32,9 +32,9 @@ int main() {
                    .string());  // all workers meet here, and the servers' parameters are written
     if (world.first()) std::printf("epoch %d: loss %.2f\n", e, loss);
   }
-  const auto counted = train.statistics();
+  const auto counted = train.counted_by_servers();
   if (world.first())
     std::printf("saved to %s; staleness %.2f on average\n", (folder / "checkpoint.safetensors").c_str(),
-                counted->staleness_mean);
+                counted[0].total("staleness").mean());
   return loss < 0.5 ? 0 : 1;
 }

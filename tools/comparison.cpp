@@ -74,6 +74,24 @@ size_t total_width(const std::vector<Row>& rows) {
   return width;
 }
 
+/// What the parameter servers have counted for all their models; nothing without servers.
+void read_servers(const json& report, ModeResult& result) {
+  double gradients = 0, staleness = 0;
+  const json all = report.value("metrics", json::object());
+  for (const auto& [member, metrics] : all.items()) {
+    if (!member.starts_with("server ") || !metrics.is_object()) continue;
+    for (const json& model : metrics) {
+      if (!model.is_object() || !model.contains("staleness")) continue;
+      const json& seen = model["staleness"];
+      gradients += number(seen, "count").value_or(0);
+      staleness += number(seen, "sum").value_or(0);
+      result.staleness_max = std::max(result.staleness_max.value_or(0), number(seen, "max").value_or(0));
+      result.dropped = result.dropped.value_or(0) + number(model, "dropped").value_or(0);
+    }
+  }
+  if (result.staleness_max) result.staleness_mean = gradients > 0 ? staleness / gradients : 0;
+}
+
 }  // namespace
 
 double ModeResult::samples_per_second() const {
@@ -108,11 +126,7 @@ ModeResult read_report(const std::string& mode, const std::string& file) {
   }
   if (const auto warning = report.find("warning"); warning != report.end() && warning->is_string())
     result.warning = warning->get<std::string>();
-  if (const auto servers = report.find("servers"); servers != report.end() && servers->is_object()) {
-    result.staleness_mean = number(*servers, "staleness_mean");
-    result.staleness_max = number(*servers, "staleness_max");
-    result.dropped = number(*servers, "dropped");
-  }
+  read_servers(report, result);
   return result;
 }
 

@@ -1,4 +1,4 @@
-// `trireme ctl`: a word with the parameter servers of a running job.
+// `trireme ctl`: a word with running jobs.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -6,6 +6,7 @@
 #include <set>
 
 #include <trireme/base/error.h>
+#include <trireme/cluster/status_door.h>
 #include <trireme/ps/control.h>
 
 #include "commands.h"
@@ -14,6 +15,8 @@ namespace trireme::tools {
 namespace {
 
 constexpr Seconds kPatience{5};
+
+constexpr Seconds kForMember{2};
 
 /// The servers of the one job that runs, or of the one that was named.
 std::vector<ps::Found> servers_of(const std::string& job) {
@@ -36,6 +39,25 @@ int tell(const std::string& job, const std::string& words) {
   return 0;
 }
 
+/// Of all jobs, or of the one that was named.
+int show(const std::string& job) {
+  const cluster::Status status = cluster::ask_for_status(kForMember);
+  std::set<std::string> jobs;
+  size_t shown = 0;
+  for (const cluster::MemberMetrics& member : status.members) {
+    jobs.insert(member.job);
+    if (!job.empty() && member.job != job) continue;
+    fmt::print("{}\n", cluster::line_of(member));
+    shown++;
+  }
+  for (int process : status.silent)
+    fmt::print(stderr, "process {} has not answered within {:g} s: it is stopped, or of another version\n", process,
+               kForMember.count());
+  if (shown > 0) return 0;
+  if (!jobs.empty()) fail<InvalidArgument>("there is no job '{}'; running: {}", job, fmt::join(jobs, ", "));
+  fail<InvalidArgument>("no job runs on this machine for this user");
+}
+
 }  // namespace
 
 Run add_ctl(CLI::App& app, const Invocation& /*invocation*/) {
@@ -46,13 +68,14 @@ Run add_ctl(CLI::App& app, const Invocation& /*invocation*/) {
     int model = -1;
   };
   auto s = std::make_shared<Settings>();
-  CLI::App* ctl = app.add_subcommand("ctl", "Talk to the parameter servers of a running job on this machine");
+  CLI::App* ctl =
+      app.add_subcommand("ctl", "Look at running jobs on this machine, and talk to their parameter servers");
   ctl->require_subcommand(1);
   CLI::App* status = ctl->add_subcommand(
-      "status", "Every server's counters and the workers' clocks, for each model, a JSON object a line");
+      "status", "What every rank and server has counted (docs/metrics.md), a JSON object a line, for all jobs");
   CLI::App* delay = ctl->add_subcommand("delay", "Delay the updates of one worker: to see what the mode does about it");
-  for (CLI::App* sub : {status, delay})
-    sub->add_option("--job", s->job, "The job, where several run; `trireme ctl status` names them");
+  status->add_option("--job", s->job, "This job alone");
+  delay->add_option("--job", s->job, "The job, where several run; `trireme ctl status` names them");
   delay->add_option("WORKER", s->worker, "Its number, from 0")->required();
   delay->add_option("MS", s->milliseconds, "Milliseconds; 0 ends the delay")->required();
   delay
@@ -61,8 +84,9 @@ Run add_ctl(CLI::App& app, const Invocation& /*invocation*/) {
       ->check(CLI::NonNegativeNumber);
   delay->footer("Example:\n  trireme ctl delay 1 50      updates of worker 1 are applied 50 ms after they arrive");
   return [s, status] {
+    if (status->parsed()) return show(s->job);
     const std::string model = s->model < 0 ? "" : fmt::format(" {}", s->model);
-    return tell(s->job, status->parsed() ? "status" : fmt::format("delay {} {}{}", s->worker, s->milliseconds, model));
+    return tell(s->job, fmt::format("delay {} {}{}", s->worker, s->milliseconds, model));
   };
 }
 

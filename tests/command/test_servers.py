@@ -56,16 +56,17 @@ class Modes(support.CommandTest):
                 self.assertLess(report["epochs"][-1]["loss"], 0.6 * report["epochs"][0]["loss"])
                 self.assertGreater(report["epochs"][-1]["test_accuracy"], 0.5)
                 self.assertEqual(report["sync"], sync)
+                server = report["metrics"].get("server 0", {}).get("model 0")
                 if sync == "round-robin":
-                    self.assertLessEqual(report["servers"]["staleness_max"], 2)
+                    self.assertLessEqual(server["staleness"]["max"], 2)
                 if sync == "stale:2":
-                    self.assertLessEqual(report["servers"]["age_max"], 2)
+                    self.assertLessEqual(server["age"]["max"], 2)
 
     def test_who_never_tries_never_updates(self):
         before = self.train(*SMALL, "--workers", 2, "--epochs", 0)["sha256"]
         report = self.train(*SMALL, "--workers", 2, "--sync", "trylock:0")
         self.assertEqual(report["sha256"], before)
-        self.assertEqual(report["servers"]["dropped"], 3 * 10 * 2)  # epochs, steps, pieces of a step
+        self.assertEqual(report["metrics"]["server 0"]["model 0"]["dropped"], 3 * 10 * 2)  # epochs, steps, pieces of a step
 
     def test_rules_for_gradients(self):
         plain = self.train(*SMALL, "--workers", 1, "--sync", "async")
@@ -122,6 +123,12 @@ def job_of(server):
         if len(fields) > 7 and "/ps/" in fields[7] and f"socket:[{fields[6]}]" in sockets:
             return fields[7].split("/ps/")[1].split("/")[0]
     raise AssertionError(f"process {server} has no door")
+
+
+def members(*args):
+    """What `trireme ctl status` says, by member."""
+    lines = [json.loads(line) for line in support.run("ctl", "status", *args).stdout.splitlines()]
+    return {line["member"]: line for line in lines}
 
 
 class Deaths(support.CommandTest):
@@ -191,10 +198,15 @@ class Deaths(support.CommandTest):
     def test_control(self):
         process, found = self.begin("--sync", "async", servers=1)
         job = ("--job", job_of(found["server"][0]))  # other tests' jobs may run beside this one
-        status = lambda: json.loads(support.run("ctl", "status", *job).stdout)
-        before = status()
-        self.assertGreater(before["pushes"], 0)
-        self.assertEqual(len(before["clocks"]), 2)
+        status = lambda: members(*job)["server 0"]["metrics"]["model 0"]  # noqa: E731
+        before = members(*job)
+        self.assertEqual(list(before), ["rank 0", "rank 1", "server 0", "launcher"])
+        self.assertEqual([line["process"] for line in before.values()], [*found["worker"], *found["server"], process.pid])
+        self.assertEqual(before["launcher"]["metrics"], {"started": 3, "ended": 0, "deaths": 0, "restarts": 0})
+        self.assertGreater(before["server 0"]["metrics"]["model 0"]["pushes"], 0)
+        for worker in range(2):
+            self.assertGreaterEqual(before["server 0"]["metrics"][f"model 0, worker {worker}"]["clock"], 0)
+            self.assertGreater(before[f"rank {worker}"]["metrics"]["updates"], 0)
         self.assertIn("no worker 7", support.run("ctl", "delay", 7, 5, *job).stderr)
         told = support.run("ctl", "delay", 1, 500, *job)
         self.assertIn("worker 1", told.stdout)
@@ -204,6 +216,55 @@ class Deaths(support.CommandTest):
         end = status()
         self.assertGreater(end["held"], start["held"])  # worker 1's pushes wait
         self.assertGreater(end["updates"] - start["updates"], 20)  # and worker 0 does not
+
+    def test_status_names_all_jobs(self):
+        """With servers and without, several at a time: each line says whose it is."""
+        first, with_server = self.begin("--sync", "async", servers=1)
+        second, without = self.begin("--sync", "shared", servers=0)
+        jobs = {}
+        for line in support.run("ctl", "status").stdout.splitlines():
+            line = json.loads(line)
+            jobs.setdefault(line["job"], []).append(line)
+        found = {tuple(line["process"] for line in lines): [line["member"] for line in lines] for lines in jobs.values()}
+        self.assertEqual(found[*with_server["worker"], *with_server["server"], first.pid], ["rank 0", "rank 1", "server 0", "launcher"])
+        self.assertEqual(found[*without["worker"], second.pid], ["rank 0", "rank 1", "launcher"])
+        self.assertEqual(jobs[job_of(with_server["server"][0])][3]["process"], first.pid)
+        shared = members("--job", next(job for job in jobs if jobs[job][0]["process"] == without["worker"][0]))
+        self.assertEqual(list(shared), ["rank 0", "rank 1", "launcher"])
+        for rank in range(2):
+            metrics = shared[f"rank {rank}"]["metrics"]
+            self.assertGreater(metrics["updates"], 0)
+            self.assertEqual((metrics["epochs"], metrics["epoch_steps"]), (100000, 32))
+            self.assertGreater(metrics["backward_seconds"]["sum"], 0)
+        self.assertIn("there is no job 'x'", support.run("ctl", "status", "--job", "x").stderr)
+        os.kill(without["worker"][1], signal.SIGSTOP)
+        stopped = support.run("ctl", "status", "--job", shared["rank 0"]["job"])
+        self.assertEqual([json.loads(line)["member"] for line in stopped.stdout.splitlines()], ["rank 0", "launcher"])
+        self.assertIn(f"process {without['worker'][1]} has not answered", stopped.stderr)
+
+
+class Reports(support.CommandTest):
+    def test_metrics_of_all_members(self):
+        for args, workers, servers in ((["--workers", 2], 2, 0), (["--workers", 3, "--sync", "async", "--servers", 2], 3, 2), (["--workers", 2, "--accumulate", 2], 2, 0)):
+            with self.subTest(args=args):
+                report = self.train(*SMALL, *args)
+                metrics = report["metrics"]
+                self.assertEqual(list(metrics), [f"rank {r}" for r in range(workers)] + [f"server {s}" for s in range(servers)])
+                ranks = [metrics[f"rank {r}"] for r in range(workers)]
+                self.assertEqual(sum(rank["samples"] for rank in ranks), 3 * 300)  # epochs, samples of an epoch
+                updates = [rank["updates"] for rank in ranks]
+                self.assertEqual(sum(updates) if servers else updates[0], report["updates"])
+                accumulate = args[-1] if "--accumulate" in args else 1
+                for rank in ranks:
+                    self.assertEqual(rank["micro_batches"], accumulate * rank["updates"])
+                    for phase, times in (("forward", accumulate), ("backward", accumulate), ("exchange", 1)):
+                        histogram = rank[f"{phase}_seconds"]
+                        self.assertEqual(histogram["count"], times * rank["updates"])
+                        self.assertEqual(sum(count for _, count in histogram["buckets"]), histogram["count"])
+                        self.assertLessEqual(histogram["max"], histogram["sum"])
+                    self.assertEqual({span["name"] for span in rank["spans"]}, {"forward", "backward", "exchange"})
+                if servers:  # a push for each chunk of the model, and none is lost
+                    self.assertEqual(sum(metrics[f"server {s}"]["model 0"]["pushes"] for s in range(servers)) % sum(updates), 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
 """Parameter servers and workers on several hosts: the same results as on one, and named deaths."""
+import json
 import os
 import pathlib
 import re
@@ -55,6 +56,22 @@ class Servers(training.HostsTest):
     def test_with_certificates(self):
         self.hosts.check("a", [training.TRIREME, "tls", "init", self.folder / "tls"], env=support.environment())
         self.train("a:1,b:1", *ARGS, "--sync", "async", "--servers", 2, "--tls", self.folder / "tls")
+
+    def test_the_coordinator_hears_what_all_count(self):
+        process = self.start_train("a:1,b:1", *ENDLESS, "--sync", "async", "--servers", 2)
+        for line in process.stdout:
+            if line.startswith("epoch 1 "):
+                break
+        asked = lambda host: [json.loads(line) for line in self.hosts.check(host, [training.TRIREME, "ctl", "status"]).splitlines()]  # noqa: E731
+        everybody = ["rank 0", "rank 1", "server 0", "server 1"]
+        self.assertTrue(support.wait_until(lambda: [line["member"] for line in asked("a")] == everybody, 10), asked("a"))
+        lines = asked("a")
+        self.assertEqual(len({line["job"] for line in lines}), 1)
+        self.assertEqual([line["host"] for line in lines], ["a", "b", "a", "b"])
+        self.assertEqual([line["age_seconds"] > 0 for line in lines], [False, True, False, True])
+        self.assertEqual([line["member"] for line in asked("b")], ["rank 1", "server 1"])  # who is here answers by himself
+        grown = lambda: all(now["metrics"]["updates"] > then["metrics"]["updates"] for now, then in zip(asked("a")[:2], lines))  # noqa: E731
+        self.assertTrue(support.wait_until(grown, 10), asked("a"))
 
     def test_a_killed_server_is_named(self):
         process = self.start_train("a:1,b:1", *ENDLESS, "--sync", "async", "--servers", 2, "--heartbeat-limit", 2)

@@ -34,7 +34,7 @@ class Screen {
 
   train::Listener listener() {
     return {.note = [this](const std::string& text) { say(text); },
-            .progress = [this](const train::Progress& p) { progress(p); },
+            .progress = [this](const train::TrainMetrics& now) { progress(now); },
             .epoch = [this](const train::EpochResult& e) { epoch(e); }};
   }
 
@@ -45,14 +45,14 @@ class Screen {
   }
 
  private:
-  void progress(const train::Progress& p) {
-    epochs_ = p.epochs;
+  void progress(const train::TrainMetrics& now) {
     if (!line_ || silent_) return;
     constexpr int kWidth = 16;
-    const int filled = static_cast<int>(kWidth * p.step / p.steps);
-    put(fmt::format("\r\x1b[Kepoch {}/{} [{:<{}}] {}/{}  loss {:.4f}  {} samples/s  ETA {}", p.epoch, p.epochs,
-                    std::string(static_cast<size_t>(filled), '='), kWidth, p.step, p.steps, p.loss,
-                    with_commas(p.samples_per_second), clock_text(p.seconds_left)));
+    const double step = now.epoch_step.value(), steps = now.epoch_steps.value();
+    put(fmt::format("\r\x1b[Kepoch {:.0f}/{:.0f} [{:<{}}] {:.0f}/{:.0f}  loss {:.4f}  {} samples/s  ETA {}",
+                    now.epoch.value(), now.epochs.value(), std::string(static_cast<size_t>(kWidth * step / steps), '='),
+                    kWidth, step, steps, now.loss.value(), with_commas(now.samples_per_second.value()),
+                    clock_text(now.seconds_left.value())));
     drawn_ = true;
   }
 
@@ -76,7 +76,6 @@ class Screen {
   }
 
   bool line_, silent_, drawn_ = false;
-  int epochs_ = 0;
 };
 
 /// All three are a wish to stop, unless one is ignored, as under nohup.

@@ -60,10 +60,13 @@ class Group::State final : public cluster::Site::Listener {
       return std::make_exception_ptr(
           PeerLost(fmt::format("rank {} died before it came to the crew of epoch {}", name, crew.epoch)));
     };
-    local = std::make_unique<comm::shm::Communicator>(
-        Spot(facts.segment, control), number, static_cast<int>(names.size()),
-        comm::shm::Options{
-            .timeout = facts.timeout, .timeout_setting = facts.timeout_setting, .names = names, .excuse = excuse});
+    local =
+        std::make_unique<comm::shm::Communicator>(Spot(facts.segment, control), number, static_cast<int>(names.size()),
+                                                  comm::shm::Options{.timeout = facts.timeout,
+                                                                     .timeout_setting = facts.timeout_setting,
+                                                                     .names = names,
+                                                                     .excuse = excuse,
+                                                                     .registry = facts.registry});
     if (topology.machines() > 1) connect_machines();
   }
 
@@ -89,7 +92,8 @@ class Group::State final : public cluster::Site::Listener {
 
  private:
   std::unique_ptr<comm::network::Communicator> connect(const std::string& name, int number,
-                                                       const std::vector<int>& members, size_t direct_bytes) const {
+                                                       const std::vector<int>& members, size_t direct_bytes,
+                                                       const std::string& label) const {
     const cluster::Facts& facts = site->facts();
     auto transport = facts.engine->connect({.store = *facts.store,
                                             .name = fmt::format("{}/{}", crew.meeting(), name),
@@ -102,7 +106,9 @@ class Group::State final : public cluster::Site::Listener {
                                                      .timeout_setting = facts.timeout_setting,
                                                      .direct_bytes = direct_bytes,
                                                      .patience = Seconds(1),
-                                                     .names = members});
+                                                     .names = members,
+                                                     .registry = facts.registry,
+                                                     .label = label});
   }
 
   /// Hosts may have different caches, but all ranks must have one value: the first's.
@@ -126,9 +132,9 @@ class Group::State final : public cluster::Site::Listener {
       std::vector<int> members;
       for (int m = 0; m < topology.machines(); m++)
         members.push_back(crew.ranks[static_cast<size_t>(topology.ranks_on(m)[static_cast<size_t>(number)])]);
-      lane = connect(fmt::format("lane {}", number), machine, members, tuned_direct_bytes());
+      lane = connect(fmt::format("lane {}", number), machine, members, tuned_direct_bytes(), "lane");
     }
-    flat = connect("all", rank, crew.ranks, default_direct_bytes(crew.ranks.size()));
+    flat = connect("all", rank, crew.ranks, default_direct_bytes(crew.ranks.size()), "all");
     all = std::make_unique<comm::hierarchical::Communicator>(topology, rank, *local, lane.get(), *flat);
   }
 };
@@ -150,6 +156,7 @@ Group::State& Group::live() const {
 }
 
 cluster::Site& Group::site() const { return *state_->site; }
+metrics::Registry& Group::registry() const { return *state_->site->facts().registry; }
 int Group::rank() const { return state_->rank; }
 int Group::size() const { return static_cast<int>(state_->crew.ranks.size()); }
 uint64_t Group::epoch() const { return state_->crew.epoch; }

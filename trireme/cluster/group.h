@@ -58,6 +58,8 @@ class Group {
   /// ranks here. Throws InvalidArgument on all ranks when one gives a color that is none.
   Group split(int color, int key = 0) const;
 
+  /// Where this process counts.
+  metrics::Registry& registry() const;
   /// The T of this process's membership: see World::attached().
   template <class T, class... Arguments>
   T& attached(Arguments&&... arguments) const {

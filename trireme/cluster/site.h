@@ -18,6 +18,7 @@
 #include <trireme/base/lock.h>
 #include <trireme/base/segment.h>
 #include <trireme/comm/network/engine.h>
+#include <trireme/metrics/metrics.h>
 
 namespace trireme::cluster {
 
@@ -42,6 +43,7 @@ struct Facts {
   std::string address;                            // of this host, as the others reach it
   Seconds timeout{60};                            // deadline of every wait for another rank
   std::string timeout_setting = "timeout";        // what error messages call it
+  metrics::Registry* registry = nullptr;          // where this process counts; outlives the groups
   std::optional<size_t> direct_bytes{};  // between machines: network::Options::direct_bytes, if somebody said it
 };
 

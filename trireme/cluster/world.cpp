@@ -18,6 +18,7 @@
 #include <trireme/cluster/launching/launcher.h>
 #include <trireme/cluster/launching/slate.h>
 #include <trireme/cluster/regroup.h>
+#include <trireme/cluster/status_door.h>
 #include <trireme/cluster/world.h>
 #include <trireme/comm/hierarchical/communicator.h>
 #include <trireme/comm/mpi/mpi.h>
@@ -150,6 +151,7 @@ std::vector<std::string> warnings_here() {
 World::World(cluster::Place place, const JoinOptions& options)
     : place_(std::move(place)),
       job_(place_.job),
+      registry_(std::make_unique<metrics::Registry>(options.timed)),
       listeners_(std::make_shared<FailureWatch::Listeners>()),
       timeout_setting_(options.timeout_setting) {
   if (place_.role == "server")
@@ -183,6 +185,7 @@ World::World(cluster::Place place, const JoinOptions& options)
 World::World(World&&) noexcept = default;
 
 World::~World() {
+  status_door_.reset();
   if (!site_) return;   // moved from
   last_words_.reset();  // it knows of what goes next
   site_->detach_all();
@@ -197,6 +200,7 @@ void World::begin(cluster::Facts facts, size_t control) {
   cluster::Crew everybody;
   everybody.ranks.resize(facts.machine_of.size());
   std::iota(everybody.ranks.begin(), everybody.ranks.end(), 0);
+  facts.registry = registry_.get();
   site_ = std::make_shared<cluster::Site>(std::move(facts));
   if (network_) follow_coordinator();
   group_.emplace(site_, std::move(everybody), control);
@@ -269,17 +273,19 @@ void World::register_rank(const JoinOptions& options) {
                                                                            .heartbeat_limit = options.heartbeat_limit,
                                                                            .on_loss = options.on_loss});
   }
-  n.session = std::make_unique<cluster::Session>(cluster::SessionOptions{.coordinator = place_.coordinator,
-                                                                         .job = place_.job,
-                                                                         .token = place_.token,
-                                                                         .tls = place_.tls,
-                                                                         .timeout = options.timeout,
-                                                                         .heartbeat_limit = options.heartbeat_limit},
-                                                 cluster::Member{.rank = place_.rank,
-                                                                 .size = place_.size,
-                                                                 .host = cluster::own_host_name(),
-                                                                 .pid = getpid(),
-                                                                 .servers = place_.servers});
+  n.session = std::make_unique<cluster::Session>(
+      cluster::SessionOptions{.coordinator = place_.coordinator,
+                              .job = place_.job,
+                              .token = place_.token,
+                              .tls = place_.tls,
+                              .timeout = options.timeout,
+                              .heartbeat_limit = options.heartbeat_limit,
+                              .counted = [registry = registry_.get()] { return registry->snapshot(); }},
+      cluster::Member{.rank = place_.rank,
+                      .size = place_.size,
+                      .host = cluster::own_host_name(),
+                      .pid = getpid(),
+                      .servers = place_.servers});
   place_.rank = n.session->rank();
   place_.size = n.session->size();
   place_.servers = n.session->servers();
@@ -353,6 +359,15 @@ void World::keep_last_words() {
       });
 }
 
+/// What the session tells the coordinator, `trireme ctl status` hears at once.
+void World::open_status_door() {
+  status_door_ = std::make_unique<cluster::StatusDoor>(
+      [registry = registry_.get(), job = cluster::job_id(job_),
+       member = cluster::Member{.rank = rank(), .host = cluster::own_host_name(), .pid = getpid()}] {
+        return std::vector{cluster::MemberMetrics{job, member, registry->snapshot()}};
+      });
+}
+
 World join(const JoinOptions& options) {
   const cluster::Place place = cluster::place_here();
   cluster::take_slate(place.slate);
@@ -360,6 +375,7 @@ World join(const JoinOptions& options) {
   cluster::keep_last_words();
   World world(place, options);
   world.keep_last_words();
+  world.open_status_door();
   return world;
 }
 

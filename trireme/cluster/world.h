@@ -12,11 +12,13 @@
 #include <trireme/cluster/environment/environment.h>
 #include <trireme/cluster/group.h>
 #include <trireme/cluster/mesh.h>
+#include <trireme/metrics/metrics.h>
 
 namespace trireme {
 namespace cluster {
 class LastWords;
-}
+class StatusDoor;
+}  // namespace cluster
 
 struct JoinOptions {
   Seconds timeout{60};  // deadline of every wait for another rank, the start included
@@ -28,6 +30,7 @@ struct JoinOptions {
                                        // kept, or a default. Rank 0's counts
   cluster::OnLoss on_loss = cluster::OnLoss::end_job;  // several machines, where this process runs the coordinator:
                                                        // what a lost rank means
+  bool timed = true;                                   // measure times too, and not only count: see metrics::Registry
 };
 
 /// Keeps a callback of World::on_failure registered. Destroying it unregisters, and waits for the callback if it runs:
@@ -98,6 +101,8 @@ class World {
   /// What the user should know, such as clocks that differ between machines.
   const std::vector<std::string>& warnings() const { return warnings_; }
   const std::string& timeout_setting() const { return timeout_setting_; }
+  /// Where this rank counts. Thread-safe.
+  metrics::Registry& registry() const { return *registry_; }
 
   /// What a layer above keeps once for as long as this membership lasts. Destroyed first when the world is left.
   using Attachment = cluster::Attachment;
@@ -112,6 +117,7 @@ class World {
   friend World join(const JoinOptions& options);
   void keep_last_words();
   void meet_here(const JoinOptions& options);
+  void open_status_door();
   void meet_machines(const JoinOptions& options);
   void register_rank(const JoinOptions& options);
   std::vector<int> find_machines(const JoinOptions& options);
@@ -121,12 +127,14 @@ class World {
   cluster::Place place_;
   std::string job_;
   std::vector<std::string> warnings_;
+  std::unique_ptr<metrics::Registry> registry_;
   std::shared_ptr<FailureWatch::Listeners> listeners_;
   std::unique_ptr<Network> network_;  // null when all ranks were started on this machine
   std::string timeout_setting_;
   std::shared_ptr<cluster::Site> site_;
   std::optional<Group> group_;
-  std::unique_ptr<cluster::LastWords> last_words_;  // null unless join() made this world
+  std::unique_ptr<cluster::StatusDoor> status_door_;  // null unless join() made this world
+  std::unique_ptr<cluster::LastWords> last_words_;    // as status_door_
 };
 
 /// Joins the ranks that a launcher started, or makes a world of one when there is no launcher. Blocks until all are

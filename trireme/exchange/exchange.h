@@ -41,13 +41,6 @@ struct Options {
   std::vector<ps::SparseTable::Options> tables{};  // rows by key, beside the model's parameters: see client()
 };
 
-/// What servers counted, all together.
-struct Statistics {
-  double staleness_mean = 0, staleness_max = 0;  // of applied gradients: updates of their chunk since its worker's pull
-  double age_max = 0;                            // of applied gradients: steps behind the furthest worker
-  double updates = 0, held = 0, dropped = 0;
-};
-
 /// Who trains together. A *lane* joins one rank of every machine; there are as many lanes as the machine with the
 /// fewest ranks has ranks.
 struct Group {
@@ -139,7 +132,8 @@ class Exchange {
   virtual void resume() {}
   /// The parameters' home is not here: a change by hand has to be published.
   virtual bool kept_elsewhere() const { return false; }
-  virtual std::optional<Statistics> statistics() { return std::nullopt; }
+  /// What each parameter server has counted, by its number; nothing without servers.
+  virtual std::vector<metrics::Snapshot> counted_by_servers() { return {}; }
   /// This rank's way to the servers; null without any.
   virtual ps::Client* client() { return nullptr; }
 

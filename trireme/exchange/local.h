@@ -24,8 +24,8 @@ class Local final : public Exchange {
   bool lockstep() const override { return false; }
   void settle() override;
   void resume() override;
-  std::optional<Statistics> statistics() override {
-    return servers_ ? std::optional(servers_->statistics()) : std::nullopt;
+  std::vector<metrics::Snapshot> counted_by_servers() override {
+    return servers_ ? (*servers_)->counted() : std::vector<metrics::Snapshot>{};
   }
 
  private:

@@ -1,5 +1,3 @@
-#include <nlohmann/json.hpp>
-
 #include <cmath>
 
 #include <trireme/base/error.h>
@@ -77,23 +75,6 @@ Connected::Connected(const Group& group, ps::Job job, bool in_place) : roll_(*ro
 Connected::~Connected() {
   // Who ends after an error leaves the roll later, and says then what it says now.
   if (client_->victim()) roll_.become_victim();
-}
-
-Statistics Connected::statistics() {
-  Statistics all;
-  double counted = 0, sum = 0;
-  for (const std::string& text : client_->status()) {
-    const auto status = nlohmann::json::parse(text);
-    counted += status["staleness"].get<double>();
-    sum += status["staleness"].get<double>() * status["staleness.mean"].get<double>();
-    all.staleness_max = std::max(all.staleness_max, status["staleness.max"].get<double>());
-    all.age_max = std::max(all.age_max, status["age.max"].get<double>());
-    all.updates += status["updates"].get<double>();
-    all.held += status["held"].get<double>() + status["begins held"].get<double>();
-    all.dropped += status["dropped"].get<double>();
-  }
-  all.staleness_mean = counted > 0 ? sum / counted : 0;
-  return all;
 }
 
 Servers::Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,

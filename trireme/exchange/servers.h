@@ -16,7 +16,6 @@ class Connected {
   Connected& operator=(const Connected&) = delete;
   ps::Client& operator*() const { return *client_; }
   ps::Client* operator->() const { return client_.get(); }
-  Statistics statistics();
 
  private:
   ps::Client& roll_;
@@ -52,7 +51,7 @@ class Servers final : public Exchange {
   bool gives_work() const override { return client_->job().rules.order == ps::Order::on_arrival; }
   ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) override;
   void settle() override;
-  std::optional<Statistics> statistics() override { return client_.statistics(); }
+  std::vector<metrics::Snapshot> counted_by_servers() override { return client_->counted(); }
   ps::Client* client() override { return &*client_; }
 
  private:

@@ -94,9 +94,9 @@ bool Spread::unused(size_t bucket) {
 
 /// All ranks measure; the slowest decides, and all find the same order.
 void Spread::plan() {
-  const comm::network::Traffic now = traffic();
   double speed = std::numeric_limits<double>::max();  // of a rank that sends nothing
-  if (now.seconds > traffic_.seconds) speed = (now.bytes - traffic_.bytes) / (now.seconds - traffic_.seconds);
+  const double seconds_since_then = lane_ == nullptr ? 0 : lane_->busy_seconds() - busy_seconds_;
+  if (seconds_since_then > 0) speed = (lane_->carried_bytes() - carried_bytes_) / seconds_since_then;
   for (double& seconds : ready_seconds_) seconds /= step_ - measured_;
   all_.allreduce(ready_seconds_.data(), ready_seconds_.size(), DType::f64, Op::max, "when buckets are ready");
   all_.allreduce(&speed, 1, DType::f64, Op::min, "speed of the wire");
@@ -109,7 +109,9 @@ void Spread::plan() {
 void Spread::measure_anew() {
   std::fill(ready_seconds_.begin(), ready_seconds_.end(), 0.0);
   measured_ = step_;
-  traffic_ = traffic();
+  if (lane_ == nullptr) return;
+  carried_bytes_ = lane_->carried_bytes();
+  busy_seconds_ = lane_->busy_seconds();
 }
 
 void Spread::close() {

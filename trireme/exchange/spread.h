@@ -63,7 +63,6 @@ class Spread final : public Shared {
   void reduce_local(size_t bucket);
   void plan();
   void measure_anew();
-  comm::network::Traffic traffic() const { return lane_ != nullptr ? lane_->traffic() : comm::network::Traffic{}; }
   Told& total() const { return *reinterpret_cast<Told*>(total_.parts[static_cast<size_t>(speaker_)]); }
   Landings& landings(int rank, size_t bucket) const {
     return reinterpret_cast<Landings*>(landings_.parts[static_cast<size_t>(rank)])[bucket];
@@ -86,8 +85,8 @@ class Spread final : public Shared {
   // What plan() uses: sums since measure_anew().
   Clock::time_point opened_{};
   std::vector<double> ready_seconds_;
-  uint32_t measured_ = 0;  // the step of that
-  comm::network::Traffic traffic_{};
+  uint32_t measured_ = 0;                        // the step of that
+  double carried_bytes_ = 0, busy_seconds_ = 0;  // of the lane, at that step
 
   Share share_of(int rank, size_t bucket) const override;
   comm::Communicator& group() const override { return all_; }

@@ -20,6 +20,7 @@
 #include <trireme/parallel/parallel.h>
 #include <trireme/parallel/placement.h>
 #include <trireme/parallel/state.h>
+#include <trireme/parallel/step_metrics.h>
 #include <trireme/torch/compat.h>
 
 namespace trireme {
@@ -126,6 +127,7 @@ class Parallel::Impl {
   Impl(const Group& group, World* world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
        ParallelOptions options)
       : group_(group),
+        count_(group.registry()),
         options_(options),
         lr_(optimizer ? optimizer->lr : 0),
         parameters_(distinct(module.named_parameters())),
@@ -191,19 +193,22 @@ class Parallel::Impl {
   }
 
   Step step(double weight, const std::function<torch::Tensor()>& loss) {
+    metrics::Laps laps(count_.spans, count_.timed);
     follow_freezing();
     if (micro_ == 0 && !begin(weight)) return {false, 0, updates_, true};
     const bool last = micro_ + 1 == options_.accumulate;
     if (!exchange_->lockstep()) weight *= group_.size();  // of its own samples, it has all
     if (statistics_) statistics_->begin(weight > 0);
     if (weight > 0)
-      backward(weight, loss, last);
+      backward(weight, loss, last, laps);
     else
       without_samples();
     store_deferred();
     micro_ = last ? 0 : micro_ + 1;
     if (!last) return {false, 0, updates_, false};
-    return update();
+    const Step done = update();
+    laps.end("exchange", count_.exchange_seconds);
+    return done;
   }
 
   void exclusive(const std::function<void()>& change) {
@@ -461,7 +466,7 @@ class Parallel::Impl {
     }
   }
 
-  void backward(double weight, const std::function<torch::Tensor()>& loss, bool last) {
+  void backward(double weight, const std::function<torch::Tensor()>& loss, bool last, metrics::Laps& laps) {
     for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
     const BatchStatistics::Use use(statistics_ ? &*statistics_ : nullptr);
     const torch::Tensor value = forward(loss);
@@ -469,6 +474,7 @@ class Parallel::Impl {
       fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
     const auto number = value.item<double>();
     loss_ += weight * number;
+    laps.end("forward", count_.forward_seconds);
     if (watches() && !std::isfinite(number)) lose(number);
     if (statistics_) statistics_->share();
     if (micro_ == 0) open();
@@ -479,6 +485,8 @@ class Parallel::Impl {
     std::optional<Placement::Watch> watch;
     if (micro_ == 0) watch.emplace(*placement_);  // later micro-batches add to what is there
     value.backward(torch::full_like(value, weight * seed_));
+    laps.end("backward", count_.backward_seconds);
+    count_.micro_batches.add();
   }
 
   struct Collecting {
@@ -559,6 +567,7 @@ class Parallel::Impl {
     exchange_->close();
     if (!options_.overlap_next) exchange_->land();
     updates_++;
+    count_.updates.add();
     cluster::note_update();
     Step done{true, loss_, updates_, false};
     if (exchange_->lockstep())
@@ -618,6 +627,7 @@ class Parallel::Impl {
   }
 
   const Group group_;
+  StepMetrics count_;
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
   ParallelOptions options_;
   double lr_;
@@ -676,7 +686,7 @@ ps::Client& Parallel::servers() {
   if (ps::Client* client = impl_->exchange().client()) return *client;
   fail<InvalidArgument>("this mode has no parameter servers: use Sync::async or another one that has");
 }
-std::optional<exchange::Statistics> Parallel::statistics() { return impl_->exchange().statistics(); }
+std::vector<metrics::Snapshot> Parallel::counted_by_servers() { return impl_->exchange().counted_by_servers(); }
 double Parallel::learning_rate() const { return impl_->learning_rate(); }
 const exchange::Exchange& Parallel::exchange() const { return impl_->exchange(); }
 

@@ -113,8 +113,8 @@ class Parallel {
   /// This rank's way to the parameter servers: push_rows() and pull_rows() of the tables. Throws InvalidArgument when
   /// the mode has no servers.
   ps::Client& servers();
-  /// What the parameter servers counted so far; nothing without servers.
-  std::optional<exchange::Statistics> statistics();
+  /// What each parameter server has counted so far, by its number; nothing without servers (docs/metrics.md).
+  std::vector<metrics::Snapshot> counted_by_servers();
 
   /// Runs `change` where it is safe to write to the parameters by hand. Collective; `change` runs on one rank when
   /// ranks share their parameters.

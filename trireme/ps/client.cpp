@@ -396,14 +396,14 @@ bool Client::lock(bool tries) {
 
 void Client::unlock() { ask(0, {.verb = Verb::unlock}, "the update lock to be released"); }
 
-std::vector<std::string> Client::status() {
-  std::vector<std::string> all;
+std::vector<metrics::Snapshot> Client::counted() {
+  std::vector<metrics::Snapshot> all;
   for (size_t server = 0; server < lines_.size(); server++) {
     const auto operation = std::make_shared<Operation>();
     operation->what = "a server's counters";
     send(server, {.verb = Verb::status}, operation, {});
     wait_for(*operation);
-    all.push_back(operation->text);
+    all.push_back(metrics::Snapshot::decode(operation->text));
   }
   return all;
 }

@@ -12,6 +12,7 @@
 #include <trireme/base/clock.h>
 #include <trireme/base/watch.h>
 #include <trireme/comm/network/engine.h>
+#include <trireme/metrics/snapshot.h>
 #include <trireme/ps/job.h>
 #include <trireme/ps/lane.h>
 #include <trireme/ps/plan.h>
@@ -138,8 +139,8 @@ class Client {
   /// The update lock, if this worker tries and nobody else has it; otherwise a gradient is counted as dropped.
   bool lock(bool tries);
   void unlock();
-  /// Every server's counters, as JSON.
-  std::vector<std::string> status();
+  /// What every server has counted, for all its models.
+  std::vector<metrics::Snapshot> counted();
 
   /// Rows by key; `table` is the number of the table in the job. Keys may repeat. `rows` is written when the pull is
   /// done; what push() is given was copied.

@@ -16,8 +16,8 @@ struct Found {
 /// All of them, by job and number.
 std::vector<Found> find_servers();
 
-/// Sends "status" or "delay WORKER MS" and returns the answer. Throws InvalidArgument when the server does not like it,
-/// PeerLost, Timeout.
+/// Sends "delay WORKER MS" or "delay WORKER MS MODEL" and returns the answer. Throws InvalidArgument when the server
+/// does not like it, PeerLost, Timeout.
 std::string control(const Found& server, const std::string& words, Seconds timeout);
 
 }  // namespace trireme::ps

@@ -19,7 +19,7 @@ enum class Verb : uint8_t {
   barrier,      // answered when all workers have come
   sparse_push,  // keys and gradients of rows
   sparse_pull,  // rows by key
-  status,       // counters as JSON
+  status,       // what the server has counted: a metrics::Snapshot, encoded
   explain,      // why a request has not been answered, as a sentence
   leave,        // nothing more will come from this worker
   norm,         // the sum of squares of the gradients that the server holds, summed over workers
@@ -31,7 +31,8 @@ enum class Verb : uint8_t {
   count
 };
 std::string_view name_of(Verb verb);
-/// Answers that are words.
+constexpr size_t kMostWords = 8192;  // bytes of an answer in words, or of an error
+/// Answers that are words, or a snapshot.
 constexpr bool answers_in_words(Verb verb) { return verb == Verb::status || verb == Verb::explain; }
 
 /// Data that a worker brings in its staging area, and answers that go there.

@@ -14,14 +14,16 @@ constexpr int kMostModels = 1 << 16;  // more is a mistake or an attack
 
 }  // namespace
 
-Models::Models(int server, ModelMemory& memory, Crew& crew) : server_(server), memory_(memory), crew_(crew) {}
+Models::Models(int server, ModelMemory& memory, Crew& crew, metrics::Registry& registry)
+    : server_(server), memory_(memory), crew_(crew), registry_(registry) {}
 
 Service& Models::service_of(int model) {
   auto& service = services_[model];
   if (!service) {
     Service::Neighbours* neighbours = this;
     service = std::make_unique<Service>(
-        server_, [this, model](size_t bytes) { return memory_.take(model, bytes); }, crew_, model, neighbours);
+        server_, [this, model](size_t bytes) { return memory_.take(model, bytes); }, crew_, registry_, model,
+        neighbours);
     running_.push_back(service.get());
   }
   return *service;
@@ -123,7 +125,7 @@ std::string Models::control(const std::string& words) {
     if (models.empty()) fail<InvalidArgument>("server {} has no model {} now", server_, parts[3]);
     command = fmt::format("{} {} {}", parts[0], parts[1], parts[2]);
   }
-  if (models.empty()) return Service(server_, {}, crew_).control(command);  // nothing has begun
+  if (models.empty()) fail<InvalidArgument>("the job has not begun");
   std::vector<std::string> lines;
   for (Service* one : models) lines.push_back(one->control(command));
   return fmt::format("{}", fmt::join(lines, "\n"));

@@ -31,8 +31,8 @@ class ModelMemory {
 /// One thread at a time. Services live as long as this: connections point to them.
 class Models final : Service::Neighbours {
  public:
-  /// `memory` and `crew` stay the caller's.
-  Models(int server, ModelMemory& memory, Crew& crew);
+  /// `memory`, `crew` and `registry` stay the caller's.
+  Models(int server, ModelMemory& memory, Crew& crew, metrics::Registry& registry);
 
   struct Admission {
     Service* service = nullptr;
@@ -54,7 +54,7 @@ class Models final : Service::Neighbours {
   bool finished() const { return running_.empty() && !services_.empty(); }
   /// Why the job failed, or "".
   std::string failure() const;
-  /// "status", "delay WORKER MS", "delay WORKER MS MODEL": what `trireme ctl` says. A line for each model. Throws
+  /// "delay WORKER MS", "delay WORKER MS MODEL": what `trireme ctl` says. A line for each model. Throws
   /// InvalidArgument.
   std::string control(const std::string& words);
 
@@ -69,6 +69,7 @@ class Models final : Service::Neighbours {
   const int server_;
   ModelMemory& memory_;
   Crew& crew_;
+  metrics::Registry& registry_;
   std::map<int, std::unique_ptr<Service>> services_;  // by model; the roll's number is below all others
   std::vector<Service*> running_;                     // those that somebody is in, or will come to
   std::map<int, Departure> gone_;                     // workers that will come to no further model

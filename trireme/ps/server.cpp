@@ -11,6 +11,7 @@
 #include <trireme/base/unix_socket.h>
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/session.h>
+#include <trireme/cluster/status_door.h>
 #include <trireme/ps/network/door.h>
 #include <trireme/ps/network/lane.h>
 #include <trireme/ps/server.h>
@@ -85,7 +86,7 @@ struct Server::State {
                    })
                                                      : nullptr),
         crew(options.helpers.value_or(helpers_for(options.workers, options.servers, usable_cores()))),
-        models(options.server, parameters, crew) {
+        models(options.server, parameters, crew, options.registry != nullptr ? *options.registry : registry) {
     if (!options.meeting.remote_only)
       door.emplace(
           shm::DoorOptions{.job = options.meeting.job,
@@ -155,6 +156,7 @@ struct Server::State {
   const bool asks;  // server 0, on the same machine, for memory
   shm::ParameterFiles parameters;
   Crew crew;
+  metrics::Registry registry;  // unless the options give another
   Models models TRIREME_GUARDED_BY(inbox.turn());
   std::vector<std::shared_ptr<shm::Port>> ports;
   std::atomic<bool> stopped{false};
@@ -182,31 +184,52 @@ void Server::interrupt(const std::string& reason) noexcept {
   stop();
 }
 
+namespace {
+
+std::unique_ptr<cluster::StatusDoor> open_status_door(const ServerOptions& options) {
+  const cluster::Member member{
+      .kind = cluster::Member::server, .rank = options.server, .host = cluster::own_host_name(), .pid = getpid()};
+  return std::make_unique<cluster::StatusDoor>(
+      [registry = options.registry, job = cluster::job_id(options.meeting.job), member] {
+        return std::vector{cluster::MemberMetrics{job, member, registry->snapshot()}};
+      });
+}
+
+}  // namespace
+
 void serve() { serve(cluster::place_here()); }
 bool is_server() { return cluster::place_here().role == "server"; }
 
 void serve(const cluster::Place& place, Seconds timeout, Seconds heartbeat_limit) {
   if (place.role != "server")
     fail<InvalidArgument>("this process was started as a {}, not as a server ({})", place.role, place.launcher);
+  metrics::Registry registry;
   ServerOptions options{.server = place.server,
                         .workers = place.size,
                         .servers = place.servers,
                         .meeting = {.job = place.job},
-                        .timeout = timeout};
-  if (place.coordinator.empty()) return Server(options).run();
+                        .timeout = timeout,
+                        .registry = &registry};
+  if (place.coordinator.empty()) {
+    Server server(options);
+    const auto door = open_status_door(options);
+    return server.run();
+  }
   cluster::Session session(
       {.coordinator = place.coordinator,
        .job = place.job,
        .token = place.token,
        .tls = place.tls,
        .timeout = timeout,
-       .heartbeat_limit = heartbeat_limit},
+       .heartbeat_limit = heartbeat_limit,
+       .counted = [&registry] { return registry.snapshot(); }},
       {.kind = cluster::Member::server, .rank = place.server, .host = cluster::own_host_name(), .pid = getpid()});
   try {
     options.server = session.rank();
     options.host = session.address();
     options.meeting = {.job = session.meeting(), .store = &session, .token = place.token, .tls = place.tls};
     Server server(options);
+    const auto door = open_status_door(options);
     session.on_failure([&](const cluster::Failure& failure) { server.interrupt(failure.reason); });
     server.run();
     session.leave(0);

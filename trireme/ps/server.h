@@ -6,6 +6,7 @@
 
 #include <trireme/base/clock.h>
 #include <trireme/cluster/environment/environment.h>
+#include <trireme/metrics/metrics.h>
 #include <trireme/ps/client.h>
 
 namespace trireme::ps {
@@ -17,6 +18,7 @@ struct ServerOptions {
   std::string host = "127.0.0.1";  // several machines: this one, as workers reach it
   Seconds timeout{60};             // for the first worker to come
   std::optional<int> helpers{};    // threads for long passes; default: helpers_for(workers, servers, usable cores)
+  metrics::Registry* registry = nullptr;  // where it counts; null: one of its own
 };
 
 /// Serves until all workers have left all models, and the roll if the program keeps one (ps/models.h). `run()` in one

@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <charconv>
@@ -37,23 +36,15 @@ bool SeenIds::add(uint64_t id) {
   return true;
 }
 
-Service::Service(int server, std::function<std::byte*(size_t)> memory, Crew& crew, int model, Neighbours* neighbours)
+Service::Service(int server, std::function<std::byte*(size_t)> memory, Crew& crew, metrics::Registry& registry,
+                 int model, Neighbours* neighbours)
     : server_(server),
       model_(model),
       neighbours_(neighbours),
       memory_(std::move(memory)),
       crew_(crew),
-      pushes_(metrics_.counter("pushes")),
-      pulls_(metrics_.counter("pulls")),
-      updates_(metrics_.counter("updates")),
-      held_(metrics_.counter("held")),
-      dropped_(metrics_.counter("dropped")),
-      repeated_(metrics_.counter("repeated")),
-      refused_(metrics_.counter("refused")),
-      begins_held_(metrics_.counter("begins held")),
-      keys_(metrics_.counter("keys")),
-      staleness_(metrics_.tally("staleness")),
-      age_(metrics_.tally("age")) {}
+      registry_(registry),
+      count_(model == kRoll ? nullptr : &registry, label()) {}
 
 Service::~Service() = default;
 
@@ -77,6 +68,7 @@ std::string Service::open(int worker, const std::string& text) {
         states_.push_back(chunk.server == server_ ? std::make_unique<ChunkState>(chunk, *job_) : nullptr);
       for (const SparseTable::Options& table : job_->tables) tables_.push_back(std::make_unique<SparseTable>(table));
       workers_.resize(static_cast<size_t>(job_->workers));
+      count_.add_clocks(model_ == kRoll ? nullptr : &registry_, label(), workers_.size());
     }
     if (text != job_text_) return "the workers disagree. " + first_difference(job_text_, job_from_, text, worker);
   } catch (const Error& error) {
@@ -198,7 +190,7 @@ void Service::handle(Incoming in, Clock::time_point now) {
     case Verb::sparse_pull:
       return sparse(in);
     case Verb::status: {
-      const std::string text = status();
+      const std::string text = registry_.snapshot().encode(kMostWords);
       return answer(in, {}, bytes_of(text));
     }
     case Verb::explain: {
@@ -292,7 +284,7 @@ void Service::answer(const Incoming& in, Reply reply, std::span<const std::byte>
 }
 
 void Service::refuse(const Incoming& in, Status status, const std::string& why) {
-  refused_++;
+  count_.refused.add();
   const std::string text = status == Status::peer_lost ? why
                                                        : fmt::format("server {} refused a {} of worker {}: {}", server_,
                                                                      name_of(in.request.verb), in.from->worker, why);
@@ -306,11 +298,13 @@ void Service::sparse(const Incoming& in) try {
   const Request& r = in.request;
   SparseTable& table = *tables_[r.table];
   const std::span keys(reinterpret_cast<const uint64_t*>(in.data.data()), r.version);
-  keys_ += keys.size();
+  count_.keys.add(static_cast<double>(keys.size()));
   if (r.verb == Verb::sparse_push) {
-    if (!worker_of(in).seen.add(r.id)) return repeated_++, answer(in, {});
+    if (!worker_of(in).seen.add(r.id)) return count_.repeated.add(), answer(in, {});
     table.push(keys, reinterpret_cast<const float*>(in.data.data() + keys.size_bytes()), r.lr);
     table.tick();
+    count_.pushed_bytes.add(static_cast<double>(in.data.size()));
+    show_rows();
     return answer(in, {});
   }
   const size_t floats = keys.size() * job_->tables[r.table].width;
@@ -318,9 +312,17 @@ void Service::sparse(const Incoming& in) try {
   if (room.empty()) rows_.resize(floats);
   float* rows = room.empty() ? rows_.data() : reinterpret_cast<float*>(room.data());
   table.pull(keys, rows);
+  count_.pulled_bytes.add(static_cast<double>(floats * sizeof(float)));
+  show_rows();
   answer(in, {.begin = r.extra}, std::as_bytes(std::span(rows, floats)));
 } catch (const Error& error) {
   refuse(in, Status::invalid, error.what());
+}
+
+void Service::show_rows() {
+  size_t rows = 0;
+  for (const auto& table : tables_) rows += table->rows();
+  count_.rows.set(static_cast<double>(rows));
 }
 
 // ---- time and control ----
@@ -349,11 +351,10 @@ std::string Service::control(const std::string& words) {
   std::istringstream in(words);
   std::string verb, more;
   in >> verb;
-  if (verb == "status") return status();
   int worker = -1;
   double milliseconds = -1;
   if (verb != "delay" || !(in >> worker >> milliseconds) || in >> more)
-    fail<InvalidArgument>("'{}' is not understood: status, or delay WORKER MILLISECONDS", words);
+    fail<InvalidArgument>("'{}' is not understood: delay WORKER MILLISECONDS", words);
   if (!job_) fail<InvalidArgument>("the job has not begun");
   if (worker < 0 || worker >= job_->workers)
     fail<InvalidArgument>("there is no worker {}; the job has workers 0 to {}", worker, job_->workers - 1);
@@ -364,17 +365,6 @@ std::string Service::control(const std::string& words) {
                      named_ ? fmt::format(", model {}", model_) : "", worker, milliseconds);
 }
 
-std::string Service::status() const {
-  nlohmann::ordered_json text = {{"server", server_}};
-  if (named_) text["model"] = model_;
-  for (const auto& [name, value] : metrics_.snapshot()) text[name] = value;
-  text["clocks"] = nlohmann::ordered_json::array();
-  for (const Worker& worker : workers_)
-    text["clocks"].push_back(worker.clock == kGone ? nlohmann::ordered_json() : nlohmann::ordered_json(worker.clock));
-  size_t rows = 0;
-  for (const auto& table : tables_) rows += table->rows();
-  text["rows"] = rows;
-  return text.dump();
-}
+std::string Service::label() const { return fmt::format("model {}", model_); }
 
 }  // namespace trireme::ps

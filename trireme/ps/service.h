@@ -11,10 +11,10 @@
 
 #include <trireme/base/clock.h>
 #include <trireme/base/crew.h>
-#include <trireme/metrics/metrics.h>
 #include <trireme/ps/job.h>
 #include <trireme/ps/lane.h>
 #include <trireme/ps/plan.h>
+#include <trireme/ps/service_metrics.h>
 
 namespace trireme::ps {
 
@@ -51,9 +51,9 @@ class Service {
   };
 
   /// `memory` gives the room for a flat vector of so many bytes, once, zeroed. `crew` helps with long updates; it stays
-  /// the caller's, as the neighbours do.
-  Service(int server, std::function<std::byte*(size_t bytes)> memory, Crew& crew, int model = 0,
-          Neighbours* neighbours = nullptr);
+  /// the caller's, as the server's registry and the neighbours do.
+  Service(int server, std::function<std::byte*(size_t bytes)> memory, Crew& crew, metrics::Registry& registry,
+          int model = 0, Neighbours* neighbours = nullptr);
   ~Service();
 
   /// A worker has come with a description of the job. Returns why it cannot be admitted, or "".
@@ -76,14 +76,12 @@ class Service {
   /// When it has finished: gives its memory back. Whatever comes then is refused.
   void release();
   int model() const { return model_; }
-  /// From now on, messages and counters say which model this is.
+  /// From now on, messages say which model this is.
   void name_model() { named_ = true; }
   /// Why the job failed, or "".
   const std::string& failure() const { return failure_; }
-  /// "status", "delay WORKER MS": what `trireme ctl` says. Throws InvalidArgument.
+  /// "delay WORKER MS": what `trireme ctl` says. Throws InvalidArgument.
   std::string control(const std::string& words);
-  /// Counters and clocks as JSON.
-  std::string status() const;
 
   const Job* job() const { return job_ ? &*job_ : nullptr; }
   const std::vector<Chunk>& chunks() const { return chunks_; }
@@ -139,6 +137,7 @@ class Service {
   void barrier(Incoming in);
   void leave(const Incoming& in);
   void sparse(const Incoming& in);
+  void show_rows();
   void answer(const Incoming& in, Reply reply, std::span<const std::byte> data = {});
   void refuse(const Incoming& in, Status status, const std::string& why);
   void fail_waiting(const std::string& why);
@@ -150,6 +149,7 @@ class Service {
   std::string explain(int worker, uint64_t id) const;
   std::string explain_push(const ChunkState& state, int worker) const;
   std::string of_model() const;
+  std::string label() const;
 
   const int server_, model_;
   Neighbours* const neighbours_;
@@ -176,10 +176,8 @@ class Service {
   bool stopped_ = false;         // nobody gets work any more
   int64_t stop_before_ = kGone;  // the step that nobody begins
 
-  metrics::Registry metrics_;
-  uint64_t &pushes_, &pulls_, &updates_, &held_, &dropped_, &repeated_, &refused_, &begins_held_, &keys_;
-  metrics::Tally& staleness_;  // of applied gradients, in updates of their chunk
-  metrics::Tally& age_;  // of applied gradients, in steps behind the furthest worker (server 0, which keeps the clocks)
+  metrics::Registry& registry_;  // of the whole server
+  ServiceMetrics count_;
 
   // State, in service_state.cpp.
   struct Held {

@@ -24,10 +24,11 @@ void compensate_as(T* g, const T* now, const T* then, size_t count, double lambd
 void Service::push(Incoming in, Clock::time_point now) {
   Worker& worker = worker_of(in);
   if (!worker.seen.add(in.request.id)) return repeat_push(in);
-  pushes_++;
+  count_.pushes.add();
+  count_.pushed_bytes.add(static_cast<double>(in.request.bytes));
   if (const Decision decision = judge_push(job_->rules, {.worker = in.from->worker, .delay = worker.delay.count()});
       decision.why == Decision::Why::delayed) {
-    held_++;
+    count_.held.add();
     delayed_.emplace_back(now + std::chrono::duration_cast<Clock::duration>(worker.delay), std::move(in));
     return;
   }
@@ -37,7 +38,7 @@ void Service::push(Incoming in, Clock::time_point now) {
 /// Sent again: it waits still, then the answer goes where the repetition came from; or it was applied, then it is only
 /// answered.
 void Service::repeat_push(Incoming& in) {
-  repeated_++;
+  count_.repeated.add();
   ChunkState& state = *states_[in.request.chunk];
   const auto same = [&](const Incoming& other) {
     return other.from->worker == in.from->worker && other.request.id == in.request.id;
@@ -70,7 +71,7 @@ void Service::arrive(Incoming in) {
 void Service::apply_together(ChunkState& state) {
   const auto missing = std::find_if(state.pushed.begin(), state.pushed.end(), [](const auto& in) { return !in; });
   const int who = missing == state.pushed.end() ? -1 : static_cast<int>(missing - state.pushed.begin());
-  if (judge_push(job_->rules, {.missing = who}).verdict != Verdict::apply) return void(held_++);
+  if (judge_push(job_->rules, {.missing = who}).verdict != Verdict::apply) return count_.held.add();
   if ((state.pushed[0]->request.flags & kHold) != 0) return gather(state);
   state.updaters[0].begin_step(state.pushed[0]->request.lr);
   update(state, state.updaters[0], state.chunk.range, sources_of(state), state.pushed[0]->request.flags);
@@ -106,7 +107,7 @@ void Service::norm(const Incoming& in) {
 }
 
 void Service::apply(const Incoming& in) {
-  if (!worker_of(in).seen.add(in.request.id)) return repeated_++, answer(in, {});
+  if (!worker_of(in).seen.add(in.request.id)) return count_.repeated.add(), answer(in, {});
   const double factor = in.request.lr;
   if (std::any_of(workers_.begin(), workers_.end(),
                   [](const Worker& worker) { return worker.standing != Worker::present; }))
@@ -137,18 +138,19 @@ void Service::apply_in_turn(ChunkState& state) {
     state.turn = (state.turn + 1) % job_->workers;
     apply_one(state, std::move(in));
   }
-  if (std::any_of(state.pushed.begin(), state.pushed.end(), [](const auto& in) { return in.has_value(); })) held_++;
+  if (std::any_of(state.pushed.begin(), state.pushed.end(), [](const auto& in) { return in.has_value(); }))
+    count_.held.add();
 }
 
 void Service::apply_one(ChunkState& state, Incoming in) {
   const auto worker = static_cast<size_t>(in.from->worker);
   const uint64_t staleness = state.version - std::min(state.version, state.pulled[worker]);
-  staleness_.add(static_cast<double>(staleness));
+  count_.staleness.add(static_cast<double>(staleness));
   if (server_ == 0) {
     int64_t furthest = in.request.step;
     for (const Worker& w : workers_)
       if (w.clock != kGone) furthest = std::max(furthest, w.begun);
-    age_.add(static_cast<double>(furthest - in.request.step));
+    count_.age.add(static_cast<double>(furthest - in.request.step));
   }
   if (!state.then.empty() && !state.then[worker].empty() && staleness > 0) compensate(state, in);
   const space::Range range{in.request.begin, in.request.begin + in.request.bytes};
@@ -199,7 +201,7 @@ void Service::compensate(ChunkState& state, Incoming& in) {
 
 void Service::updated(ChunkState& state) {
   state.version++;
-  updates_++;
+  count_.updates.add();
   for (size_t i = 0; i < state.pulls.size();) {
     if (state.version < state.pulls[i].request.version) {
       i++;
@@ -231,13 +233,14 @@ void Service::has(ChunkState& state, int worker) {
 }
 
 void Service::answer_pull(ChunkState& state, const Incoming& in) {
-  pulls_++;
+  count_.pulls.add();
   const Request& r = in.request;
   if (r.verb == Verb::pull && r.step >= 0 && static_cast<uint64_t>(r.step) == state.version)
     return answer(in, {.status = Status::unchanged, .version = state.version, .begin = r.begin});
   has(state, in.from->worker);
   const Reply reply{.version = state.version, .begin = r.begin, .flawed = !state.fine};
   if ((r.flags & kInPlace) != 0) return answer(in, reply);
+  count_.pulled_bytes.add(static_cast<double>(r.bytes));
   answer(in, reply, {parameters_ + r.begin, r.bytes});
 }
 

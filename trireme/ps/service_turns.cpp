@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "chunk_state.h"
@@ -13,7 +14,7 @@ void Service::begin(Incoming in, int64_t step, int64_t piece) {
   beginning_.push_back({std::move(in), step, piece});
   const size_t waiting = beginning_.size();
   release_waiting();
-  if (beginning_.size() >= waiting) begins_held_++;
+  if (beginning_.size() >= waiting) count_.begins_held.add();
 }
 
 /// A step of a worker that does its own share. All stop before the same one: the first that nobody has begun when one
@@ -35,7 +36,11 @@ void Service::begin_own(Incoming in) {
 /// Every change of a clock may let others begin.
 void Service::release_waiting() {
   clocks_.clear();
-  for (const Worker& worker : workers_) clocks_.push_back(worker.clock);
+  for (const Worker& worker : workers_) {
+    const bool counts = worker.clock != kGone;
+    count_.clocks[clocks_.size()].set(counts ? static_cast<double>(worker.clock) : std::nan(""));
+    clocks_.push_back(worker.clock);
+  }
   for (size_t i = 0; i < beginning_.size();) {
     const Waiting& waiting = beginning_[i];
     if (judge_begin(job_->rules, clocks_, waiting.incoming.from->worker, waiting.step).verdict != Verdict::apply) {
@@ -52,7 +57,7 @@ void Service::take(Incoming in) {
   Worker& worker = worker_of(in);
   const Request& r = in.request;
   if (!worker.seen.add(r.id)) {
-    repeated_++;
+    count_.repeated.add();
     for (Waiting& waiting : beginning_)
       if (waiting.incoming.from->worker == in.from->worker && waiting.incoming.request.id == r.id)
         return void(waiting.incoming = std::move(in));
@@ -77,14 +82,14 @@ void Service::take(Incoming in) {
 void Service::lock(const Incoming& in) {
   Worker& worker = worker_of(in);
   if (!worker.seen.add(in.request.id)) {
-    repeated_++;
+    count_.repeated.add();
     if (worker.answer.id == in.request.id) in.from->reply(worker.answer, {});
     return;
   }
   const bool tried = (in.request.flags & kSkip) == 0;
   const bool granted = tried && judge_lock(lock_holder_, in.from->worker).verdict == Verdict::apply;
   if (granted) lock_holder_ = in.from->worker;
-  if (!granted) dropped_++;
+  if (!granted) count_.dropped.add();
   answer(in, {.status = granted ? Status::ok : Status::denied});
 }
 

@@ -12,6 +12,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/sha256.h>
+#include <trireme/cluster/gather_metrics.h>
 #include <trireme/cluster/launching/slate.h>
 #include <trireme/data/loader.h>
 #include <trireme/models/catalogue.h>
@@ -26,6 +27,7 @@ namespace {
 
 constexpr size_t kTestBatch = 500;
 constexpr double kSecondsBetweenReports = 0.1;
+constexpr size_t kSpansInReport = 30;
 constexpr int kStepsToTime = 20;  // before a straggler becomes slow
 
 class Run {
@@ -35,6 +37,7 @@ class Run {
         options_(options),
         listener_(listener),
         stop_(stop),
+        count_(world.registry()),
         dtype_(options.dtype == "f64" ? torch::kFloat64 : torch::kFloat32) {
     check(options);
   }
@@ -117,8 +120,16 @@ class Run {
     if (result_.stopped) evaluate_stopped(train, splits.test);
     result_.sha256 = train.sha256();
     if (!train.lockstep()) result_.updates = all_updates_;
-    if (world_.first()) result_.servers = train.statistics();
+    collect_metrics(train);
     return std::move(result_);
+  }
+
+  void collect_metrics(Parallel& train) {
+    const auto ranks = cluster::gather_metrics(world_.comm(), world_.registry().snapshot(kSpansInReport));
+    if (!world_.first()) return;
+    const auto servers = train.counted_by_servers();
+    for (size_t i = 0; i < ranks.size(); i++) result_.counted.emplace_back(fmt::format("rank {}", i), ranks[i]);
+    for (size_t i = 0; i < servers.size(); i++) result_.counted.emplace_back(fmt::format("server {}", i), servers[i]);
   }
 
   void introduce() {
@@ -228,6 +239,7 @@ class Run {
     if (!train.lockstep()) add_up(epoch, pace);
     result_.seconds += epoch.seconds;
     epoch.samples_per_second = static_cast<double>(pace.samples) / epoch.seconds;
+    if (!result_.stopped) set_progress(epoch, loader.steps_per_epoch(), loader.steps_per_epoch(), epoch.seconds);
     result_.epochs.push_back(epoch);
   }
 
@@ -280,6 +292,7 @@ class Run {
   }
 
   Step step(Parallel& train, const data::Batch& batch) {
+    count_.samples.add(static_cast<double>(batch.samples()));
     const auto start = Clock::now();
     const double weight = options_.plain_mean && batch.weight > 0
                               ? 1.0 / (static_cast<double>(world_.size()) * options_.accumulate)
@@ -297,9 +310,10 @@ class Run {
   void stepped(const Step& done, EpochResult& epoch, Pace& pace, size_t steps, size_t position) {
     epoch.loss += (done.loss * loss_unit_ - epoch.loss) / static_cast<double>(++pace.steps);
     result_.updates = done.number;
-    if (world_.first() && seconds_since(pace.reported) > kSecondsBetweenReports) {
+    if (seconds_since(pace.reported) > kSecondsBetweenReports) {
       pace.reported = Clock::now();
-      report_progress(epoch, position, steps, seconds_since(pace.start));
+      set_progress(epoch, position, steps, seconds_since(pace.start));
+      if (world_.first()) listener_.progress(count_);
     }
   }
 
@@ -318,12 +332,16 @@ class Run {
     all_updates_ = static_cast<int64_t>(sums[3]);
   }
 
-  void report_progress(const EpochResult& epoch, size_t step, size_t steps, double seconds) const {
-    const double rate = static_cast<double>(step * options_.batch) / seconds;
-    const double steps_left =
-        static_cast<double>(epochs_ - epoch.epoch + 1) * static_cast<double>(steps) - static_cast<double>(step);
-    listener_.progress(
-        {epoch.epoch, epochs_, step, steps, epoch.loss, rate, steps_left * seconds / static_cast<double>(step)});
+  void set_progress(const EpochResult& epoch, size_t step, size_t steps, double seconds) {
+    const auto done = static_cast<double>(step), all = static_cast<double>(steps);
+    const double steps_left = static_cast<double>(epochs_ - epoch.epoch + 1) * all - done;
+    count_.epoch.set(epoch.epoch);
+    count_.epochs.set(epochs_);
+    count_.epoch_step.set(done);
+    count_.epoch_steps.set(all);
+    count_.loss.set(epoch.loss);
+    count_.samples_per_second.set(static_cast<double>(step * options_.batch) / seconds);
+    count_.seconds_left.set(steps_left * seconds / done);
   }
 
   void save(Parallel& train, const data::Splits& splits) {
@@ -398,6 +416,7 @@ class Run {
   const Options& options_;
   const Listener& listener_;
   const std::atomic<bool>& stop_;
+  TrainMetrics count_;
   torch::Dtype dtype_;
   torch::nn::Sequential net_{nullptr};
   bool mse_ = false;
@@ -454,13 +473,9 @@ std::string report_json(const Options& options, int workers, const Result& resul
     row["seconds"] = epoch.seconds;
     report["epochs"].push_back(row);
   }
-  if (result.servers)
-    report["servers"] = {{"staleness_mean", result.servers->staleness_mean},
-                         {"staleness_max", result.servers->staleness_max},
-                         {"age_max", result.servers->age_max},
-                         {"updates", result.servers->updates},
-                         {"held", result.servers->held},
-                         {"dropped", result.servers->dropped}};
+  report["metrics"] = nlohmann::ordered_json::object();
+  for (const auto& [member, counted] : result.counted)
+    report["metrics"][member] = nlohmann::ordered_json::parse(counted.json());
   if (!result.warning.empty()) report["warning"] = result.warning;
   if (!result.saved.empty()) report["saved"] = result.saved;
   return report.dump(2);

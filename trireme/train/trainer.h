@@ -2,23 +2,15 @@
 // Assembles data, model and exchange into a run.
 #include <atomic>
 #include <functional>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <trireme/cluster/world.h>
 #include <trireme/train/options.h>
+#include <trireme/train/train_metrics.h>
 
 namespace trireme::train {
-
-/// How far the run is: for a progress line. Times are of training alone, without evaluation.
-struct Progress {
-  int epoch = 0, epochs = 0;      // from 1
-  size_t step = 0, steps = 0;     // within the epoch
-  double loss = 0;                // mean of the epoch so far
-  double samples_per_second = 0;  // of all workers, this epoch
-  double seconds_left = 0;        // of the whole run, estimated
-};
 
 struct EpochResult {
   int epoch = 0;
@@ -35,16 +27,16 @@ struct Result {
   double seconds = 0;  // of training
   int64_t updates = 0;
   size_t parameters = 0;
-  bool stopped = false;                         // somebody asked to
-  std::optional<exchange::Statistics> servers;  // what parameter servers counted
-  std::string saved;                            // path, or ""
-  std::string warning;                          // what is wrong with the losses (diagnosis.h), or ""
+  bool stopped = false;                                            // somebody asked to
+  std::vector<std::pair<std::string, metrics::Snapshot>> counted;  // on rank 0: of "rank 0", ..., "server 0", ...
+  std::string saved;                                               // path, or ""
+  std::string warning;                                             // what is wrong with the losses (diagnosis.h), or ""
 };
 
 /// Called on rank 0 only.
 struct Listener {
   std::function<void(const std::string& sentence)> note = [](const std::string&) {};
-  std::function<void(const Progress&)> progress = [](const Progress&) {};
+  std::function<void(const TrainMetrics&)> progress = [](const TrainMetrics&) {};  // a few times a second
   std::function<void(const EpochResult&)> epoch = [](const EpochResult&) {};
 };
 

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
@@ -152,6 +153,31 @@ TEST(Coordinator, ValuesAreSeenByAll) {
   EXPECT_TRUE(coordinator.wait_ended(Deadline(kLong)));
   EXPECT_TRUE(coordinator.snapshot().failures.empty());
   EXPECT_FALSE(a->failure());
+}
+
+TEST(Coordinator, HeartbeatsTellWhatMembersCount) {
+  CoordinatorOptions options = coordinator_options(2);
+  options.heartbeat_limit = Seconds(1);
+  Coordinator coordinator(options);
+  std::atomic<int> updates{1};
+  SessionOptions mine = session_options(coordinator.port());
+  mine.heartbeat_limit = Seconds(1);
+  mine.counted = [&] {
+    return metrics::Snapshot({{.name = "updates", .unit = "updates", .value = static_cast<double>(updates.load())}});
+  };
+  Session counts(mine, worker(1));
+  const auto silent = join(coordinator.port(), 0);
+  const auto heard = [&] {
+    const auto all = coordinator.counted();
+    return all.size() == 1 && all[0].member.rank == 1 ? all[0].snapshot.total("updates").value : -1;
+  };
+  EXPECT_TRUE(eventually([&] { return heard() == 1; }));
+  updates = 2;
+  EXPECT_TRUE(eventually([&] { return heard() == 2; }));
+  updates = 3;
+  counts.leave(0);
+  EXPECT_EQ(heard(), 3) << "its last word";
+  silent->leave(0);
 }
 
 TEST(Coordinator, RanksAreAssignedByHost) {

@@ -183,6 +183,51 @@ TEST(Desk, WhoGaveUpIsNotTheCause) {
   EXPECT_TRUE(desk.snapshot().ended);
 }
 
+metrics::Snapshot counted(double updates) {
+  return metrics::Snapshot({{.name = "updates", .unit = "updates", .value = updates}});
+}
+
+TEST(Desk, KeepsTheLastMetricsOfEveryMember) {
+  Desk desk(options_for(2));
+  Seat a(desk, 0), b(desk, 1);
+  EXPECT_TRUE(desk.counted().empty());
+  desk.heartbeat("secret", a.id, counted(1).encode());
+  desk.heartbeat("secret", b.id, counted(5).encode());
+  desk.heartbeat("secret", a.id, counted(2).encode());
+  for (const std::string& wrong : {std::string(), std::string("nonsense"), counted(3).encode().substr(1),
+                                   std::string(MetricsNews::kMostBytes + 1, 'x')})
+    desk.heartbeat("secret", a.id, wrong);
+  desk.heartbeat("wrong", a.id, counted(4).encode());
+  desk.heartbeat("secret", 99, counted(4).encode());
+  desk.leave("secret", b.id, 0, "", -1);
+  const auto all = desk.counted();
+  ASSERT_EQ(all.size(), 2u) << "who has left is still known";
+  EXPECT_EQ(all[0].member.rank, 0);
+  EXPECT_EQ(all[0].snapshot.total("updates").value, 2);
+  EXPECT_EQ(all[0].job, job_id("job/secret"));
+  EXPECT_EQ(all[1].snapshot.total("updates").value, 5);
+  EXPECT_EQ(a.line->heartbeats, 6) << "one that cannot be read is a sign of life all the same";
+}
+
+TEST(MetricsNews, AreToldOnceASecondAndWhenTheyChange) {
+  double updates = 0;
+  int looked = 0;
+  MetricsNews news([&] { return looked++, counted(updates); });
+  Clock::time_point now{std::chrono::hours(1)};
+  EXPECT_EQ(news.next(now), counted(0).encode());
+  updates = 1;
+  EXPECT_EQ(news.next(now + std::chrono::milliseconds(999)), "");
+  EXPECT_EQ(looked, 1) << "between two, nobody looks";
+  EXPECT_EQ(news.next(now += std::chrono::seconds(1)), counted(1).encode());
+  EXPECT_EQ(news.next(now += std::chrono::seconds(5)), "") << "nothing has changed";
+  updates = 2;
+  EXPECT_EQ(news.next(now += std::chrono::milliseconds(1)), counted(2).encode());
+  updates = 3;
+  EXPECT_EQ(news.next(now, true), counted(3).encode()) << "a last word does not wait";
+  EXPECT_EQ(news.next(now, true), "");
+  EXPECT_EQ(MetricsNews(nullptr).next(now), "");
+}
+
 TEST(Desk, AfterAPeacefulEndTheNextBeginAnew) {
   Desk desk(options_for(1));
   Seat first(desk, 0);

@@ -57,7 +57,7 @@ std::vector<std::string> sample_requests(Request request, const std::string& job
     server = hello;
     server.mutable_hello()->set_kind(Member::server);
     server.mutable_hello()->set_servers(1);
-    heartbeat.mutable_heartbeat();
+    heartbeat.mutable_heartbeat()->set_metrics(metrics::Snapshot({{.name = "updates", .value = 1}}).encode());
     leave.mutable_leave()->set_rank(-1);
     leave.mutable_leave()->set_server(-1);
     of_server = leave;

@@ -52,6 +52,27 @@ TEST(NetworkCommunicator, FlagsAndSumsTravelWithTheData) {
   }));
 }
 
+/// Two ranks, who send each other all they have: what one sends the other receives, the data once and a little more.
+TEST(NetworkCommunicator, CountsWhatItCarries) {
+  constexpr size_t kCount = 100'000, kBytes = kCount * sizeof(float), kTimes = 3;
+  metrics::Registry registry;
+  expect_all_well(run_network(2,
+                              [&](comm::network::Communicator& group) {
+                                std::vector<float> data(kCount, 1);
+                                for (size_t i = 0; i < kTimes; i++)
+                                  group.allreduce(data.data(), kCount, DType::f32, Op::sum, "counted");
+                                EXPECT_EQ(group.carried_bytes(), kTimes * kBytes);
+                                EXPECT_GT(group.busy_seconds(), 0);
+                              },
+                              {.direct_bytes = kBytes, .registry = &registry, .label = "lane"}));
+  const metrics::Snapshot both = registry.snapshot();
+  EXPECT_EQ(both.total("collective_bytes").value, 2 * kTimes * kBytes);
+  EXPECT_EQ(both.total("sent_bytes").value, both.total("received_bytes").value);
+  EXPECT_GE(both.total("sent_bytes").value, 2 * kTimes * kBytes);
+  EXPECT_LE(both.total("sent_bytes").value, 1.1 * 2 * kTimes * kBytes);
+  for (const metrics::Entry& entry : both.entries()) EXPECT_EQ(entry.label, "lane");
+}
+
 TEST(Divide, EveryType) {
   for (DType type : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64})
     for (int by : {1, 2, 7, 300}) {

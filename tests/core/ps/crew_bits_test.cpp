@@ -67,7 +67,8 @@ std::vector<std::byte> parameters_after(const Job& job, int helpers, bool gaps) 
     EXPECT_EQ(flat.size(), bytes);
     return flat.data();
   };
-  Service service(0, memory, crew);
+  metrics::Registry registry;
+  Service service(0, memory, crew, registry);
   uint64_t id = 0;
   for (int worker = 0; worker < job.workers; worker++) EXPECT_EQ(service.open(worker, job.encode()), "");
   for (int64_t step = 0; step < 3; step++)

@@ -51,7 +51,7 @@ class ServiceTest : public testing::Test {
       memory_.assign(bytes / sizeof(float) + 16, 0.f);
       return reinterpret_cast<std::byte*>(memory_.data());
     };
-    service = std::make_unique<Service>(0, memory, crew_);
+    service = std::make_unique<Service>(0, memory, crew_, registry);
     for (int worker = 0; worker < job.workers; worker++) {
       workers.push_back(std::make_shared<Recorder>());
       EXPECT_EQ(service->open(worker, job.encode()), "");
@@ -86,6 +86,7 @@ class ServiceTest : public testing::Test {
   std::vector<std::shared_ptr<Recorder>> workers;
   Clock::time_point now{};
   std::map<int, uint64_t> ids_;
+  metrics::Registry registry;
 
  private:
   Job job_;
@@ -355,16 +356,22 @@ TEST_F(ServiceTest, CountsInItsStatus) {
   start(job_with(2, Order::on_arrival));
   push(0, push_request(0, 0), 1.f);
   push(1, push_request(1, 0), 1.f);
-  const auto status = nlohmann::json::parse(service->status());
-  EXPECT_EQ(status["pushes"], 2);
-  EXPECT_EQ(status["updates"], 2);
-  EXPECT_EQ(status["staleness.max"], 1);
-  EXPECT_EQ(status["clocks"].size(), 2u);
+  const metrics::Snapshot counted = registry.snapshot();
+  EXPECT_EQ(counted.total("pushes").value, 2);
+  EXPECT_EQ(counted.total("pushed_bytes").value, 2 * static_cast<double>(service->chunks()[0].range.size()));
+  EXPECT_EQ(counted.total("updates").value, 2);
+  EXPECT_EQ(counted.total("staleness").most, 1);
+  EXPECT_EQ(counted.total("staleness").count(), 2);
+  handle(0, {.id = ++ids_[0], .verb = Verb::begin, .step = 7});
+  const auto json = nlohmann::json::parse(registry.snapshot().json());
+  EXPECT_EQ(json["model 0, worker 0"]["clock"], 7);
+  EXPECT_EQ(json["model 0, worker 1"]["clock"], 0);
 }
 
 /// Nothing that a worker can say crashes the server, changes what it must not, or is left without an answer or a reason
 /// to wait.
 TEST_F(ServiceTest, SurvivesAHundredThousandRandomRequests) {
+  double refused = 0;
   std::mt19937_64 random(7);
   for (Order order : {Order::together, Order::on_arrival, Order::rotating}) {
     workers.clear();
@@ -394,8 +401,8 @@ TEST_F(ServiceTest, SurvivesAHundredThousandRandomRequests) {
       workers[static_cast<size_t>(worker)]->answers.clear();
       handle(worker, r, {reinterpret_cast<const std::byte*>(data.data()), size});
     }
-    const auto status = nlohmann::json::parse(service->status());
-    EXPECT_GT(status["refused"].get<int>(), 1000);
+    EXPECT_GT(registry.snapshot().total("refused").value - refused, 1000);
+    refused = registry.snapshot().total("refused").value;
     for (size_t i = 0; i < 47; i++) EXPECT_TRUE(std::isfinite(parameters()[i]));
   }
 }

@@ -1,7 +1,5 @@
 // label: unit
 // Rows through client and server: the same bits as from the table alone.
-#include <nlohmann/json.hpp>
-
 #include <trireme/ps/sparse_table.h>
 
 #include "servers.h"
@@ -59,7 +57,7 @@ TEST(SparseLane, APushIsOneTick) {
   Servers running(Way::shm, 1, 1);
   expect_all_well(run_workers(running.meeting, job, [&](Client& client) {
     const std::vector<float> gradients(keys.size() * 4, 1.f);
-    const auto rows = [&] { return nlohmann::json::parse(client.status()[0])["rows"].get<size_t>(); };
+    const auto rows = [&] { return static_cast<size_t>(client.counted()[0].total("rows").value); };
     client.push_rows(0, early, gradients.data(), 0.1).wait();
     for (int step = 0; step < 3; step++) client.push_rows(0, keys, gradients.data(), 0.1).wait();
     EXPECT_EQ(rows(), 9001 + early.size());

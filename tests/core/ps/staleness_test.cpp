@@ -1,7 +1,5 @@
 // label: multiproc
 // Bounded staleness with workers of random speed: no gradient is older than the bound, and nobody waits without need.
-#include <nlohmann/json.hpp>
-
 #include <chrono>
 #include <random>
 
@@ -58,7 +56,7 @@ Observed run_with(int64_t bound) {
           client.push(whole(client), {.step = work.step, .lr = 0.001, .pull = true}).wait();
         }
         client.barrier();
-        if (client.worker() == 0) seen.age_max = nlohmann::json::parse(client.status()[0])["age.max"].get<double>();
+        if (client.worker() == 0) seen.age_max = client.counted()[0].total("age").most;
         client.barrier();
       },
       {.timeout = Seconds(60)});

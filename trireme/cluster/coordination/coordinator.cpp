@@ -13,6 +13,7 @@
 #include <trireme/base/process.h>
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/reach.h>
+#include <trireme/cluster/status_door.h>
 
 #include "wire.h"
 
@@ -298,6 +299,7 @@ struct Coordinator::State {
   int port = 0;
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Ticker> ticker;
+  std::unique_ptr<StatusDoor> door;
 };
 
 Coordinator::Coordinator(const CoordinatorOptions& options) {
@@ -307,9 +309,11 @@ Coordinator::Coordinator(const CoordinatorOptions& options) {
   state_ = std::make_unique<State>(options);
   state_->listen(options);
   state_->ticker = std::make_unique<Ticker>(state_->desk, options.heartbeat_limit / 6);
+  state_->door = std::make_unique<StatusDoor>([desk = state_->desk] { return desk->counted(); });
 }
 
 Coordinator::~Coordinator() {
+  state_->door.reset();
   state_->ticker.reset();
   state_->desk->close();
   state_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
@@ -317,6 +321,7 @@ Coordinator::~Coordinator() {
 
 int Coordinator::port() const { return state_->port; }
 Snapshot Coordinator::snapshot() const { return state_->desk->snapshot(); }
+std::vector<MemberMetrics> Coordinator::counted() const { return state_->desk->counted(); }
 bool Coordinator::wait_ended(const Deadline& deadline) const { return state_->desk->wait_ended(deadline); }
 void Coordinator::fail_job(const std::string& reason) { state_->desk->fail_job(reason); }
 std::vector<std::string> Coordinator::take_events() { return state_->desk->take_events(); }

@@ -36,6 +36,8 @@ class Coordinator {
 
   int port() const;
   Snapshot snapshot() const;
+  /// What ranks and servers have said last of what they count. `trireme ctl status` on this machine shows it.
+  std::vector<MemberMetrics> counted() const;
   /// Blocks until the job was complete or has failed, and nobody is left. False when the deadline passes first.
   bool wait_ended(const Deadline& deadline) const;
   /// Fails the job for a reason outside of it, such as Ctrl-C: all members hear it at once.

@@ -31,6 +31,22 @@ std::string tame(const std::string& text, size_t most) {
   return result;
 }
 
+/// A member's last word on what it counts.
+struct Counted {
+  metrics::Snapshot snapshot;
+  Clock::time_point at;
+};
+
+/// What cannot be read is nothing.
+std::optional<metrics::Snapshot> decoded(const std::string& bytes) {
+  if (bytes.empty() || bytes.size() > MetricsNews::kMostBytes) return std::nullopt;
+  try {
+    return metrics::Snapshot::decode(bytes);
+  } catch (const Corruption&) {
+    return std::nullopt;
+  }
+}
+
 struct Waiter {
   std::string key;
   Desk::Answer answer;
@@ -65,6 +81,7 @@ struct Desk::State {
   uint64_t crew_epoch TRIREME_GUARDED_BY(mutex) = 0;  // one more with each change of the crew
   std::deque<std::string> events TRIREME_GUARDED_BY(mutex);
   bool closed TRIREME_GUARDED_BY(mutex) = false;
+  std::unordered_map<uint64_t, Counted> counted TRIREME_GUARDED_BY(mutex);  // by member
 
   Attendee* find(uint64_t id) TRIREME_REQUIRES(mutex) {
     const auto place = std::lower_bound(attendees.begin(), attendees.end(), id,
@@ -166,6 +183,7 @@ struct Desk::State {
   void begin_anew() TRIREME_REQUIRES(mutex) {
     past_epochs += epoch_of(attendees);
     attendees.clear();
+    counted.clear();
     values.clear();
     bytes = 0;
     crew_epoch = 0;
@@ -185,6 +203,9 @@ struct Desk::State {
     past_epochs += epoch_of(attendees);
     std::erase_if(attendees, replaced);
     past_epochs -= epoch_of(attendees);
+    std::set<uint64_t> kept;
+    for (const Attendee& attendee : attendees) kept.insert(attendee.id);
+    std::erase_if(counted, [&](const auto& entry) { return !kept.contains(entry.first); });
   }
 
   std::optional<Refusal> refusal_of(const Hello& hello) const TRIREME_REQUIRES(mutex) {
@@ -270,12 +291,14 @@ uint64_t Desk::attend(const std::string& token, const Hello& hello, const std::s
   return id;
 }
 
-void Desk::heartbeat(const std::string& token, uint64_t member) {
+void Desk::heartbeat(const std::string& token, uint64_t member, const std::string& metrics) {
   if (!knows(token)) return;
+  std::optional<metrics::Snapshot> news = decoded(metrics);
   const Lock lock(state_->mutex);
   Attendee* attendee = state_->find(member);
   if (attendee == nullptr || attendee->exit_code) return;
   attendee->heard = Clock::now();
+  if (news) state_->counted[member] = {std::move(*news), attendee->heard};
   if (Line* line = state_->line_of(member)) line->heartbeat(attendee->member.rank < 0 ? state_->decision.reason : "");
 }
 
@@ -416,6 +439,17 @@ Snapshot Desk::snapshot() const {
   result.failures = state.failures;
   result.keys = state.values.size();
   return result;
+}
+
+std::vector<MemberMetrics> Desk::counted() const {
+  const State& state = *state_;
+  const Lock lock(state.mutex);
+  const std::string job = job_id(state.options.job + "/" + state.options.token);
+  std::vector<MemberMetrics> all;
+  for (const Attendee& attendee : state.attendees)
+    if (const auto found = state.counted.find(attendee.id); found != state.counted.end())
+      all.push_back({job, attendee.member, found->second.snapshot, seconds_since(found->second.at)});
+  return all;
 }
 
 bool Desk::wait_ended(const Deadline& deadline) const {

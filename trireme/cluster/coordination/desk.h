@@ -12,6 +12,7 @@
 #include <trireme/base/clock.h>
 #include <trireme/base/descriptor.h>
 #include <trireme/cluster/coordination/job.h>
+#include <trireme/cluster/coordination/member_metrics.h>
 #include <trireme/cluster/coordination/membership.h>
 
 namespace trireme::cluster {
@@ -106,7 +107,8 @@ class Desk {
 
   /// The new member's id; 0 when it was refused, and the line closed.
   uint64_t attend(const std::string& token, const Hello& hello, const std::shared_ptr<Line>& line);
-  void heartbeat(const std::string& token, uint64_t member);
+  /// `metrics` is an encoded snapshot, or "": nothing new. One that cannot be read is passed over.
+  void heartbeat(const std::string& token, uint64_t member, const std::string& metrics = "");
   void leave(const std::string& token, uint64_t member, int exit_code, const std::string& reason, int rank,
              int server = -1);
   /// Its stream ended, with or without a goodbye. Needs no token: it comes from the transport.
@@ -128,6 +130,8 @@ class Desk {
   void close();
 
   Snapshot snapshot() const;
+  /// What ranks and servers have said last of what they count, also those that have left.
+  std::vector<MemberMetrics> counted() const;
   bool wait_ended(const Deadline& deadline) const;
   /// What happened since the last call, one sentence each. The descriptor is readable while there is something.
   std::vector<std::string> take_events();

@@ -8,6 +8,7 @@
 #include <trireme/base/process.h>
 #include <trireme/base/watch.h>
 #include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/member_metrics.h>
 #include <trireme/cluster/coordination/reach.h>
 #include <trireme/cluster/coordination/session.h>
 #include <trireme/cluster/coordination/tls.h>
@@ -32,7 +33,8 @@ class Session::State {
   State(SessionOptions options, Member member)
       : options_(std::move(options)),
         member_(std::move(member)),
-        endpoint_(endpoint_of(options_.coordinator, "a coordinator")) {
+        endpoint_(endpoint_of(options_.coordinator, "a coordinator")),
+        news_(options_.counted) {
     if (!options_.tls.empty()) certificates_ = load_certificates(options_.tls, member_.host);
     if (options_.version.empty()) options_.version = library_version();
     const Deadline deadline(options_.timeout);
@@ -111,6 +113,7 @@ class Session::State {
     Lock lock(mutex_);
     if (std::exchange(leaving_, true)) return;
     lock.unlock();
+    send_heartbeat(true);
     stream_->send(std::move(message));
     lock.lock();
     bell_.wait_for(lock, std::min(options_.heartbeat_limit, options_.timeout),
@@ -322,9 +325,13 @@ class Session::State {
   }
 
   void beat() {
-    if (stream_->busy()) return;
+    if (!stream_->busy()) send_heartbeat(false);
+  }
+
+  void send_heartbeat(bool last) {
+    const Lock one_at_a_time(news_mutex_);
     wire::FromMember message;
-    message.mutable_heartbeat();
+    message.mutable_heartbeat()->set_metrics(news_.next(Clock::now(), last));
     stream_->send(std::move(message));
   }
 
@@ -389,6 +396,8 @@ class Session::State {
   Welcome welcome_;      // as member_
   std::string meeting_;  // as member_
   std::unique_ptr<wire::Coordination::Stub> stub_;
+  Mutex news_mutex_;
+  MetricsNews news_ TRIREME_GUARDED_BY(news_mutex_);
 
   mutable Mutex mutex_;
   Condition bell_;

@@ -10,18 +10,21 @@
 #include <trireme/base/clock.h>
 #include <trireme/cluster/coordination/job.h>
 #include <trireme/comm/network/engine.h>
+#include <trireme/metrics/snapshot.h>
 
 namespace trireme::cluster {
 
 struct SessionOptions {
-  std::string coordinator;     // host:port
-  std::string job;             // "": whichever the coordinator serves
-  std::string token;           // the coordinator's
-  std::string tls;             // folder of `trireme tls init`; "": plain
-  Seconds timeout{60};         // to register and get a rank, and of every put()
-  Seconds heartbeat_limit{3};  // silence of the coordinator that counts as its death
-  int interrupt = -1;          // descriptor: when it becomes readable, the constructor stops waiting
-  std::string version;         // to introduce oneself with; "": this library's. For tests
+  std::string coordinator;                       // host:port
+  std::string job;                               // "": whichever the coordinator serves
+  std::string token;                             // the coordinator's
+  std::string tls;                               // folder of `trireme tls init`; "": plain
+  Seconds timeout{60};                           // to register and get a rank, and of every put()
+  Seconds heartbeat_limit{3};                    // silence of the coordinator that counts as its death
+  int interrupt = -1;                            // descriptor: when it becomes readable, the constructor stops waiting
+  std::string version;                           // to introduce oneself with; "": this library's. For tests
+  std::function<metrics::Snapshot()> counted{};  // what heartbeats tell the coordinator; called from the session's
+                                                 // thread, and from leave(). Null: nothing
 };
 
 /// Thread-safe. Destroyed without leave(), it is lost to the others, and the job fails.

@@ -117,7 +117,7 @@ void serve(Desk& desk, const std::string& token, const wire::FromMember& message
   if (message.has_hello() && member == 0) {
     member = desk.attend(token, from_wire(message.hello(), address), line);
   } else if (message.has_heartbeat()) {
-    desk.heartbeat(token, member);
+    desk.heartbeat(token, member, message.heartbeat().metrics());
   } else if (message.has_leave()) {
     desk.leave(token, member, message.leave().exit_code(), message.leave().reason(), message.leave().rank(),
                message.leave().server());

@@ -9,14 +9,18 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <random>
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
+#include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/launching/child.h>
 #include <trireme/cluster/launching/launcher.h>
+#include <trireme/cluster/launching/launcher_metrics.h>
+#include <trireme/cluster/status_door.h>
 
 #include "interruption.h"
 
@@ -116,6 +120,8 @@ class Job {
     for (size_t i = 0; i < options_.servers.size(); i++)
       children_[ranks() + i] = start_child(server(options_.servers[i]));
     for (size_t i = 0; i < ranks(); i++) children_[i] = start_child(rank(static_cast<int>(i)));
+    count_.started.add(static_cast<double>(children_.size()));
+    if (options_.commands.empty() && options_.failed < 0) open_status_door();
     while (anything_open()) {
       if (all_ended() && !std::exchange(drains_, true))
         press_after(end_ ? std::min(kAfterAll, Seconds(*end_ - Clock::now())) : kAfterAll);
@@ -175,6 +181,17 @@ class Job {
     });
   }
 
+  /// Who starts a whole job answers for it; of a part of one, its coordinator knows more.
+  void open_status_door() {
+    const MemberMetrics own{
+        job_id(options_.job), {.kind = Member::agent, .host = own_host_name(), .pid = getpid()}, {}, 0};
+    door_ = std::make_unique<StatusDoor>([this, own] {
+      MemberMetrics now = own;
+      now.snapshot = registry_.snapshot();
+      return std::vector{now};
+    });
+  }
+
   // ---- what happens ----
 
   void wait_for_events() {
@@ -211,6 +228,8 @@ class Job {
     int status = 0;
     if (waitpid(child.pid, &status, WNOHANG) != child.pid) return;
     child.status = status;
+    count_.ended.add();
+    if (status != 0) count_.deaths.add();
     child.ended = seconds_since(begin_);
     child.pressed = asked_;
     kill(-child.pid, SIGKILL);  // whatever it started itself
@@ -438,6 +457,9 @@ class Job {
   bool at_once_ = false;              // they were asked again
   int interrupted_ = 0;
   Clock::time_point interrupted_at_;
+  metrics::Registry registry_;
+  LauncherMetrics count_{registry_};
+  std::unique_ptr<StatusDoor> door_;  // last: its thread uses the registry
 };
 
 /// The servers of this launcher, and how many there are in all.

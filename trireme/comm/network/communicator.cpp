@@ -21,8 +21,10 @@ Started alone(const void* input = nullptr, void* output = nullptr, size_t bytes 
 
 Communicator::Communicator(std::unique_ptr<Transport> transport, Options options)
     : options_(std::move(options)),
-      wire_(std::move(transport), options_.timeout, options_.patience, options_.names, options_.timeout_setting),
-      letters_(wire_, [this] { tell(); }) {
+      wire_(std::move(transport), options_.timeout, options_.patience, options_.names, options_.timeout_setting,
+            WireMetrics(options_.registry, options_.label)),
+      letters_(wire_, [this] { tell(); }),
+      count_(options_.registry, options_.label) {
   for (size_t i = 0; i < kThreads && size() > 1; i++) threads_.emplace_back([this] { work(); });
 }
 
@@ -50,7 +52,7 @@ Started Communicator::enqueue(const Fingerprint& what, Arguments&&... arguments)
   {
     const Lock lock(mutex_);
     if (idle()) busy_since_ = Clock::now();
-    traffic_.bytes += static_cast<double>(operation->bytes());
+    count_.bytes.add(static_cast<double>(operation->bytes()));
     queue_.push_back(std::move(operation));
     post_ahead();
   }
@@ -80,7 +82,7 @@ void Communicator::work() {
     operation.reset();  // before anybody is told: after a failure its messages still point into the caller's memory
     lock.lock();
     active_--;
-    if (idle()) traffic_.seconds += seconds_since(busy_since_);
+    if (idle()) count_.busy_seconds.add(seconds_since(busy_since_));
     if (!error) post_ahead();
     ticket->settle(error);
     tell();
@@ -107,11 +109,14 @@ std::exception_ptr Communicator::complete(Operation& operation) noexcept {
   }
 }
 
-Traffic Communicator::traffic() {
+double Communicator::carried_bytes() {
   const Lock lock(mutex_);
-  Traffic now = traffic_;
-  if (!idle()) now.seconds += seconds_since(busy_since_);
-  return now;
+  return count_.bytes.value();
+}
+
+double Communicator::busy_seconds() {
+  const Lock lock(mutex_);
+  return count_.busy_seconds.value() + (idle() ? 0 : seconds_since(busy_since_));
 }
 
 // ---- the calls ----

@@ -5,6 +5,7 @@
 
 #include <trireme/base/lock.h>
 #include <trireme/comm/communicator.h>
+#include <trireme/comm/network/lane_metrics.h>
 #include <trireme/comm/network/letters.h>
 #include <trireme/comm/network/operation.h>
 #include <trireme/comm/network/transport.h>
@@ -20,12 +21,8 @@ struct Options {
       0.2};  // when the engine reports a lost peer: how long to wait for interrupt() or another operation to say why
   std::vector<int>
       names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, ...
-};
-
-/// What collectives have carried so far.
-struct Traffic {
-  double bytes = 0;    // of the callers' data
-  double seconds = 0;  // in which at least one was under way
+  metrics::Registry* registry = nullptr;  // where it is counted what they carry; null: for carried_bytes() alone
+  std::string label{};                    // this group's there
 };
 
 /// Collectives run on threads of the communicator's own, so what was started moves on while its caller computes.
@@ -64,7 +61,9 @@ class Communicator final : public comm::Communicator {
   void send(const void* data, size_t count, DType type, int to, std::string_view name) override;
   void receive(void* data, size_t count, DType type, int from, std::string_view name) override;
 
-  Traffic traffic();
+  /// Of the callers' data, so far; and the time in which at least one collective was under way. Thread-safe.
+  double carried_bytes();
+  double busy_seconds();
 
   /// `news` is called, from any thread, after something that was started has ended. It must be quick, and call nothing
   /// of this group. Empty: no more.
@@ -99,7 +98,7 @@ class Communicator final : public comm::Communicator {
   std::deque<std::unique_ptr<Operation>> queue_ TRIREME_GUARDED_BY(mutex_);  // those that no thread has taken
   size_t posted_ TRIREME_GUARDED_BY(mutex_) = 0;                             // of the queue
   size_t active_ TRIREME_GUARDED_BY(mutex_) = 0;                             // that a thread has taken
-  Traffic traffic_ TRIREME_GUARDED_BY(mutex_);
+  CollectiveMetrics count_ TRIREME_GUARDED_BY(mutex_);
   Clock::time_point busy_since_ TRIREME_GUARDED_BY(mutex_){};  // while there are operations
   bool stopping_ TRIREME_GUARDED_BY(mutex_) = false;
   std::vector<std::thread> threads_;

@@ -40,14 +40,15 @@ void Rooms::put_back(Room room) {
 }
 
 Wire::Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names,
-           std::string timeout_setting)
+           std::string timeout_setting, WireMetrics count)
     : transport_(std::move(transport)),
       timeout_(timeout),
       patience_(patience),
       timeout_setting_(std::move(timeout_setting)),
       rank_(transport_->rank()),
       size_(transport_->size()),
-      names_(checked(std::move(names), transport_->size())) {}
+      names_(checked(std::move(names), transport_->size())),
+      count_(std::move(count)) {}
 
 /// Runs `action`, which throws what the engine says; the caller hears the cause of the group's failure, or else whom
 /// and what it was about.
@@ -74,6 +75,7 @@ auto Wire::explained(int peer, const Fingerprint& what, const Action& action) {
 std::unique_ptr<Message> Wire::send(const void* data, size_t bytes, int to, uint32_t tag, const Fingerprint& what) {
   return explained(to, what, [&] {
     const Lock lock(posting_);
+    count_.sent_bytes.add(static_cast<double>(bytes));
     return transport_->send(data, bytes, to, tag);
   });
 }
@@ -81,6 +83,7 @@ std::unique_ptr<Message> Wire::send(const void* data, size_t bytes, int to, uint
 std::unique_ptr<Message> Wire::receive(void* data, size_t bytes, int from, uint32_t tag, const Fingerprint& what) {
   return explained(from, what, [&] {
     const Lock lock(posting_);
+    count_.received_bytes.add(static_cast<double>(bytes));
     return transport_->receive(data, bytes, from, tag);
   });
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include <trireme/base/lock.h>
+#include <trireme/comm/network/lane_metrics.h>
 #include <trireme/comm/network/opening.h>
 #include <trireme/comm/network/transport.h>
 
@@ -39,7 +40,7 @@ class Wire {
  public:
   /// `names` are what messages call the ranks; empty: their numbers.
   Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names,
-       std::string timeout_setting);
+       std::string timeout_setting, WireMetrics count);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -72,6 +73,7 @@ class Wire {
   std::vector<int> names_;
   Rooms rooms_;
   Mutex posting_;  // held while the transport takes a message
+  WireMetrics count_ TRIREME_GUARDED_BY(posting_);
   mutable Mutex mutex_;
   Condition failed_;
   std::exception_ptr cause_ TRIREME_GUARDED_BY(mutex_);

@@ -29,7 +29,7 @@ Communicator::Communicator(Spot spot, int rank, int ranks, Options options)
       options_(checked(std::move(options), ranks)),
       areas_(*segment_),
       rounds_(segment_, spot.offset, rank, ranks, options_.timeout, options_.names, options_.timeout_setting,
-              options_.excuse) {
+              options_.excuse, options_.registry) {
   options_.excuse = nullptr;  // it was for the start
   areas_.begin_behind(spot.offset + Rounds::bytes(ranks));
   const size_t stage = options_.stage_bytes;

@@ -16,6 +16,7 @@ struct Options {
   size_t stage_bytes = 1 << 17;  // of one stage, for data that is not in the segment; each rank has a few of them
   std::vector<int> names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, …
   Excuse excuse{};           // while ranks come to the start: see Rounds
+  metrics::Registry* registry = nullptr;  // where waits are counted; null: nowhere
 };
 
 /// Data inside the segment is used where it is, private data goes through the ranks' stages: see collectives.h.

@@ -41,13 +41,14 @@ std::string_view name_of(Kind kind) {
 }
 
 Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout,
-               std::vector<int> names, std::string timeout_setting, const Excuse& excuse)
+               std::vector<int> names, std::string timeout_setting, const Excuse& excuse, metrics::Registry* registry)
     : segment_(std::move(segment)),
       rank_(rank),
       ranks_(ranks),
       timeout_(timeout),
       names_(std::move(names)),
-      timeout_setting_(std::move(timeout_setting)) {
+      timeout_setting_(std::move(timeout_setting)),
+      count_(registry) {
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
   counts_ = reinterpret_cast<uint64_t*>(stations_ + ranks);
   patience_ = patience_for(ranks, usable_cores());

@@ -14,6 +14,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -24,6 +25,7 @@
 #include <trireme/base/clock.h>
 #include <trireme/base/descriptor.h>
 #include <trireme/base/segment.h>
+#include <trireme/metrics/metrics.h>
 #include <trireme/space/dtype.h>
 
 namespace trireme::comm::shm {
@@ -91,6 +93,15 @@ struct alignas(128) Station {      // NOLINT(clang-analyzer-optin.performance.Pa
 enum class Then { work, wait };
 
 using Excuse = std::function<std::exception_ptr(int rank)>;
+/// What a rank counts of its waits.
+struct RoundsMetrics {
+  explicit RoundsMetrics(metrics::Registry* registry)
+      : wait_seconds(registry,
+                     {"wait_seconds", "seconds",
+                      "For other ranks of the machine, after the first 0.1 ms of looking; ranks that outnumber "
+                      "the cores do not look"}) {}
+  metrics::Histogram wait_seconds;
+};
 
 /// This rank's place in the rounds. Not thread-safe. The constructor blocks until all ranks are present.
 class Rounds {
@@ -106,7 +117,8 @@ class Rounds {
   /// `timeout_setting`: what they call the timeout. `excuse` says why a rank that is waited for at the start will not
   /// come; null: it may.
   Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ranks, Seconds timeout,
-         std::vector<int> names = {}, std::string timeout_setting = "", const Excuse& excuse = {});
+         std::vector<int> names = {}, std::string timeout_setting = "", const Excuse& excuse = {},
+         metrics::Registry* registry = nullptr);
   ~Rounds();
 
   int rank() const { return rank_; }
@@ -204,6 +216,7 @@ class Rounds {
   Seconds timeout_;
   std::vector<int> names_;
   std::string timeout_setting_;
+  RoundsMetrics count_;
   Patience patience_;
   std::function<bool()> meanwhile_;
   bool unannounced_ = false;  // sleepers have not been looked for since this rank arrived or finished
@@ -244,7 +257,9 @@ void Rounds::sleep_at(int peer, const Deadline& deadline, const Awake& awake) {
 
 template <class Ready, class What>
 void Rounds::await(int peer, const Ready& ready, const What& what) {
-  const auto between_looks = [this] {
+  std::optional<metrics::Timer> timer;
+  const auto between_looks = [&] {
+    if (!timer) timer.emplace(&count_.wait_seconds);
     announce(Then::work);
     meanwhile();
   };

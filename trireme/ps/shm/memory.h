@@ -44,7 +44,7 @@ struct Line {
   alignas(64) std::atomic<uint32_t> awaited{
       0};  // the worker's: before so many replies were written, in all, it need not be woken
   static constexpr size_t kTexts = 16;
-  alignas(64) std::array<std::array<char, 2048>,
+  alignas(64) std::array<std::array<char, kMostWords>,
                          kTexts> texts;  // of the last errors and status answers, used in turn: Reply::text says which
 };
 

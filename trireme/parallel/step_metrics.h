@@ -1,0 +1,28 @@
+#pragma once
+// What a rank counts of its steps. Written by the thread that calls step(). Without torch.
+#include <trireme/metrics/metrics.h>
+
+namespace trireme {
+
+struct StepMetrics {
+  explicit StepMetrics(metrics::Registry& registry)
+      : updates(&registry, {"updates", "updates", "Of models that this rank took part in"}),
+        micro_batches(&registry, {"micro_batches", "micro-batches", "Forward and backward passes"}),
+        forward_seconds(&registry, {"forward_seconds", "seconds",
+                                    "From the call of step() to its loss, with the wait for leave to begin"}),
+        backward_seconds(&registry, {"backward_seconds", "seconds",
+                                     "Backward passes, with what is exchanged beside them and what the step before has "
+                                     "left on its way"}),
+        exchange_seconds(&registry, {"exchange_seconds", "seconds",
+                                     "From the end of an update's last backward pass to its parameters: reducing, "
+                                     "updating and waiting"}),
+        spans(&registry),
+        timed(registry.timed()) {}
+
+  metrics::Counter updates, micro_batches;
+  metrics::Histogram forward_seconds, backward_seconds, exchange_seconds;
+  metrics::Spans spans;
+  const bool timed;
+};
+
+}  // namespace trireme
