@@ -113,7 +113,7 @@ void Service::show_state(const Incoming& in) {
 
 void Service::take_state(const Incoming& in) {
   const Request& r = in.request;
-  if (!worker_of(in).seen.add(r.id)) return repeated_++, answer(in, {});
+  if (!worker_of(in).seen.add(r.id)) return count_.repeated.add(), answer(in, {});
   if (r.table == kPositionVector) {
     Position position;
     std::memcpy(&position, in.data.data(), sizeof position);
@@ -140,7 +140,7 @@ void Service::show_rows(const Incoming& in) {
 
 void Service::take_rows(const Incoming& in) try {
   const Request& r = in.request;
-  if (!worker_of(in).seen.add(r.id)) return repeated_++, answer(in, {});
+  if (!worker_of(in).seen.add(r.id)) return count_.repeated.add(), answer(in, {});
   SparseTable& table = *tables_[r.table];
   const RowFormat format(job_->tables[r.table]);
   if ((r.flags & kAnew) != 0) table.clear();
