@@ -39,17 +39,26 @@ void Hogwild::ready(size_t bucket) {
 
 void Hogwild::close() {
   if (options_.clip > 0 && clip_here()) update_all();
+  taken_ = false;
 }
 
-ps::Work Hogwild::take(int64_t epoch, int64_t first_step, int64_t pieces) {
+/// Or hears that somebody has asked.
+bool Hogwild::ask_to_stop() {
   if (stop_wanted_) desk().stopped.store(1);
-  stopped_ = desk().stopped.load() != 0;
-  if (stopped_) return {ps::Work::stopped};
+  return stopped_ = desk().stopped.load() != 0;
+}
+
+/// Whoever has taken a piece does it to the end.
+bool Hogwild::begin_step() { return taken_ || !ask_to_stop(); }
+
+ps::Work Hogwild::take(int64_t epoch, int64_t first_step, int64_t pieces) {
+  if (ask_to_stop()) return {ps::Work::stopped};
   for (int64_t seen = desk().next.load();;) {
     const int64_t now = std::max(seen, epoch * Desk::kPieces), piece = now - epoch * Desk::kPieces;
     if (piece >= pieces) return {ps::Work::end};
-    if (desk().next.compare_exchange_weak(seen, now + 1))
-      return {ps::Work::piece, first_step + piece / local_.size(), piece};
+    if (!desk().next.compare_exchange_weak(seen, now + 1)) continue;
+    taken_ = true;
+    return {ps::Work::piece, first_step + piece / local_.size(), piece};
   }
 }
 

@@ -25,6 +25,8 @@ class Hogwild final : public Exchange {
 
  private:
   struct Desk;
+  bool begin_step() override;
+  bool ask_to_stop();
   uint8_t* flags() const override { return flags_.get(); }
   Desk& desk() const;
 
@@ -32,6 +34,7 @@ class Hogwild final : public Exchange {
   comm::shm::SharedBlock parameters_, desk_;
   space::Arena gradients_;
   std::unique_ptr<uint8_t[]> flags_;
+  bool taken_ = false;  // the next step is that of a piece from the desk
 };
 
 }  // namespace trireme::exchange

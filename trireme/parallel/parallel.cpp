@@ -245,15 +245,13 @@ class Parallel::Impl {
   ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) {
     if (stop.load()) exchange_->want_stop();
     const ps::Work work = exchange_->take(epoch, first_step, pieces);
-    taken_ = work.step;
+    if (work.what == ps::Work::piece) clock_ = work.step;
     return work;
   }
 
   World& world() { return world_; }
   const Ties& ties() const { return ties_; }
-  double learning_rate() const {
-    return space::rate_at(options_.schedule, lr_, exchange_->gives_work() ? taken_ : updates_);
-  }
+  double learning_rate() const { return space::rate_at(options_.schedule, lr_, clock_); }
   exchange::Exchange& exchange() const { return *exchange_; }
   void use_loader(const std::shared_ptr<const std::string>& terms) {
     if (!terms || terms == loader_terms_) return;
@@ -508,7 +506,7 @@ class Parallel::Impl {
     while (next_bucket_ < missing_.size()) ready_next();
     exchange_->close();
     if (!options_.overlap_next) exchange_->land();
-    updates_++;
+    updates_++, clock_++;
     cluster::note_update();
     Step done{true, loss_, updates_, false};
     if (exchange_->lockstep())
@@ -542,7 +540,7 @@ class Parallel::Impl {
     lost_ = true;
     if (exchange_->lockstep()) return;
     micro_ = 0;
-    updates_++;
+    updates_++, clock_++;
     complain(number);
   }
 
@@ -600,7 +598,7 @@ class Parallel::Impl {
   exchange::Sign freezing_sign_{}, loader_sign_{};
   std::shared_ptr<const std::string> loader_terms_;  // of the last batch that came from a loader
   int64_t updates_ = 0;
-  int64_t taken_ = 0;  // the step of the piece of work that was taken last
+  int64_t clock_ = 0;  // the step that the next update belongs to: of the piece that was taken for it, or this rank's next
 };
 
 Parallel::Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
