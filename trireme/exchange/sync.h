@@ -57,7 +57,7 @@ struct Sync {
 enum class Rate : uint8_t {
   share,  // the learning rate times the gradient's part of its step's samples: those of a step move the parameters
           // together as far as one update with their mean. The learning rate means the same in every mode
-  full  // the learning rate as it is: N workers move the parameters N times as far in a step
+  full    // the learning rate as it is: N workers move the parameters N times as far in a step
 };
 
 /// "shared", "stale:3", "trylock:0.8", "local:10", "elastic:10,0.3". Throws InvalidArgument with the nearest valid
