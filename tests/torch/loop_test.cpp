@@ -12,18 +12,9 @@ namespace {
 constexpr double kLr = 0.4;
 
 std::vector<Sync> all_modes() {
-  return {Sync::shared,
-          Sync::allreduce,
-          Sync::central,
-          Sync::server,
-          Sync::async,
-          Sync::stale_by(0),
-          Sync::stale_by(2),
-          Sync::trylock_with(1),
-          Sync::round_robin,
-          Sync::hogwild,
-          Sync::local_for(3),
-          Sync::elastic_with(3, 0.3)};
+  return {Sync::shared,      Sync::allreduce,   Sync::central,      Sync::server,
+          Sync::async,       Sync::stale_by(0), Sync::stale_by(2),  Sync::trylock_with(1),
+          Sync::round_robin, Sync::hogwild,     Sync::local_for(3), Sync::elastic_with(3, 0.3)};
 }
 
 struct Net : torch::nn::Module {
@@ -46,9 +37,9 @@ TEST(Loop, TheScheduleGoesOnInEveryMode) {
   for (const Sync& sync : all_modes())
     run(1, sync, [&](World& world) {
       Net net;
-      auto train =
-          parallel(world, net, sgd({.lr = kLr}),
-                   {.sync = sync, .schedule = {.kind = Schedule::cosine, .warmup = kWarmup, .total = kTotal}});
+      auto train = parallel(
+          world, net, sgd({.lr = kLr}),
+          {.exchange = {.sync = sync}, .schedule = {.kind = Schedule::cosine, .warmup = kWarmup, .total = kTotal}});
       double wanted = 0;
       for (int step = 0; step < kTotal; step++) {
         ASSERT_NEAR(train.learning_rate(), rate_of(step, kWarmup, kTotal), 1e-12) << exchange::name_of(sync);

@@ -51,8 +51,8 @@ int measure_step(const std::string& out, const std::string& name, bool alone, co
   size_t bytes = 0;
   {
     ParallelOptions options{.overlap_next = true, .channels_last = format.channels_last};
-    if (guard == "none") options.on_nan = exchange::OnNan::ignore;
-    if (guard == "clip") options.clip = 1e-6;  // below any norm: all of them are scaled
+    if (guard == "none") options.exchange.on_nan = exchange::OnNan::ignore;
+    if (guard == "clip") options.exchange.clip = 1e-6;  // below any norm: all of them are scaled
     auto train = parallel(world, *net, space::momentum({.lr = 0.01, .momentum = 0.9}), options);
     bytes = train.exchange().layout().bytes();
     Clock::time_point start;
