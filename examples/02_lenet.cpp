@@ -16,14 +16,12 @@ int main() {
   torch::manual_seed(1);
   auto net = trireme::models::lenet();  // any torch::nn module of yours
   auto sets = trireme::data::open(world.local(), "synthetic:4000");
-  auto data = trireme::data::Loader(sets.train, world.rank(), world.size(),
-                                    {.batch = 64, .seed = 1});  // global batch; this worker's share
   auto train = trireme::parallel(world, *net, trireme::adam({.lr = 0.002}));
+  auto feed = trireme::data::Feed(train, sets.train, {.batch = 64, .seed = 1});  // 64 samples over all workers
 
   trireme::Step last;
   for (int e = 0; e < 4; e++) {
-    auto epoch = data.epoch(e);
-    for (auto& batch : epoch)
+    for (auto& batch : feed.epoch(e))
       last = train.step(batch, [&] { return torch::cross_entropy_loss(net->forward(batch.x), batch.y); });
     if (world.first()) std::printf("epoch %d: loss %.2f\n", e, last.loss);
   }

@@ -18,15 +18,15 @@ int main() {
   torch::manual_seed(1);
   auto net = trireme::models::lenet();
   auto sets = trireme::data::open(world.local(), "synthetic:4000");
-  auto data = trireme::data::Loader(sets.train, world.rank(), world.size(), {.batch = 64, .seed = 1});
   auto train = trireme::parallel(world, *net, trireme::adam({.lr = 0.002}), {.sync = trireme::Sync::async});
+  auto feed = trireme::data::Feed(train, sets.train, {.batch = 64, .seed = 1});
 
   const auto folder = std::filesystem::temp_directory_path() / "trireme-async";
   std::filesystem::create_directories(folder);
   double loss = 0;
   for (int e = 0; e < 4; e++) {
-    auto epoch = data.epoch(e);
-    for (auto& batch : epoch)  // each worker at its own pace: its gradient is applied when it arrives
+    for (auto& batch :
+         feed.epoch(e))  // each worker at its own pace: it takes what nobody has, and does more if it is fast
       loss = train.step(batch, [&] { return torch::cross_entropy_loss(net->forward(batch.x), batch.y); }).loss;
     train.save((folder / "checkpoint.safetensors")
                    .string());  // all workers meet here, and the servers' parameters are written

@@ -46,16 +46,15 @@ int main(int argc, char** argv) {
   torch::manual_seed(1);
   auto net = trireme::models::lenet();
   auto sets = trireme::data::open(world.local(), "fashion-mnist");
-  auto data = trireme::data::Loader(sets.train, world.rank(), world.size(),
-                                    {.batch = 64 * kEvery, .accumulate = kEvery, .seed = 1});
   auto train = trireme::parallel(world, *net, trireme::adam({.lr = 0.003, .weight_decay = 1e-5}),
-                                 {.sync = trireme::Sync::stale_by(kWindow), .accumulate = kEvery});
+                                 {.exchange = {.sync = trireme::Sync::stale_by(kWindow)}, .accumulate = kEvery});
+  auto feed = trireme::data::Feed(train, sets.train, {.batch = 64 * kEvery, .seed = 1});
   const fs::path folder = fs::temp_directory_path() / "trireme-fashion";
   fs::create_directories(folder);
   std::deque<fs::path> models;
   double score = 0;
   for (int e = 1; e <= epochs; e++) {
-    auto epoch = data.epoch(e);
+    auto epoch = feed.epoch(e);
     for (auto& batch : epoch) {
       const auto step = train.step(batch, [&] { return torch::cross_entropy_loss(net->forward(batch.x), batch.y); });
       if (step.updated && world.first()) draw_bar(e, batch.step + 1, epoch.steps(), step.loss);

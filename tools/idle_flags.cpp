@@ -35,9 +35,14 @@ bool is_images(const std::string& data) {
 bool momentum(const Settings& s) { return s.optimizer == "momentum"; }
 bool adam(const Settings& s) { return is_one_of(s.optimizer, {"adam", "adamw"}); }
 bool adaptive(const Settings& s) { return adam(s) || s.optimizer == "adagrad"; }
-bool drops(const Settings& s) { return s.options.schedule == "step"; }
+bool drops(const Settings& s) { return s.schedule == "step"; }
+bool cosine(const Settings& s) { return s.schedule == "cosine"; }
 bool table(const Settings& s) { return !is_images(s.options.data); }
 bool grows_stale(const Settings& s) { return is_one_of(stem(s.sync), {"async", "stale", "trylock", "round-robin"}); }
+bool compensated(const Settings& s) { return grows_stale(s) && s.stale == "compensated"; }
+bool on_servers(const Settings& s) {
+  return is_one_of(stem(s.sync), {"server", "async", "stale", "trylock", "round-robin", "local", "elastic"});
+}
 bool in_buckets(const Settings& s) {
   return is_one_of(stem(s.sync), {"shared", "allreduce", "server", "async", "stale", "round-robin"});
 }
@@ -54,8 +59,11 @@ constexpr Rule kRules[] = {
     {"--epsilon", "--optimizer", "adagrad, adam and adamw", adaptive},
     {"--step-epochs", "--schedule", "step", drops},
     {"--gamma", "--schedule", "step", drops},
+    {"--floor", "--schedule", "cosine", cosine},
     {"--label", "--data", "CSV files, whose columns have names", table},
     {"--stale-gradients", "--sync", "async, stale:S, trylock:P and round-robin", grows_stale},
+    {"--lambda", "--stale-gradients", "compensated", compensated},
+    {"--chunk-bytes", "--sync", "modes with parameter servers", on_servers},
     {"--overlap", "--sync", "shared, allreduce, server, async, stale:S and round-robin", in_buckets},
     {"--memory-format", "MODEL", "models with convolutions", convolutions},
     {"--remote", "--hosts", "", on_hosts},
@@ -68,8 +76,9 @@ constexpr Rule kRules[] = {
 
 std::string value_of(const std::string& decider, const Settings& s) {
   if (decider == "--optimizer") return s.optimizer;
-  if (decider == "--schedule") return s.options.schedule;
+  if (decider == "--schedule") return s.schedule;
   if (decider == "--data") return s.options.data;
+  if (decider == "--stale-gradients") return s.stale;
   if (decider == "--sync") return s.sync;
   return s.options.model;
 }

@@ -35,6 +35,7 @@ CLI::Validator whole_number(long long least) {
 
 void add_flags(CLI::App& app, TrainSettings& s) {
   train::Options& o = s.options;
+  exchange::Options& x = o.parallel.exchange;
   app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->always_capture_default();
   app.add_option("MODEL", o.model,
                  "A model (`trireme models` lists them), or a recipe FILE.toml with these flags as keys")
@@ -64,11 +65,13 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--beta2", o.optimizer.beta2, "For adam and adamw");
   app.add_option("--epsilon", o.optimizer.epsilon, "For adagrad, adam and adamw (default: libtorch's)");
   app.add_option("--weight-decay", o.optimizer.weight_decay, "L2 term; decoupled in adamw");
-  app.add_option("--schedule", o.schedule, "Of the learning rate: " + join_names(space::schedule_names()));
-  app.add_option("--warmup", o.warmup, "Updates over which the learning rate rises to --lr")->check(whole_number(0));
+  app.add_option("--schedule", s.schedule, "Of the learning rate: " + join_names(space::schedule_names()));
+  app.add_option("--warmup", o.parallel.schedule.warmup, "Updates over which the learning rate rises to --lr")
+      ->check(whole_number(0));
   app.add_option("--step-epochs", o.step_epochs, "Schedule step: epochs between drops");
-  app.add_option("--gamma", o.gamma, "Schedule step: factor of each drop");
-  app.add_option("--accumulate", o.accumulate,
+  app.add_option("--floor", o.parallel.schedule.floor, "Schedule cosine: where it ends, as a part of --lr");
+  app.add_option("--gamma", o.parallel.schedule.gamma, "Schedule step: factor of each drop");
+  app.add_option("--accumulate", o.parallel.accumulate,
                  "Micro-batches per update: less memory, the same result up to rounding, one exchange")
       ->check(whole_number(1));
   app.add_option("--sync", s.sync,
@@ -86,7 +89,10 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option(
       "--stale-gradients", s.stale,
       "Servers: what a gradient counts that was computed with old parameters: " + join_names(ps::stale_names()));
-  app.add_option("--clip", o.clip,
+  app.add_option("--lambda", x.lambda, "Servers, --stale-gradients compensated: the weight of the correction");
+  app.add_option("--chunk-bytes", x.chunk_bytes, "Servers: the largest part of a bucket that one of them keeps")
+      ->check(whole_number(1));
+  app.add_option("--clip", x.clip,
                  "Scale gradients down to this norm, as torch's clip_grad_norm_ does; 0: do not. Where all workers "
                  "update together it is the norm of "
                  "their mean gradient, otherwise that of each worker's own");
@@ -99,15 +105,18 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--seed", o.seed,
                  "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")
       ->check(whole_number(0));
+  app.add_flag("--shuffle,!--no-shuffle", o.shuffle, "Another order of the training set in every epoch");
   app.add_option("--loss", s.loss, "One of: " + join_names(train::loss_names()));
   app.add_option("--dtype", o.dtype, "f32 or f64");
   app.add_option(
       "--memory-format", s.memory_format,
       "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
-  app.add_option("--bucket-bytes", o.bucket_bytes, "Gradients travel in buckets of about this size")
+  app.add_option("--bucket-bytes", x.bucket_bytes, "Gradients travel in buckets of about this size")
       ->check(whole_number(1));
-  app.add_flag("--overlap,!--no-overlap", o.overlap, "Reduce complete buckets while the backward pass goes on");
-  app.add_flag("--sync-batch-norm,!--no-sync-batch-norm", o.sync_batch_norm,
+  app.add_flag("--overlap,!--no-overlap", x.overlap, "Reduce complete buckets while the backward pass goes on");
+  app.add_flag("--overlap-next,!--no-overlap-next", o.parallel.overlap_next,
+               "Begin the next forward pass when the first parameters are there; off with --no-overlap");
+  app.add_flag("--sync-batch-norm,!--no-sync-batch-norm", o.parallel.sync_batch_norm,
                "Batch norm with the statistics of the whole batch, as one worker would have them; otherwise each uses "
                "its own share's");
   app.add_option("--threads", s.threads, "Compute threads per worker")->check(whole_number(1));
@@ -183,6 +192,7 @@ void check_engine(const std::string& name) {
 
 CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::string& name) {
   settings.options.optimizer.lr = 0.05;
+  settings.options.parallel.overlap_next = true;
   settings.options.cache = cluster::cache_file("choices.json");
   CLI::App* command =
       app.add_subcommand(name, "Train a model, one process per worker, on this machine or on several hosts");
@@ -193,16 +203,19 @@ CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::str
 void resolve(TrainSettings& settings, const cluster::Place& place) {
   train::Options& o = settings.options;
   o.optimizer.kind = space::optimizer_named(settings.optimizer);
-  o.sync = exchange::sync_named(settings.sync);
-  o.rate = exchange::rate_named(settings.rate);
-  o.stale = ps::stale_named(settings.stale);
-  o.on_nan = exchange::on_nan_named(settings.on_nan);
+  exchange::Options& x = o.parallel.exchange;
+  x.sync = exchange::sync_named(settings.sync);
+  x.rate = exchange::rate_named(settings.rate);
+  x.stale = ps::stale_named(settings.stale);
+  x.on_nan = exchange::on_nan_named(settings.on_nan);
+  o.parallel.schedule.kind = space::schedule_named(settings.schedule);
+  o.parallel.overlap_next = o.parallel.overlap_next && x.overlap;
   if (settings.mean != "weighted" && settings.mean != "plain")
     fail<InvalidArgument>("unknown --mean '{}': weighted or plain", settings.mean);
   o.plain_mean = settings.mean == "plain";
   read_straggler(settings);
-  if (settings.servers == 0 && o.sync.needs_servers()) settings.servers = 1;
-  if (settings.servers > 0 && !o.sync.takes_servers())
+  if (settings.servers == 0 && x.sync.needs_servers()) settings.servers = 1;
+  if (settings.servers > 0 && !x.sync.takes_servers())
     fail<InvalidArgument>(
         "--servers {} but sync '{}' has no use for parameter servers; modes that have: server, async, stale:S, "
         "trylock:P, round-robin, local:K, elastic:K,RHO",
@@ -211,7 +224,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   o.loss = train::loss_named(settings.loss);
   train::check(o);
   models::check_name(o.model);
-  if (o.sync_batch_norm && !models::has_batch_norm(o.model))
+  if (o.parallel.sync_batch_norm && !models::has_batch_norm(o.model))
     fail<InvalidArgument>("--sync-batch-norm, but there is no batch norm in {}; leave it out, or train lenet-bn",
                           o.model);
   data::check_exists(o.data);

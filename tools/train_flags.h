@@ -18,8 +18,9 @@ struct TrainSettings {
   int threads = 1;
   double timeout = 60;
   std::string normalize;  // "": as for the data
-  std::string optimizer = "momentum", sync = "shared", rate = "share", stale = "full", mean = "weighted", straggler,
-              memory_format = "auto", loss = "auto", progress = "auto", engine = "auto", on_nan = "stop";
+  std::string optimizer = "momentum", schedule = "constant", sync = "shared", rate = "share", stale = "full",
+              mean = "weighted", straggler, memory_format = "auto", loss = "auto", progress = "auto", engine = "auto",
+              on_nan = "stop";
   bool quiet_report = false;  // nobody is told where the report is, as whoever asked for it reads it and removes it
   HostsFlags hosts;
 };

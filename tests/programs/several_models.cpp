@@ -77,8 +77,7 @@ void plain_step(torch::optim::Optimizer& optimizer, const torch::Tensor& loss) {
 }
 
 trireme::ParallelOptions options_for(const std::string& mode) {
-  return {.sync = trireme::exchange::sync_named(mode),
-          .bucket_bytes = 256,
+  return {.exchange = {.sync = trireme::exchange::sync_named(mode), .bucket_bytes = 256},
           .overlap_next = mode.starts_with("server") || mode == "shared"};
 }
 

@@ -45,15 +45,16 @@ struct Case {
 TEST(Agreement, SettingsOfTheTraining) {
   const auto net_of = [] { return models::mlp({4, 3, 2}); };
   const Case cases[] = {
-      {{"settings differ", "sync: ", "rank 0 has 'shared', rank 1 has 'allreduce'"}, {.sync = Sync::allreduce}},
-      {{"sync: ", "rank 1 has 'hogwild'"}, {.sync = Sync::hogwild}},
-      {{"sync: ", "rank 1 has 'local:3'"}, {.sync = exchange::Sync::local_for(3)}},
-      {{"sync: ", "rank 1 has 'async'"}, {.sync = Sync::async}},
+      {{"settings differ", "sync: ", "rank 0 has 'shared', rank 1 has 'allreduce'"},
+       {.exchange = {.sync = Sync::allreduce}}},
+      {{"sync: ", "rank 1 has 'hogwild'"}, {.exchange = {.sync = Sync::hogwild}}},
+      {{"sync: ", "rank 1 has 'local:3'"}, {.exchange = {.sync = exchange::Sync::local_for(3)}}},
+      {{"sync: ", "rank 1 has 'async'"}, {.exchange = {.sync = Sync::async}}},
       {{"accumulate: rank 0 has '1', rank 1 has '2'"}, {.accumulate = 2}},
       {{"schedule: rank 0 has 'constant', rank 1 has 'cosine'"}, {.schedule = {.kind = Schedule::cosine, .total = 10}}},
       {{"warmup: rank 0 has '0', rank 1 has '5'"}, {.schedule = {.warmup = 5}}},
-      {{"bucket_bytes: rank 0 has '1048576', rank 1 has '1000'"}, {.bucket_bytes = 1000}},
-      {{"clip: rank 0 has '0', rank 1 has '1.5'"}, {.clip = 1.5}},
+      {{"bucket_bytes: rank 0 has '1048576', rank 1 has '1000'"}, {.exchange = {.bucket_bytes = 1000}}},
+      {{"clip: rank 0 has '0', rank 1 has '1.5'"}, {.exchange = {.clip = 1.5}}},
   };
   for (const Case& c : cases)
     expect_mismatch(2, 0, c.words, [&](World& world) {
@@ -75,7 +76,8 @@ TEST(Agreement, TheSameSettingOfEveryMode) {
 TEST(Agreement, WhoHasAnOptimizerAndWhoHasNot) {
   expect_mismatch(2, 0, {"optimizer: rank 0 has 'one of the user's own', rank 1 has 'sgd'"}, [](World& world) {
     auto net = models::linear(2, 1);
-    Parallel train(world, *net, world.first() ? std::nullopt : std::optional(sgd()), {.sync = Sync::allreduce});
+    Parallel train(world, *net, world.first() ? std::nullopt : std::optional(sgd()),
+                   {.exchange = {.sync = Sync::allreduce}});
   });
 }
 
@@ -101,7 +103,8 @@ TEST_P(FrozenLater, IsNoticedInThatStep) {
         {"frozen parameters differ", "requires_grad of 1.bias: rank 0 has 'true', rank 1 has 'false (frozen)'"},
         [&](World& world) {
           auto net = models::mlp({4, 3, 2});
-          auto train = parallel(world, *net, sgd(), {.sync = exchange::sync_named(sync), .overlap_next = overlap_next});
+          auto train = parallel(world, *net, sgd(),
+                                {.exchange = {.sync = exchange::sync_named(sync)}, .overlap_next = overlap_next});
           for (int i = 0; i < 10; i++) {
             if (i == 5 && world.rank() == 1) net->named_parameters()["1.bias"].requires_grad_(false);
             train.step([&] { return net->forward(torch::ones({1, 4})).sum(); });
@@ -138,12 +141,10 @@ TEST(Agreement, WhatMayDifferByRank) {
   test::run_ranks(2, [](World& world) {
     auto net = models::mlp({784, 3, 10});
     const auto other = [&](auto a, auto b) { return world.first() ? a : b; };
-    auto train = parallel(world, *net,
-                          sgd({.momentum = other(0.9, 0.8), .beta1 = other(0.9, 0.7), .epsilon = other(1e-8, 1e-7)}),
-                          {.overlap = other(true, false),
-                           .overlap_next = other(false, true),
-                           .lambda = other(0.04, 0.1),
-                           .seed = other(1u, 2u)});
+    auto train = parallel(
+        world, *net, sgd({.momentum = other(0.9, 0.8), .beta1 = other(0.9, 0.7), .epsilon = other(1e-8, 1e-7)}),
+        {.exchange = {.overlap = other(true, false), .lambda = other(0.04, 0.1), .seed = other(1u, 2u)},
+         .overlap_next = other(false, true)});
     const auto sets = data::open(world.local(), "synthetic:64");
     const data::Loader loader(sets.train, world.rank(), 2, {.batch = 16, .ahead = other(8u, 2u)});
     auto epoch = loader.epoch(0);

@@ -178,8 +178,10 @@ TEST(SyncBatchNorm, EqualsOneProcess) {
     const State reference = alone(c);
     for (const int ranks : {1, 2, 3}) {
       SCOPED_TRACE(c.name + ", ranks " + std::to_string(ranks));
-      expect_equal(together(ranks, c, {.bucket_bytes = 64, .sync_batch_norm = true}, even(ranks)), reference);
-      expect_equal(together(ranks, c, {.bucket_bytes = 64, .sync_batch_norm = true}, uneven(ranks)), reference);
+      expect_equal(together(ranks, c, {.exchange = {.bucket_bytes = 64}, .sync_batch_norm = true}, even(ranks)),
+                   reference);
+      expect_equal(together(ranks, c, {.exchange = {.bucket_bytes = 64}, .sync_batch_norm = true}, uneven(ranks)),
+                   reference);
     }
   }
 }
@@ -189,9 +191,11 @@ TEST(SyncBatchNorm, InEveryModeOfRanksInLockstep) {
   for (const Sync sync : {Sync::shared, Sync::allreduce, Sync::central})
     for (const bool overlap : {false, true}) {
       SCOPED_TRACE(exchange::name_of(sync));
-      expect_equal(together(3, kCases[1],
-                            {.sync = sync, .bucket_bytes = 1, .overlap = overlap, .sync_batch_norm = true}, uneven(3)),
-                   reference);
+      expect_equal(
+          together(3, kCases[1],
+                   {.exchange = {.sync = sync, .bucket_bytes = 1, .overlap = overlap}, .sync_batch_norm = true},
+                   uneven(3)),
+          reference);
     }
 }
 
@@ -273,7 +277,8 @@ TEST(SyncBatchNorm, ManyBucketsAndLayers) {
   for (const Sync sync : {Sync::shared, Sync::allreduce})
     test::run_ranks(3, [&](World& world) {
       auto net = make();
-      auto train = parallel(world, *net, sgd({.lr = 0.01}), {.sync = sync, .bucket_bytes = 1, .sync_batch_norm = true});
+      auto train = parallel(world, *net, sgd({.lr = 0.01}),
+                            {.exchange = {.sync = sync, .bucket_bytes = 1}, .sync_batch_norm = true});
       const int64_t from = world.rank() * 3, to = world.rank() == 2 ? 10 : from + 3;
       for (int step = 0; step < 5; step++)
         train.step(static_cast<double>(to - from) / 10,
@@ -300,7 +305,7 @@ TEST(SyncBatchNorm, WhatCannotWorkIsRefused) {
         [&] {
           test::run_ranks(1, [&](World& world) {
             nn::Sequential net(nn::BatchNorm1d(3));
-            parallel(world, *net, sgd({.lr = 0.1}), {.sync = sync, .sync_batch_norm = true});
+            parallel(world, *net, sgd({.lr = 0.1}), {.exchange = {.sync = sync}, .sync_batch_norm = true});
           });
         },
         "each goes at its own pace");

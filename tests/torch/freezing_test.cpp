@@ -83,10 +83,9 @@ TEST_P(Freezing, FollowsOneProcess) {
     for (const bool inside : {false, true})  // of the loss
       test::run_job(mode.ranks, mode.servers, [&](World& world) {
         Net net;
-        const ParallelOptions options{.sync = exchange::sync_named(mode.sync),
-                                      .accumulate = accumulate,
-                                      .bucket_bytes = 100'000,
-                                      .overlap = overlap};
+        const ParallelOptions options{
+            .exchange = {.sync = exchange::sync_named(mode.sync), .bucket_bytes = 100'000, .overlap = overlap},
+            .accumulate = accumulate};
         Parallel train(world, net,
                        mode.optimizer ? std::nullopt : std::optional(adam({.lr = 0.01, .weight_decay = 0.1})), options);
         const auto own = mode.optimizer ? adam_of(net) : nullptr;

@@ -63,14 +63,14 @@ void train_part(const Group& group, int part, const ParallelOptions& options) {
 TEST(Groups, EachTrainsItsOwnModel) {
   for (const char* mode : {"shared", "allreduce", "central"})
     test::run_ranks(4, [&](World& world) {
-      train_part(world.split(world.rank() % 2), world.rank() % 2, {.sync = exchange::sync_named(mode)});
+      train_part(world.split(world.rank() % 2), world.rank() % 2, {.exchange = {.sync = exchange::sync_named(mode)}});
     });
 }
 
 TEST(Groups, AnAxisOfAMeshTrainsTogether) {
   test::run_ranks(4, [&](World& world) {
     const Mesh mesh = world.mesh({{"data", 2}, {"tensor", 2}});
-    train_part(mesh.group("data"), mesh.coordinate("tensor"), {.bucket_bytes = 64, .overlap_next = true});
+    train_part(mesh.group("data"), mesh.coordinate("tensor"), {.exchange = {.bucket_bytes = 64}, .overlap_next = true});
     world.comm().barrier("the world is of use, too");
   });
 }

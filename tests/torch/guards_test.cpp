@@ -162,8 +162,9 @@ TEST(Clip, EqualsTorchWhereRanksUpdateTogether) {
           const std::string where = fmt::format("{} {} {} ranks", c.name, exchange::name_of(sync), ranks);
           expect_all_well(run(ranks, sync, [&](World& world) {
             Net net;
-            auto train = parallel(world, net, c.ours,
-                                  {.sync = sync, .bucket_bytes = 600, .overlap_next = overlap_next, .clip = kClip});
+            auto train = parallel(
+                world, net, c.ours,
+                {.exchange = {.sync = sync, .bucket_bytes = 600, .clip = kClip}, .overlap_next = overlap_next});
             const Share share = share_of(world.rank(), ranks);
             for (int step = 0; step < kSteps; step++)
               train.step(share.weight(), [&] { return loss_of(net, step, share.begin, share.end); });
@@ -180,7 +181,7 @@ TEST(Clip, CountsTheSumOfMicroBatches) {
   for (const Sync& sync : lockstep_modes())
     expect_all_well(run(2, sync, [&](World& world) {
       Net net;
-      auto train = parallel(world, net, c.ours, {.sync = sync, .accumulate = 3, .clip = kClip});
+      auto train = parallel(world, net, c.ours, {.exchange = {.sync = sync, .clip = kClip}, .accumulate = 3});
       for (int step = 0; step < kSteps; step++)
         for (int micro = 0; micro < 3; micro++) {
           const int begin = (world.rank() * 3 + micro) * 2;
@@ -201,7 +202,6 @@ TEST(Clip, EqualsTorchWhereAGradientIsAppliedByItself) {
         Net net;
         auto train = parallel(world, net, c.ours, {.sync = sync, .bucket_bytes = 600, .clip = kClip});
         for (int step = 0; step < kSteps; step++) {
-          if (train.gives_work()) train.take(0, 0, kSteps);
           train.step([&] { return loss_of(net, step, 0, kRows); });
         }
         expect_near(net, wanted, c.name + " " + exchange::name_of(sync));
@@ -303,8 +303,9 @@ TEST(OnNan, EveryRankHearsWhoseLossItWas) {
     const int culprit = t.ranks - 1;
     const auto outcomes = run(t.ranks, t.sync, [&](World& world) {
       Net net;
-      auto train = parallel(world, net, momentum({.lr = kRate}),
-                            {.sync = t.sync, .bucket_bytes = 600, .overlap_next = t.overlap_next, .clip = t.clip});
+      auto train =
+          parallel(world, net, momentum({.lr = kRate}),
+                   {.exchange = {.sync = t.sync, .bucket_bytes = 600, .clip = t.clip}, .overlap_next = t.overlap_next});
       const Share share = share_of(world.rank(), t.ranks);
       const auto step = [&](int number, bool bad) {
         return train.step(share.weight(), [&] {
@@ -340,8 +341,9 @@ TEST(OnNan, EveryRankHearsWhoseGradientItWas) {
     const int culprit = t.ranks / 2;
     const auto outcomes = run(t.ranks, t.sync, [&](World& world) {
       Net net;
-      auto train = parallel(world, net, momentum({.lr = kRate}),
-                            {.sync = t.sync, .bucket_bytes = 600, .overlap_next = t.overlap_next, .clip = t.clip});
+      auto train =
+          parallel(world, net, momentum({.lr = kRate}),
+                   {.exchange = {.sync = t.sync, .bucket_bytes = 600, .clip = t.clip}, .overlap_next = t.overlap_next});
       const Share share = share_of(world.rank(), t.ranks);
       const auto step = [&](int number, bool bad) {
         return train.step(share.weight(), [&] {
@@ -427,7 +429,6 @@ TEST(OnNan, ARankOnItsOwnSaysItBeforeOthersSeeIt) {
           auto train = parallel(world, net, sgd({.lr = kRate}), {.sync = sync, .bucket_bytes = 600, .clip = clip});
           try {
             for (int step = 0; step < 6; step++) {
-              if (train.gives_work()) train.take(0, 0, 1000);
               const bool bad = step == 2 && world.rank() == 1;
               train.step([&] {
                 const auto loss = loss_of(net, step, 0, kRows);
@@ -457,7 +458,6 @@ TEST(OnNan, IgnoredItGoesOn) {
       expect_all_well(run(2, sync, [&](World& world) {
         Net net;
         auto train = parallel(world, net, sgd({.lr = kRate}), {.sync = sync, .clip = clip, .on_nan = OnNan::ignore});
-        if (train.gives_work()) train.take(0, 0, 1000);
         const Step step = train.step([&] { return loss_of(net, 1, 0, kRows) * no_number(); });
         EXPECT_TRUE(std::isnan(step.loss));
         train.settled([&] {

@@ -56,8 +56,9 @@ Ended run(const exchange::Sync& sync, int ranks, int servers, const std::vector<
   run_job(ranks, servers, [&](World& world) {
     const auto mine = static_cast<size_t>(world.rank());
     const auto net = net_of(kept == nullptr ? 1 : 2);
-    Parallel parallel(world, *net, space::adam({.lr = 0.05}),
-                      {.sync = sync, .schedule = {.kind = space::Schedule::step, .step_size = 3, .gamma = 0.5}});
+    Parallel parallel(
+        world, *net, space::adam({.lr = 0.05}),
+        {.exchange = {.sync = sync}, .schedule = {.kind = space::Schedule::step, .step_size = 3, .gamma = 0.5}});
     if (kept != nullptr) {
       state::Image image = (*kept)[mine];
       parallel.restore(image);

@@ -102,8 +102,8 @@ TEST_P(Parity, EqualsOneProcess) {
   const auto make = [] { return small_net(torch::kFloat64); };
   const Trace alone = train_alone(make(), torch::kFloat64);
   // 16 samples over 4 ranks leave no room for 5 micro-batches: accumulate is at most 4.
-  const Trace together =
-      train_together(ranks, make, torch::kFloat64, {.sync = sync, .accumulate = accumulate, .bucket_bytes = 4096});
+  const Trace together = train_together(ranks, make, torch::kFloat64,
+                                        {.exchange = {.sync = sync, .bucket_bytes = 4096}, .accumulate = accumulate});
   ASSERT_EQ(together.losses.size(), alone.losses.size());
   EXPECT_LT(distance(alone, together), 1e-9);
   for (size_t i = 0; i < alone.losses.size(); i++) EXPECT_NEAR(alone.losses[i], together.losses[i], 1e-9);

@@ -60,7 +60,8 @@ torch::Tensor take_turns(const Weights& weights, const space::UpdaterOptions& op
   const int ranks = static_cast<int>(weights.size()), micros = static_cast<int>(weights[0].size());
   test::run_ranks(ranks, [&](World& world) {
     Net net;
-    auto train = parallel(world, net, optimizer, {.sync = Sync::hogwild, .rate = rate, .accumulate = micros});
+    auto train =
+        parallel(world, net, optimizer, {.exchange = {.sync = Sync::hogwild, .rate = rate}, .accumulate = micros});
     for (int step = 0; step < kSteps; step++)
       for (int turn = 0; turn < ranks; turn++) {
         for (int micro = 0; turn == world.rank() && micro < micros; micro++)

@@ -77,8 +77,8 @@ int measure_guards(const std::string& out, const std::string& name, int turns) {
   std::deque<std::unique_ptr<Parallel>> trained;
   for (const char* guard : kGuards) {
     ParallelOptions options;
-    if (guard == std::string("none")) options.on_nan = exchange::OnNan::ignore;
-    if (guard == std::string("clip")) options.clip = 1e-6;  // below any norm: all of them are scaled
+    if (guard == std::string("none")) options.exchange.on_nan = exchange::OnNan::ignore;
+    if (guard == std::string("clip")) options.exchange.clip = 1e-6;  // below any norm: all of them are scaled
     trained.push_back(subjects.emplace_back(world, name, c).prepare(world, options));
   }
   std::ofstream file;

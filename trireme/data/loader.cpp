@@ -1,5 +1,8 @@
 #include <torch/types.h>
 
+#include <algorithm>
+
+#include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/data/loader.h>
 #include <trireme/exchange/terms.h>
@@ -52,25 +55,55 @@ Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t 
   return batch;
 }
 
-Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>& order, size_t step, int rank,
-                int micro, torch::Dtype dtype) {
-  const Piece piece = piece_of(cut, step, rank, micro);
-  Batch batch = make_batch(set, order, piece.begin, piece.end, dtype);
-  batch.weight = piece.weight;
+Stock::Stock(Dataset dataset, int ranks, const LoaderOptions& wanted)
+    : set(std::move(dataset)),
+      options(wanted),
+      cut{set.count, wanted.batch, ranks, wanted.accumulate == 0 ? 1 : wanted.accumulate} {
+  check(cut, set.name);
+  // Each rank takes its part of an order that all find for themselves: other terms, and samples would be missing or
+  // come twice.
+  exchange::Terms lines;
+  lines.add("samples", set.count)
+      .add("batch", cut.batch)
+      .add("ranks", ranks)
+      .add("accumulate of the loader", cut.accumulate);
+  lines.add("seed of the loader", options.shuffle ? fmt::format("{}", options.seed) : "not shuffled");
+  terms = std::make_shared<const std::string>(lines.text());
+}
+
+Batch Stock::batch(const std::vector<uint32_t>& order, int64_t piece, int micro) const {
+  const auto step = static_cast<size_t>(piece / cut.ranks);
+  const Piece part = piece_of(cut, step, static_cast<int>(piece % cut.ranks), micro);
+  Batch batch = make_batch(set, order, part.begin, part.end, options.dtype);
+  batch.weight = part.weight;
   batch.step = step;
+  batch.piece = piece;
   batch.micro = micro;
+  batch.terms = terms;
   return batch;
 }
 
-Epoch::Epoch(const Dataset& set, const Cut& cut, int rank, int64_t number, const LoaderOptions& options,
-             std::shared_ptr<const std::string> terms)
-    : set_(set),
-      cut_(cut),
-      rank_(rank),
+Epoch::Epoch(const Stock& stock, exchange::WorkSource& source, int64_t number, size_t most_steps)
+    : Epoch(stock, &source, nullptr, number, most_steps) {}
+
+Epoch::Epoch(const Stock& stock, int rank, int64_t number)
+    : Epoch(stock, nullptr, std::make_unique<exchange::OwnShare>(rank, stock.cut.ranks, stock.cut.accumulate), number,
+            stock.cut.steps()) {}
+
+Epoch::Epoch(const Stock& stock, exchange::WorkSource* source, std::unique_ptr<exchange::WorkSource> own,
+             int64_t number, size_t most_steps)
+    : stock_(stock),
+      own_(std::move(own)),
+      source_(own_ ? *own_ : *source),
       number_(number),
-      options_(options),
-      terms_(std::move(terms)),
-      producer_([this] { produce(); }) {}
+      steps_(std::min(most_steps, stock.cut.steps())),
+      pieces_(static_cast<int64_t>(steps_) * stock.cut.ranks),
+      aim_(source_.rank()),
+      stride_(stock.cut.ranks),
+      limit_(stock.options.ahead) {
+  source_.begin(number * static_cast<int64_t>(stock.cut.steps()), static_cast<int64_t>(steps_));
+  producer_ = std::thread([this] { produce(); });
+}
 
 Epoch::~Epoch() {
   {
@@ -81,63 +114,130 @@ Epoch::~Epoch() {
   producer_.join();
 }
 
+// ---- the producer ----
+
 void Epoch::produce() {
   name_thread("trireme-load");
   try {
-    const auto order = epoch_order(set_.count, options_.seed, number_, options_.shuffle);
-    for (size_t step = 0; step < cut_.steps(); step++)
-      for (int micro = 0; micro < cut_.accumulate; micro++) {
-        Batch batch = cut_batch(set_, cut_, order, step, rank_, micro, options_.dtype);
-        batch.terms = terms_;
-        Lock lock(mutex_);
-        if (ready_.size() >= options_.ahead) {  // sleep until half of it is used: a wake-up costs more than a batch
-          producer_waits_ = true;
-          changed_.wait(lock,
-                        [this]() TRIREME_REQUIRES(mutex_) { return stop_ || ready_.size() <= options_.ahead / 2; });
-          producer_waits_ = false;
-        }
-        if (stop_) return;
-        ready_.push_back(std::move(batch));
-        if (consumer_waits_) changed_.notify_all();
-      }
+    order_ = stock_.order(number_);
+    Lock lock(mutex_);
+    ordered_ = true;
+    changed_.notify_all();
+    while (!stop_) {
+      if (aim_ < pieces_)
+        produce_piece(lock);
+      else
+        rest(lock, [this]() TRIREME_REQUIRES(mutex_) { return aim_ < pieces_; });
+    }
   } catch (...) {
     const Lock lock(mutex_);
     error_ = std::current_exception();
+    changed_.notify_all();
   }
-  const Lock lock(mutex_);
-  finished_ = true;
-  changed_.notify_all();
 }
 
+template <class Until>
+void Epoch::rest(Lock& lock, const Until& until) {
+  producer_waits_ = true;
+  changed_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return stop_ || until(); });
+  producer_waits_ = false;
+}
+
+void Epoch::produce_piece(Lock& lock) {
+  const size_t guess = guess_;
+  const int64_t piece = making_ = aim_;
+  aim_ += stride_;
+  for (int micro = 0; micro < stock_.cut.accumulate; micro++) {
+    Batch batch;
+    {
+      const Unlocked unlocked(mutex_);
+      batch = stock_.batch(order_, piece, micro);
+    }
+    // Sleep until half of it is used: a wake-up costs more than a batch.
+    if (ready_.size() >= limit_)
+      rest(lock, [&]() TRIREME_REQUIRES(mutex_) { return guess != guess_ || ready_.size() <= limit_ / 2; });
+    if (stop_ || guess != guess_) return;
+    ready_.push_back(std::move(batch));
+    if (consumer_waits_) changed_.notify_all();
+  }
+  making_ = kNone;
+}
+
+// ---- the consumer ----
+
 bool Epoch::next(Batch& batch) {
-  Lock lock(mutex_);
-  if (ready_.empty() && !finished_) {
-    consumer_waits_ = true;
-    changed_.wait(lock, [this]() TRIREME_REQUIRES(mutex_) { return finished_ || !ready_.empty(); });
-    consumer_waits_ = false;
+  if (micro_ == 0 && !take_piece()) return false;
+  if (made_here_) {
+    batch = stock_.batch(order_, taken_, micro_);
+  } else {
+    Lock lock(mutex_);
+    await(lock, [this]() TRIREME_REQUIRES(mutex_) { return !ready_.empty(); });
+    batch = std::move(ready_.front());
+    ready_.pop_front();
+    if (producer_waits_ && ready_.size() <= limit_ / 2) changed_.notify_all();
   }
-  if (ready_.empty()) {
-    if (error_) std::rethrow_exception(error_);
-    return false;
-  }
-  batch = std::move(ready_.front());
-  ready_.pop_front();
-  if (producer_waits_ && ready_.size() <= options_.ahead / 2) changed_.notify_all();
+  micro_ = (micro_ + 1) % stock_.cut.accumulate;
   return true;
 }
 
-Loader::Loader(Dataset set, int rank, int ranks, LoaderOptions options)
-    : set_(std::move(set)), cut_{set_.count, options.batch, ranks, options.accumulate}, rank_(rank), options_(options) {
-  check(cut_, set_.name);
-  // Each rank takes its part of an order that all find for themselves: other terms, and samples would be missing or
-  // come twice.
-  exchange::Terms terms;
-  terms.add("samples", set_.count)
-      .add("batch", options.batch)
-      .add("ranks", ranks)
-      .add("accumulate of the loader", options.accumulate);
-  terms.add("seed of the loader", options.shuffle ? fmt::format("{}", options.seed) : "not shuffled");
-  terms_ = std::make_shared<const std::string>(terms.text());
+bool Epoch::take_piece() {
+  const ps::Lease lease = source_.take();
+  stopped_ = lease.what == ps::Lease::stopped;
+  if (lease.what != ps::Lease::piece) return false;
+  Lock lock(mutex_);
+  if (taken_ != kNone) stride_ = std::max<int64_t>(1, lease.index - taken_);
+  taken_ = lease.index;
+  made_here_ = !foreseen();
+  if (made_here_) {
+    guess_anew();
+    await(lock, [this]() TRIREME_REQUIRES(mutex_) { return ordered_; });
+  } else {
+    limit_ = std::min(2 * limit_, stock_.options.ahead);
+  }
+  return true;
 }
+
+/// Whether the piece that was taken is ready, or will be.
+bool Epoch::foreseen() const {
+  return ready_.empty() ? making_ == taken_ || aim_ == taken_ : ready_.front().piece == taken_;
+}
+
+/// What was prepared is for others. One piece now, until a guess has been right.
+void Epoch::guess_anew() {
+  unforeseen_++;
+  guess_++;
+  ready_.clear();
+  making_ = kNone;
+  aim_ = taken_ + stride_;
+  limit_ = std::min(static_cast<size_t>(stock_.cut.accumulate), stock_.options.ahead);
+  if (producer_waits_) changed_.notify_all();
+}
+
+template <class Until>
+void Epoch::await(Lock& lock, const Until& until) {
+  if (!until() && !error_) {
+    consumer_waits_ = true;
+    changed_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return error_ || until(); });
+    consumer_waits_ = false;
+  }
+  if (!until()) std::rethrow_exception(error_);
+}
+
+namespace {
+
+LoaderOptions with_micros(LoaderOptions options, int micros) {
+  if (options.accumulate != 0 && options.accumulate != micros)
+    fail<InvalidArgument>(
+        "the feed cuts a piece into {} micro-batches, but {} calls of step() make an update: leave "
+        "LoaderOptions::accumulate out, or make it the same as ParallelOptions::accumulate",
+        options.accumulate, micros);
+  options.accumulate = micros;
+  return options;
+}
+
+}  // namespace
+
+Feed::Feed(exchange::WorkSource& source, Dataset set, const LoaderOptions& options)
+    : source_(source), stock_(std::move(set), source.ranks(), with_micros(options, source.micros())) {}
 
 }  // namespace trireme::data

@@ -1,25 +1,31 @@
 #pragma once
-// Batches as tensors, prepared in the background.
+// Batches as tensors, prepared in the background: of one worker's share (Loader), or of whatever work a mode gives
+// (Feed).
 #include <torch/types.h>
 
+#include <concepts>
 #include <deque>
 #include <exception>
+#include <limits>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include <trireme/base/lock.h>
 #include <trireme/data/dataset.h>
 #include <trireme/data/sampler.h>
+#include <trireme/exchange/work_source.h>
 
 namespace trireme::data {
 
 struct LoaderOptions {
   size_t batch = 64;   // samples per step, over all workers
-  int accumulate = 1;  // micro-batches per step and worker
+  int accumulate = 0;  // micro-batches per step and worker; 0: as many as the Parallel of a feed has, otherwise one
   uint64_t seed = 1;   // of the shuffling
   bool shuffle = true;
-  size_t ahead = 8;                      // batches that wait ready
+  size_t ahead = 8;                      // batches that wait ready, at most
   torch::Dtype dtype = torch::kFloat32;  // of the inputs
 };
 
@@ -29,6 +35,7 @@ struct Batch {
   torch::Tensor x, y;
   double weight = 0;
   size_t step = 0;                             // within the epoch
+  int64_t piece = 0;                           // within the epoch: step · workers + whose share it was cut for
   int micro = 0;                               // within the step
   std::shared_ptr<const std::string> terms{};  // what the loaders of all ranks must agree on; null: not from a loader
   size_t samples() const { return x.defined() ? static_cast<size_t>(x.size(0)) : 0; }
@@ -37,26 +44,52 @@ struct Batch {
 /// Makes the tensors of samples order[begin, end).
 Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t begin, size_t end, torch::Dtype dtype);
 
-/// The micro-batch that `rank` has in a step, with its weight.
-Batch cut_batch(const Dataset& set, const Cut& cut, const std::vector<uint32_t>& order, size_t step, int rank,
-                int micro, torch::Dtype dtype);
+/// A data set, and how its epochs become batches.
+struct Stock {
+  /// Throws InvalidArgument when batch, workers and samples do not fit together.
+  Stock(Dataset set, int ranks, const LoaderOptions& options);
 
-/// One pass over a data set. A thread of its own gathers the next batches; breaking off in the middle is fine. Use from
-/// one thread.
+  Dataset set;
+  LoaderOptions options;
+  Cut cut;
+  std::shared_ptr<const std::string> terms;
+
+  std::vector<uint32_t> order(int64_t epoch) const {
+    return epoch_order(set.count, options.seed, epoch, options.shuffle);
+  }
+  /// A micro-batch of a piece, with its weight.
+  Batch batch(const std::vector<uint32_t>& order, int64_t piece, int micro) const;
+};
+
+/// One pass over a data set: the batches of the pieces that a source of work gives, one after another. What is
+/// determined in advance is prepared in advance, by a thread of its own: all of a rank's own share; of pieces that
+/// ranks take, those that it will probably get. A wrong guess is made up for by the caller, and the next one is more
+/// careful.
+///
+/// The next piece is taken when the caller asks for the next batch, so that it has done the one before. Breaking off in
+/// the middle is fine. Use from the thread that trains.
 class Epoch {
  public:
-  Epoch(const Dataset& set, const Cut& cut, int rank, int64_t number, const LoaderOptions& options,
-        std::shared_ptr<const std::string> terms = {});
+  /// The stock and the source outlive it. Trains `most_steps` steps at most.
+  Epoch(const Stock& stock, exchange::WorkSource& source, int64_t number, size_t most_steps);
+  /// The share of one rank, without anybody to ask.
+  Epoch(const Stock& stock, int rank, int64_t number);
   ~Epoch();
   Epoch(const Epoch&) = delete;
   Epoch& operator=(const Epoch&) = delete;
 
   int64_t number() const { return number_; }
-  size_t steps() const { return cut_.steps(); }
+  /// Of all ranks together.
+  size_t steps() const { return steps_; }
 
-  /// The next batch in order; false at the end. Every worker gets the same number of batches, some of them empty when
-  /// samples run short.
+  /// The next batch; false at the end, or when somebody has stopped. Blocks where the source does, and until the batch
+  /// is there. With their own shares all ranks get the same number of batches, some of them empty when samples run
+  /// short.
   bool next(Batch& batch);
+  /// After the last batch: it was the last because somebody has stopped.
+  bool stopped() const { return stopped_; }
+  /// Pieces so far that nobody had prepared.
+  size_t unforeseen() const { return unforeseen_; }
 
   struct End {};
   class Iterator {
@@ -78,51 +111,89 @@ class Epoch {
   static End end() { return {}; }
 
  private:
+  Epoch(const Stock& stock, exchange::WorkSource* source, std::unique_ptr<exchange::WorkSource> own, int64_t number,
+        size_t most_steps);
   void produce();
+  void produce_piece(Lock& lock) TRIREME_REQUIRES(mutex_);
+  template <class Until>
+  void rest(Lock& lock, const Until& until) TRIREME_REQUIRES(mutex_);
+  bool take_piece();
+  bool foreseen() const TRIREME_REQUIRES(mutex_);
+  void guess_anew() TRIREME_REQUIRES(mutex_);
+  template <class Until>
+  void await(Lock& lock, const Until& until) TRIREME_REQUIRES(mutex_);
 
-  const Dataset& set_;
-  Cut cut_;
-  int rank_;
+  static constexpr int64_t kNone = -1;
+  const Stock& stock_;
+  std::unique_ptr<exchange::WorkSource> own_;
+  exchange::WorkSource& source_;
   int64_t number_;
-  LoaderOptions options_;
-  std::shared_ptr<const std::string> terms_;
+  size_t steps_;
+  int64_t pieces_;
+  std::vector<uint32_t> order_;  // by the producer, before it is ordered_
+
+  // Of the piece that is under way.
+  int micro_ = 0;           // the next one
+  bool made_here_ = false;  // nobody had foreseen it
+  bool stopped_ = false;
+  size_t unforeseen_ = 0;
 
   Mutex mutex_;
   Condition changed_;
+  // Of the pieces that were guessed, in their order.
   std::deque<Batch> ready_ TRIREME_GUARDED_BY(mutex_);
-  TRIREME_GUARDED_BY(mutex_) bool finished_ = false, stop_ = false, consumer_waits_ = false, producer_waits_ = false;
+  int64_t taken_ = kNone;                              // the piece that was taken last; of the consumer
+  int64_t making_ TRIREME_GUARDED_BY(mutex_) = kNone;  // the piece that the producer is at
+  int64_t aim_ TRIREME_GUARDED_BY(mutex_);             // the piece that it makes next
+  int64_t stride_ TRIREME_GUARDED_BY(mutex_);          // between the pieces that this rank gets, as far as one can tell
+  size_t guess_ TRIREME_GUARDED_BY(mutex_) = 0;        // counts when guesses begin anew: what was begun is of no use
+  size_t limit_ TRIREME_GUARDED_BY(mutex_);            // batches that may wait: while guesses are right, `ahead`
+  TRIREME_GUARDED_BY(mutex_) bool ordered_ = false, stop_ = false, consumer_waits_ = false, producer_waits_ = false;
   std::exception_ptr error_ TRIREME_GUARDED_BY(mutex_);
   std::thread producer_;
 };
 
-/// The batches of one worker, epoch after epoch.
+/// The batches of one worker of `ranks`, epoch after epoch: its share of every step. For loops without a Parallel, or
+/// with one; a Feed serves modes better in which workers take their work.
 class Loader {
  public:
   /// Throws InvalidArgument when batch, workers and samples do not fit together.
-  Loader(Dataset set, int rank, int ranks, LoaderOptions options);
+  Loader(Dataset set, int rank, int ranks, const LoaderOptions& options)
+      : stock_(std::move(set), ranks, options), rank_(rank) {}
 
-  const Dataset& dataset() const { return set_; }
-  size_t steps_per_epoch() const { return cut_.steps(); }
-  Epoch epoch(int64_t number) const { return Epoch(set_, cut_, rank_, number, options_, terms_); }
-
-  /// For workers that ask for their work: the order of an epoch, and one micro-batch of the piece that share `share`
-  /// has of a step, made now.
-  std::vector<uint32_t> order(int64_t epoch) const {
-    return epoch_order(set_.count, options_.seed, epoch, options_.shuffle);
-  }
-  Batch batch(const std::vector<uint32_t>& order, size_t step, int share, int micro) const {
-    Batch batch = cut_batch(set_, cut_, order, step, share, micro, options_.dtype);
-    batch.terms = terms_;
-    return batch;
-  }
-  const Cut& cut() const { return cut_; }
+  const Dataset& dataset() const { return stock_.set; }
+  size_t steps_per_epoch() const { return stock_.cut.steps(); }
+  Epoch epoch(int64_t number) const { return Epoch(stock_, rank_, number); }
 
  private:
-  Dataset set_;
-  Cut cut_;
+  Stock stock_;
   int rank_;
-  LoaderOptions options_;
-  std::shared_ptr<const std::string> terms_;
+};
+
+/// Batches for a Parallel in every mode: `for (auto& batch : feed.epoch(e)) train.step(batch, …)`. This rank's share of
+/// every step, or the pieces that it takes where the mode gives work; the learning rate's schedule follows, and an
+/// epoch ends when somebody has stopped. One epoch at a time; all ranks begin the same ones.
+class Feed {
+ public:
+  /// The source, or the Parallel whose it is, outlives the feed. Throws InvalidArgument when batch, workers and samples
+  /// do not fit together, or `accumulate` is another than the Parallel's.
+  Feed(exchange::WorkSource& source, Dataset set, const LoaderOptions& options);
+  template <class Trainer>
+  requires requires(Trainer& train) {
+    { train.source() } -> std::same_as<exchange::WorkSource&>;
+  }
+  Feed(Trainer& train, Dataset set, const LoaderOptions& options) : Feed(train.source(), std::move(set), options) {}
+
+  const Dataset& dataset() const { return stock_.set; }
+  size_t steps_per_epoch() const { return stock_.cut.steps(); }
+  /// Epoch `number` is steps number · steps_per_epoch() and following of the run; `most_steps` of them at most.
+  Epoch epoch(int64_t number, size_t most_steps = std::numeric_limits<size_t>::max()) {
+    return Epoch(stock_, source_, number, most_steps);
+  }
+
+ private:
+  exchange::WorkSource& source_;
+  Stock stock_;
 };
 
 }  // namespace trireme::data

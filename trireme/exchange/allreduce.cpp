@@ -7,20 +7,16 @@ namespace trireme::exchange {
 
 Allreduce::Allreduce(const Group& group, const space::Layout& layout,
                      const std::optional<space::UpdaterOptions>& optimizer, const Options& options)
-    : Exchange(layout, options),
-      group_(group.all),
-      local_rank_(group.local.rank()),
-      parameters_(space::Arena::of_process(layout_.bytes())) {
+    : Exchange(layout, options, {}), group_(group.all), parameters_(space::Arena::of_process(layout_.bytes())) {
   gradients_ = group.local.allocate(layout_.bytes(), "the ranks' gradients");
   flags_ = group.local.allocate(layout_.size(), "the gradients' flags");
-  std::vector<space::Range> all;
-  for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
-  if (optimizer) updater_.emplace(*optimizer, all);
+  const auto here = static_cast<size_t>(group.local.rank());
+  flat_ = {parameters_.data(), gradients_.parts[here], reinterpret_cast<uint8_t*>(flags_.parts[here])};
+  source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
+  if (optimizer) updater_.emplace(*optimizer, bucket_ranges());
 }
 
-void Allreduce::publish_parameters() {
-  group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "initial parameters");
-}
+void Allreduce::publish() { group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "initial parameters"); }
 
 void Allreduce::ready(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];

@@ -12,20 +12,15 @@ class Allreduce final : public Exchange {
   Allreduce(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
             const Options& options);
 
-  std::byte* parameters() const override { return parameters_.data(); }
-  std::byte* gradients() const override { return gradients_.parts[static_cast<size_t>(local_rank_)]; }
-  bool parameters_are_shared() const override { return false; }
-  void publish_parameters() override;
+  void publish() override;
   void ready(size_t bucket) override;
   void close() override;
 
  private:
   space::Range summed(size_t bucket) const override { return buckets_[bucket].range; }
   void take_sum();
-  uint8_t* flags() const override { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(local_rank_)]); }
 
   comm::Communicator& group_;
-  int local_rank_;
   space::Arena parameters_;
   comm::shm::SharedBlock gradients_, flags_;
   struct Open {

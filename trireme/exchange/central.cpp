@@ -5,19 +5,20 @@ namespace trireme::exchange {
 
 Central::Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                  const Options& options)
-    : Exchange(layout, options),
+    : Exchange(layout, options, {}),
       group_(group),
       parameters_(space::Arena::of_process(layout_.bytes())),
       gradients_(space::Arena::of_process(layout_.bytes())),
       flags_(std::make_unique<uint8_t[]>(layout_.size())) {
-  std::vector<space::Range> all;
-  for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
+  flat_ = {parameters_.data(), gradients_.data(), flags_.get()};
+  source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
+  std::vector<space::Range> all = bucket_ranges();
   if (group.rank() == 0) incoming_ = space::Arena::of_process(layout_.bytes());
   if (group.rank() != 0) all.assign(all.size(), {});  // optimizer state lives on rank 0 alone
   updater_.emplace(optimizer, all);
 }
 
-void Central::publish_parameters() { group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters"); }
+void Central::publish() { group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters"); }
 
 void Central::close() {
   for (const space::Bucket& bucket : buckets_) zero_absent(layout_, bucket, flags(), gradients());
@@ -33,7 +34,7 @@ void Central::close() {
     }
     if (options_.clip == 0 || clip_here()) update_all();
   }
-  publish_parameters();
+  publish();
   uint8_t sound = sound_ ? 1 : 0;
   if (watches()) group_.broadcast(&sound, 1, DType::u8, 0, "whether all gradients were finite");
   sound_ = sound != 0;

@@ -11,10 +11,7 @@ class Central final : public Exchange {
   Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
           const Options& options);
 
-  std::byte* parameters() const override { return parameters_.data(); }
-  std::byte* gradients() const override { return gradients_.data(); }
-  bool parameters_are_shared() const override { return false; }
-  void publish_parameters() override;
+  void publish() override;
   void ready(size_t) override {}
   void close() override;
 
@@ -22,7 +19,6 @@ class Central final : public Exchange {
   space::Range summed(size_t bucket) const override {
     return group_.rank() == 0 ? buckets_[bucket].range : space::Range{};
   }
-  uint8_t* flags() const override { return flags_.get(); }
 
   comm::Communicator& group_;
   space::Arena parameters_, gradients_, incoming_;

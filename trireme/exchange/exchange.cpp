@@ -28,17 +28,31 @@ std::optional<space::UpdaterOptions> looking_ahead(std::optional<space::UpdaterO
 
 }  // namespace
 
-Exchange::Exchange(space::Layout layout, const Options& options)
-    : layout_(std::move(layout)), options_(options), buckets_(space::plan_buckets(layout_, options.bucket_bytes)) {
+Exchange::Exchange(space::Layout layout, const Options& options, const Traits& traits)
+    : layout_(std::move(layout)),
+      options_(options),
+      traits_(traits),
+      buckets_(space::plan_buckets(layout_, options.bucket_bytes)) {
   // Rounds in which nothing is sent wait for arrivals alone, and whoever waits in its backward pass has arrived
   // wherever others can be. With the other exchanges a rank may wait for what a peer does when it comes by next, which
   // would be never.
   if (options_.backward_waits && options_.sync != Sync::shared) options_.overlap = false;
 }
 
-bool Exchange::begin(double lr) {
+bool Exchange::begin(double lr, std::optional<int64_t> leased) {
   lr_ = lr;
-  return begin_step();
+  return begin_step(leased);
+}
+
+void Exchange::want_stop() {
+  stop_wanted_ = true;
+  source_->want_stop();
+}
+
+std::vector<space::Range> Exchange::bucket_ranges() const {
+  std::vector<space::Range> all;
+  for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
+  return all;
 }
 
 void Exchange::open() {
@@ -49,10 +63,6 @@ void Exchange::open() {
   if (!updater_) return;
   updater_->begin_step(lr_);
   updater_->watch(watches() && options_.clip == 0);  // a norm finds out before
-}
-
-ps::Work Exchange::take(int64_t /*epoch*/, int64_t /*first_step*/, int64_t /*pieces*/) {
-  fail<Error>("this exchange gives no work: every rank does its share");
 }
 
 void Exchange::update_all() {
@@ -120,7 +130,7 @@ std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout&
   agree(group.all, "settings", terms_of(layout).add(terms_of(asked)).add(terms_of(options)).text());
   const auto optimizer = looking_ahead(asked, options, group.all.size());
   if (layout.size() == 0) fail<InvalidArgument>("the model has no parameters");
-  check_rate(options.sync, options.rate);
+  check(options);
   if (!optimizer && options.sync != Sync::allreduce)
     fail<InvalidArgument>("sync '{}' updates the parameters itself; with an optimizer of your own use 'allreduce'",
                           name_of(options.sync));

@@ -10,36 +10,15 @@
 #include <trireme/cluster/world.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/communicator.h>
-#include <trireme/exchange/on_nan.h>
-#include <trireme/exchange/sync.h>
-#include <trireme/exchange/terms.h>
+#include <trireme/exchange/options.h>
+#include <trireme/exchange/traits.h>
+#include <trireme/exchange/work_source.h>
 #include <trireme/ps/client.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/updater.h>
 #include <trireme/state/visitor.h>
 
 namespace trireme::exchange {
-
-struct Options {
-  Sync sync = Sync::shared;
-  size_t bucket_bytes = 1 << 20;  // gradients travel in buckets of about this size
-  bool overlap = true;            // work on complete buckets while the backward pass goes on
-  double clip = 0;  // norm above which a gradient is scaled down; 0: none. In lockstep the norm of the step's
-                    // gradient, so that no update begins before all of it is there; otherwise of each rank's own
-  OnNan on_nan = OnNan::stop;   // stop: look for NaN and infinity in gradients, see sound()
-  bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
-                                // need them. Where that cannot be had, the buckets stay until close()
-  Rate rate = Rate::share;      // what one gradient counts where they are applied one by one: how staleness is weighed;
-                                // begin() has the rate itself
-  Terms terms{};                // of the caller's: what ranks must agree on besides
-
-  // With parameter servers.
-  size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps
-  ps::Stale stale = ps::Stale::full;               // what a gradient is worth that was computed with old parameters
-  double lambda = 0.04;                            // of Stale::compensated
-  uint64_t seed = 1;                               // trylock: of the workers' luck
-  std::vector<ps::SparseTable::Options> tables{};  // rows by key, beside the model's parameters: see client()
-};
 
 /// Who trains together. A *lane* joins one rank of every machine; there are as many lanes as the machine with the
 /// fewest ranks has ranks.
@@ -64,37 +43,32 @@ struct Group {
 /// Numbers that travel with a step: its loss, whether a rank wants to stop, and two signs (terms.h).
 using Told = std::array<double, 8>;
 
-/// One step: begin(), forward pass, open(), then for every slot with a gradient write it to gradients() and call
-/// present(), ready() for each bucket in order, finish(). Or close() in the place of finish(): then parameters may
-/// still be on their way during the next forward pass, which has to await() them. Gradients are summed over ranks:
-/// whoever wants a mean weights them before. Not thread-safe.
+/// Not thread-safe. One step is
+///   begin()      may block where the rules make this rank wait
+///   …            the forward pass: await() parameters of the step before that are still on their way
+///   open()       gradients will come now: write them to gradients(), and present() their slots
+///   ready()      for each bucket in order
+///   close()      told() is known
+///   land()       all parameters are in place; or later, in the next open()
+/// Gradients are summed over ranks: whoever wants a mean weights them before. What an exchange *is* say its traits();
+/// where the work comes from, its source().
 class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  /// The flat vectors. All slots of the layout are views of these.
-  virtual std::byte* parameters() const = 0;
-  virtual std::byte* gradients() const = 0;
-  /// Collective: rank 0's parameters become everybody's.
-  virtual void publish_parameters() = 0;
-  /// True when all ranks of a machine look at the same memory: one rank writes, and publish_parameters() carries it to
-  /// the other machines.
-  virtual bool parameters_are_shared() const = 0;
+  // ---- the verbs ----
 
-  /// False, and nothing has begun, when the ranks have agreed to stop. May block where the consistency rules make this
-  /// rank wait.
-  bool begin(double lr);
-  /// Gradients will come now. Blocks until the step before has landed.
+  /// False, and nothing has begun, when the ranks have agreed to stop. `leased` is the step of the piece that source()
+  /// gave for it; otherwise it is this rank's next one.
+  bool begin(double lr, std::optional<int64_t> leased = {});
+  /// Blocks until the step before has landed.
   virtual void open();
   /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, as
   /// libtorch does.
-  void present(size_t slot) { flags()[slot] = 1; }
+  void present(size_t slot) { flat_.present[slot] = 1; }
   /// All gradients of a bucket are in place, or will not come. Buckets become ready in the order of buckets(); may do
   /// work, does not wait. From now on the bucket's parameters may change.
   virtual void ready(size_t bucket) = 0;
-  /// Whether they change only when all ranks of the machine have come to the next bucket's ready(), so that a backward
-  /// pass may use them a little longer. The last bucket's is to come after the backward pass then.
-  virtual bool patient() const { return false; }
   /// All buckets are ready. Blocks until told() is valid.
   virtual void close() = 0;
   /// After close(): blocks until this step's parameters in a part of the flat vector are in place on this rank and may
@@ -102,12 +76,28 @@ class Exchange {
   virtual void await(space::Range /*part*/) {}
   /// After close(): blocks until all of them are. Does nothing when they have landed().
   virtual void land() {}
-  virtual bool landed() const { return true; }
-  void finish() {
-    close();
-    land();
-  }
+  /// Collective: rank 0's parameters become everybody's.
+  virtual void publish() = 0;
+  /// Collective, between steps: parameters() are what all ranks agree on, until resume().
+  virtual void settle() {}
+  virtual void resume() {}
 
+  // ---- what it is, and has ----
+
+  const Traits& traits() const { return traits_; }
+  /// Where this rank's pieces of work come from.
+  WorkSource& source() const { return *source_; }
+  const space::Layout& layout() const { return layout_; }
+  const std::vector<space::Bucket>& buckets() const { return buckets_; }
+  /// Null when the user keeps an optimizer: then close() leaves the summed gradients in gradients().
+  const space::Updater* updater() const { return updater_ ? &*updater_ : nullptr; }
+  /// The flat vectors. All slots of the layout are views of these.
+  std::byte* parameters() const { return flat_.parameters; }
+  std::byte* gradients() const { return flat_.gradients; }
+
+  // ---- what a step came to ----
+
+  bool landed() const { return landed_; }
   /// After land(): false when the step had a gradient that was NaN or infinite, unless OnNan::ignore. In lockstep all
   /// ranks get the same answer. Parameters and state have nothing of it: with Options::clip they are as before the
   /// step, otherwise the blocks of space::kBlock elements that had it are, while others were updated.
@@ -119,48 +109,34 @@ class Exchange {
   };
   /// Until the next open(): the first that this rank has, in the order of the backward pass. Slow.
   std::optional<Flaw> flaw() const;
+  /// After land() of an exchange without optimizer: whether any rank had a gradient for the slot.
+  bool was_present(size_t slot) const { return flat_.present[slot] != 0; }
 
-  /// Whether a step is one update of all ranks together. Otherwise each rank trains on its own, with gradients that are
-  /// means over its own samples, and only the functions below are collective.
-  virtual bool lockstep() const { return true; }
-  /// Whether ranks ask for their work with take(), so that fast ones do more; otherwise every rank does its share.
-  virtual bool gives_work() const { return false; }
-  /// The next piece of the epoch's work that nobody has: its step is then the one that begins next.
-  virtual ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces);
-  /// Collective, between steps: parameters() are what all ranks agree on, until resume().
-  virtual void settle() {}
-  virtual void resume() {}
-  /// The parameters' home is not here: a change by hand has to be published.
-  virtual bool kept_elsewhere() const { return false; }
+  /// Without lockstep: this rank wants all to stop. They do after the same step, or as soon as they begin one or ask
+  /// for work.
+  void want_stop();
+  bool stopped() const { return stopped_; }
+  /// A few numbers of this rank's, before the last bucket's ready().
+  void tell(const Told& numbers) { mine_ = numbers; }
+  /// After close(): their sums over all ranks, the same bits everywhere; null if this exchange does not carry them.
+  const Told* told() const { return traits_.tells ? &told_ : nullptr; }
+
   /// What each parameter server has counted, by its number; nothing without servers.
   virtual std::vector<metrics::Snapshot> counted_by_servers() { return {}; }
   /// This rank's way to the servers; null without any.
   virtual ps::Client* client() { return nullptr; }
 
-  /// Without lockstep: this rank wants all to stop. They do after the same step, or as soon as they ask for work.
-  void want_stop() { stop_wanted_ = true; }
-  bool stopped() const { return stopped_; }
-
-  /// A few numbers of this rank's, before the last bucket's ready().
-  void tell(const Told& numbers) { mine_ = numbers; }
-  /// After close(): their sums over all ranks, the same bits everywhere, if this exchange carries them along with the
-  /// gradients; null if it does not.
-  virtual const Told* told() const { return nullptr; }
-
-  /// After finish() of an exchange without optimizer: whether any rank had a gradient for the slot.
-  bool was_present(size_t slot) const { return flags()[slot] != 0; }
-
-  const space::Layout& layout() const { return layout_; }
-  const std::vector<space::Bucket>& buckets() const { return buckets_; }
-  /// Null when the user keeps an optimizer: then close() leaves the summed gradients in gradients().
-  const space::Updater* updater() const { return updater_ ? &*updater_ : nullptr; }
-
  protected:
-  Exchange(space::Layout layout, const Options& options);
+  Exchange(space::Layout layout, const Options& options, const Traits& traits);
   /// The part of begin() that is an implementation's own.
-  virtual bool begin_step() { return true; }
+  virtual bool begin_step(std::optional<int64_t> /*leased*/) { return true; }
+  /// By the end of a step, this part of gradients() has sums over ranks.
+  virtual space::Range summed(size_t /*bucket*/) const { return {}; }
+
   /// One byte per slot: this rank has a gradient for it.
-  virtual uint8_t* flags() const = 0;
+  uint8_t* flags() const { return flat_.present; }
+  /// The whole of each bucket, for an updater that has all of its state here.
+  std::vector<space::Range> bucket_ranges() const;
   /// Updates the parameters of all slots that flags() has, with the gradients as they stand here.
   void update_all();
   void update(size_t bucket, space::Range range, std::span<const space::Source> sources);
@@ -170,20 +146,26 @@ class Exchange {
   bool clip_by(double squares);
   /// The same by the gradients as they stand here.
   bool clip_here();
-  /// By the end of a step, this part of gradients() has sums over ranks.
-  virtual space::Range summed(size_t /*bucket*/) const { return {}; }
-  /// Before that: remembers flaws of small tensors, so that they can be told from other ranks'. Large ones would cost a
-  /// pass over memory.
+  /// Before they are summed: remembers flaws of small tensors, so that they can be told from other ranks'. Large ones
+  /// would cost a pass over memory.
   void look(size_t bucket, space::Range part);
 
+  /// Set by the implementation's constructor, like source_, and the same from then on.
+  struct Flat {
+    std::byte *parameters = nullptr, *gradients = nullptr;
+    uint8_t* present = nullptr;
+  };
   space::Layout layout_;
   Options options_;
+  Traits traits_;
+  Flat flat_;
+  std::unique_ptr<WorkSource> source_;
   double lr_ = 0;
-  Told mine_{};
+  Told mine_{}, told_{};
   std::vector<space::Bucket> buckets_;
   std::optional<space::Updater> updater_;
   bool stop_wanted_ = false, stopped_ = false;
-  bool sound_ = true;
+  bool landed_ = true, sound_ = true;
 
  private:
   bool finite(size_t slot, space::Range part) const;
@@ -218,7 +200,8 @@ class Exchange {
   virtual state::About about() const;
   /// This rank's part of owners() as it lies in memory.
   virtual std::vector<state::Part> parts();
-  static constexpr const char *kWorkEpoch = "work/epoch", *kWorkPiece = "work/piece";  // that take() gives next
+  static constexpr const char *kWorkEpoch = "work/epoch", *kWorkPiece = "work/piece";         // that is given next
+  static constexpr const char *kWorkCourse = "work/course", *kWorkFirst = "work/first_step";  // that has begun
   static constexpr const char *kServersVersion = "servers/version", *kServersTurn = "servers/turn";
   struct Scalar {
     std::string name;
@@ -227,6 +210,8 @@ class Exchange {
   };
   using Scalars = std::vector<Scalar>;
   virtual Scalars scalars();
+  /// Where source() is: for those whose ranks take their work.
+  Scalars course_scalars() const;
   /// In the order of scalars().
   virtual void restore_scalars(const std::vector<int64_t>& values);
   /// What is neither here in memory nor a scalar.

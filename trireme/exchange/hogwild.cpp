@@ -1,20 +1,11 @@
-#include <atomic>
-
 #include <trireme/base/error.h>
 #include <trireme/exchange/hogwild.h>
 
 namespace trireme::exchange {
 
-/// Where ranks take their work from, in shared memory.
-struct Hogwild::Desk {
-  static constexpr int64_t kPieces = int64_t{1} << 40;  // more than an epoch has
-  std::atomic<int64_t> next;                            // epoch · kPieces + piece
-  std::atomic<uint32_t> stopped;
-};
-
 Hogwild::Hogwild(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                  const Options& options)
-    : Exchange(layout, options),
+    : Exchange(layout, options, {.lockstep = false, .gives_work = true, .shared = true}),
       local_(group.local),
       gradients_(space::Arena::of_process(layout_.bytes())),
       flags_(std::make_unique<uint8_t[]>(layout_.size())) {
@@ -23,13 +14,18 @@ Hogwild::Hogwild(const Group& group, const space::Layout& layout, const space::U
         "sync 'hogwild' is for the workers of one machine, which share its memory; across machines use 'async'");
   const auto ranks = static_cast<size_t>(local_.size());
   parameters_ = local_.allocate((layout_.bytes() + ranks - 1) / ranks, "the model's parameters");
-  desk_ = local_.allocate(sizeof(Desk), "the workers' desk");
-  std::vector<space::Range> all;
-  for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
-  updater_.emplace(optimizer, all);
+  flat_ = {parameters_.parts[0], gradients_.data(), flags_.get()};
+  auto pile = std::make_unique<Pile>(local_);
+  pile_ = pile.get();
+  source_ = std::move(pile);
+  updater_.emplace(optimizer, bucket_ranges());
 }
 
-Hogwild::Desk& Hogwild::desk() const { return *reinterpret_cast<Desk*>(desk_.parts[0]); }
+/// Whoever has taken a piece does it to the end.
+bool Hogwild::begin_step(std::optional<int64_t> leased) {
+  if (!leased) stopped_ = pile_->stopped();
+  return !stopped_;
+}
 
 void Hogwild::ready(size_t bucket) {
   if (options_.clip > 0) return;  // what is decided by the whole gradient waits for it
@@ -41,33 +37,24 @@ void Hogwild::close() {
   if (options_.clip > 0 && clip_here()) update_all();
 }
 
-ps::Work Hogwild::take(int64_t epoch, int64_t first_step, int64_t pieces) {
-  if (stop_wanted_) desk().stopped.store(1);
-  stopped_ = desk().stopped.load() != 0;
-  if (stopped_) return {ps::Work::stopped};
-  for (int64_t seen = desk().next.load();;) {
-    const int64_t now = std::max(seen, epoch * Desk::kPieces), piece = now - epoch * Desk::kPieces;
-    if (piece >= pieces) return {ps::Work::end};
-    if (desk().next.compare_exchange_weak(seen, now + 1))
-      return {ps::Work::piece, first_step + piece / local_.size(), piece};
-  }
-}
-
 Exchange::Share Hogwild::share_of(int rank, size_t bucket) const {
   const space::Range all = buckets_[bucket].range;
   return {.parameters = space::part_of(all, rank, local_.size()), .updated = all, .own_state = true};
 }
 
 Exchange::Scalars Hogwild::scalars() {
-  Scalars scalars = Exchange::scalars();
-  const int64_t next = desk().next.load();
-  scalars.insert(scalars.end(), {{kWorkEpoch, next / Desk::kPieces, 0}, {kWorkPiece, next % Desk::kPieces, 0}});
-  return scalars;
+  Scalars all = Exchange::scalars();
+  const Pile::Position next = pile_->position();
+  all.insert(all.end(), {{kWorkEpoch, next.course, 0}, {kWorkPiece, next.piece, 0}});
+  const Scalars course = course_scalars();
+  all.insert(all.end(), course.begin(), course.end());
+  return all;
 }
 
 void Hogwild::restore_scalars(const std::vector<int64_t>& values) {
   Exchange::restore_scalars(values);
-  desk().next.store(std::max<int64_t>(values[1], 0) * Desk::kPieces + values[2]);
+  pile_->restore_position({.course = std::max<int64_t>(values[1], 0), .piece = values[2]});
+  source_->restore({.number = values[3], .first_step = values[4]});
 }
 
 }  // namespace trireme::exchange

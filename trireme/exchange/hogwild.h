@@ -1,6 +1,7 @@
 #pragma once
 // No lock at all: every rank updates the one copy of the parameters whenever it has a gradient.
 #include <trireme/exchange/exchange.h>
+#include <trireme/exchange/pile.h>
 
 namespace trireme::exchange {
 
@@ -12,24 +13,17 @@ class Hogwild final : public Exchange {
   Hogwild(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
           const Options& options);
 
-  std::byte* parameters() const override { return parameters_.parts[0]; }
-  std::byte* gradients() const override { return gradients_.data(); }
-  bool parameters_are_shared() const override { return true; }
-  void publish_parameters() override { local_.barrier("parameters"); }
+  void publish() override { local_.barrier("parameters"); }
   void ready(size_t bucket) override;
   void close() override;
-  bool lockstep() const override { return false; }
-  bool gives_work() const override { return true; }
-  ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) override;
   void settle() override { local_.barrier("settle"); }
 
  private:
-  struct Desk;
-  uint8_t* flags() const override { return flags_.get(); }
-  Desk& desk() const;
+  bool begin_step(std::optional<int64_t> leased) override;
 
   comm::shm::Communicator& local_;
-  comm::shm::SharedBlock parameters_, desk_;
+  Pile* pile_ = nullptr;  // the source
+  comm::shm::SharedBlock parameters_;
   space::Arena gradients_;
   std::unique_ptr<uint8_t[]> flags_;
 

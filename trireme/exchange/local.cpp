@@ -37,20 +37,20 @@ ps::Job adding_job(const Group& group, const space::Layout& layout, const Option
 
 Local::Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
              const Options& options)
-    : Exchange(layout, options),
+    : Exchange(layout, options, {.lockstep = false, .kept_elsewhere = true}),
       group_(group.all),
       parameters_(space::Arena::of_process(layout_.bytes())),
       gradients_(space::Arena::of_process(layout_.bytes())),
       flags_(std::make_unique<uint8_t[]>(layout_.size())) {
-  std::vector<space::Range> all;
-  for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
-  updater_.emplace(optimizer, all);
+  flat_ = {parameters_.data(), gradients_.data(), flags_.get()};
+  source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
+  updater_.emplace(optimizer, bucket_ranges());
   if (group.world != nullptr && group.world->servers() > 0)
     servers_.emplace(group, adding_job(group, layout_, options), false);
   if (options.sync.kind == Sync::elastic) own_ = space::Arena::of_process(layout_.bytes());
 }
 
-void Local::publish_parameters() {
+void Local::publish() {
   group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
   if (!servers_) return;
   std::memcpy((*servers_)->parameters(), parameters(), layout_.bytes());
@@ -58,7 +58,7 @@ void Local::publish_parameters() {
   (*servers_)->barrier();
 }
 
-bool Local::begin_step() {
+bool Local::begin_step(std::optional<int64_t> /*leased*/) {
   if (options_.sync.kind == Sync::elastic) stopped_ = !(*servers_)->begin(steps_, stop_wanted_);
   return !stopped_;
 }

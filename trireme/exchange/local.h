@@ -14,14 +14,9 @@ class Local final : public Exchange {
   Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
         const Options& options);
 
-  std::byte* parameters() const override { return parameters_.data(); }
-  std::byte* gradients() const override { return gradients_.data(); }
-  bool parameters_are_shared() const override { return false; }
-  bool kept_elsewhere() const override { return true; }
-  void publish_parameters() override;
+  void publish() override;
   void ready(size_t) override {}
   void close() override;
-  bool lockstep() const override { return false; }
   void settle() override;
   void resume() override;
   std::vector<metrics::Snapshot> counted_by_servers() override {
@@ -29,8 +24,7 @@ class Local final : public Exchange {
   }
 
  private:
-  bool begin_step() override;
-  uint8_t* flags() const override { return flags_.get(); }
+  bool begin_step(std::optional<int64_t> leased) override;
   space::Range whole() const { return {0, layout_.bytes()}; }
   void meet();
   void average();

@@ -79,38 +79,44 @@ Connected::~Connected() {
 
 Servers::Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                  const Options& options)
-    : Exchange(layout, options),
+    : Exchange(layout, options, {.kept_elsewhere = true}),
       client_(group, job_of(group, layout, optimizer, options), rules_of(options, 1).order == ps::Order::together),
-      group_(group.all) {}
+      group_(group.all) {
+  traits_.lockstep = client_->job().rules.order == ps::Order::together;
+  traits_.gives_work = client_->job().rules.order == ps::Order::on_arrival;
+  traits_.shared = client_->in_place();
+  flat_ = {client_->parameters(), client_->gradients(), client_->present()};
+  if (traits_.gives_work)
+    source_ = std::make_unique<ServersWork>(*client_);
+  else
+    source_ = std::make_unique<OwnShare>(group.all.rank(), group.all.size());
+}
 
-void Servers::publish_parameters() {
+void Servers::publish() {
   if (client_->worker() == 0) client_->set(whole()).wait();
   client_->barrier();
   if (client_->worker() != 0) client_->pull(whole()).wait();
 }
 
-ps::Work Servers::take(int64_t epoch, int64_t first_step, int64_t pieces) {
-  const ps::Work work = client_->take(epoch, first_step, pieces, client_->job().workers, stop_wanted_);
-  stopped_ = work.what == ps::Work::stopped;
-  taken_ = work.what == ps::Work::piece;
-  if (taken_) step_ = work.step;
-  return work;
-}
-
-bool Servers::begin_step() {
-  if (!lockstep() && !taken_) stopped_ = !client_->begin(step_, stop_wanted_);
+/// A lease has begun its step.
+bool Servers::begin_step(std::optional<int64_t> leased) {
+  if (leased)
+    step_ = *leased;
+  else if (!traits_.lockstep)
+    stopped_ = !client_->begin(step_, stop_wanted_);
   return !stopped_;
 }
 
 void Servers::push(size_t bucket) {
-  const bool hold = options_.clip > 0 && lockstep();
+  const bool hold = options_.clip > 0 && traits_.lockstep;
+  landed_ = false;
   pushes_.push_back(client_->push(
       buckets_[bucket].range, {.step = step_, .lr = lr_, .pull = !hold, .watch = watches() && !hold, .hold = hold}));
 }
 
 void Servers::ready(size_t bucket) {
   // What is decided by the whole gradient waits for it.
-  const bool whole = options_.sync.kind == Sync::trylock || (options_.clip > 0 && !lockstep());
+  const bool whole = options_.sync.kind == Sync::trylock || (options_.clip > 0 && !traits_.lockstep);
   if (options_.overlap && !whole) push(bucket);
 }
 
@@ -141,15 +147,14 @@ void Servers::push_clipped() {
 }
 
 void Servers::close() {
-  const bool clips = options_.clip > 0 && !lockstep(), usable = !clips || clip_here();
+  const bool clips = options_.clip > 0 && !traits_.lockstep, usable = !clips || clip_here();
   const bool locks = options_.sync.kind == Sync::trylock, pushes = usable && (!locks || wins_lock());
   if (pushes && pushes_.empty()) push_all();
-  if (options_.clip > 0 && lockstep()) push_clipped();
+  if (options_.clip > 0 && traits_.lockstep) push_clipped();
   if (!lands_later()) land();
   if (locks && pushes) client_->unlock();
   if (usable && !pushes) client_->pull(whole()).wait();  // its gradient is dropped; the others' are not
   step_++;
-  taken_ = false;
 }
 
 void Servers::await(space::Range part) {
@@ -165,27 +170,31 @@ void Servers::land() {
     if (!pending.sound()) sound_ = false;
   }
   pushes_.clear();
+  landed_ = true;
 }
 
 void Servers::settle() {
-  if (lockstep()) return;
+  if (traits_.lockstep) return;
   client_->barrier();
   client_->pull(whole()).wait();
 }
 
 Exchange::Scalars Servers::scalars() {
   const ps::Position position = client_->position();
-  return {{named(state::kStep, !lockstep(), client_->worker()), step_, {}},
-          {kServersVersion, position.version, -1},
-          {kServersTurn, position.turn, -1},
-          {kWorkEpoch, position.epoch, -1},
-          {kWorkPiece, position.piece, 0}};
+  Scalars all = {{named(state::kStep, !traits_.lockstep, client_->worker()), step_, {}},
+                 {kServersVersion, position.version, -1},
+                 {kServersTurn, position.turn, -1},
+                 {kWorkEpoch, position.epoch, -1},
+                 {kWorkPiece, position.piece, 0}};
+  const Scalars course = course_scalars();
+  all.insert(all.end(), course.begin(), course.end());
+  return all;
 }
 
 void Servers::restore_scalars(const std::vector<int64_t>& values) {
   step_ = values[0];
-  taken_ = false;
   client_->restore_position({.version = values[1], .turn = values[2], .epoch = values[3], .piece = values[4]}, step_);
+  source_->restore({.number = values[5], .first_step = values[6]});
 }
 
 }  // namespace trireme::exchange

@@ -37,27 +37,18 @@ class Servers final : public Exchange {
   Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
           const Options& options);
 
-  std::byte* parameters() const override { return client_->parameters(); }
-  std::byte* gradients() const override { return client_->gradients(); }
-  bool parameters_are_shared() const override { return client_->in_place(); }
-  bool kept_elsewhere() const override { return true; }
-  void publish_parameters() override;
+  void publish() override;
   void ready(size_t bucket) override;
   void close() override;
   void await(space::Range part) override;
   void land() override;
-  bool landed() const override { return pushes_.empty(); }
-  bool lockstep() const override { return client_->job().rules.order == ps::Order::together; }
-  bool gives_work() const override { return client_->job().rules.order == ps::Order::on_arrival; }
-  ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces) override;
   void settle() override;
   std::vector<metrics::Snapshot> counted_by_servers() override { return client_->counted(); }
   ps::Client* client() override { return &*client_; }
 
  private:
-  bool begin_step() override;
+  bool begin_step(std::optional<int64_t> leased) override;
   bool lands_later() const;
-  uint8_t* flags() const override { return client_->present(); }
   space::Range whole() const { return {0, layout_.bytes()}; }
   void push(size_t bucket);
   void push_all();
@@ -69,7 +60,6 @@ class Servers final : public Exchange {
       pushes_;  // of this step, by bucket, until they have landed; with clip in lockstep pulls, in the end
   ps::Pending applied_;
   int64_t step_ = 0;
-  bool taken_ = false;  // step_ has begun already, with take()
 
   // Servers keep the state; ranks carry it.
   state::OwnerMap owners() const override { return client_->state_owners(); }

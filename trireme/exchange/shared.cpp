@@ -15,7 +15,7 @@ Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, cons
 
 Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                const Options& options, const std::function<space::Range(space::Range)>& slice_of)
-    : Exchange(layout, options), local_(local) {
+    : Exchange(layout, options, {.shared = true, .tells = true}), local_(local) {
   // One copy of the parameters for all ranks of the machine: each brings an equal part of the room.
   const size_t ranks = static_cast<size_t>(local_.size());
   parameters_ = local_.allocate((layout_.bytes() + ranks - 1) / ranks, "the model's parameters");
@@ -29,9 +29,11 @@ Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, cons
     name_hashes_.push_back(space::hash_text(bucket.name));
   }
   updater_.emplace(optimizer, slices_, ranks > 1);
+  flat_ = {parameters_.parts[0], gradients_of(local_.rank()), flags_of(local_.rank())};
+  source_ = std::make_unique<OwnShare>(local_.rank(), local_.size());
 }
 
-void Shared::publish_parameters() { local_.barrier("parameters"); }
+void Shared::publish() { local_.barrier("parameters"); }
 
 void Shared::open() {
   Exchange::open();

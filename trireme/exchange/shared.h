@@ -18,14 +18,10 @@ class Shared : public Exchange {
   Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
          const Options& options);
 
-  std::byte* parameters() const override { return parameters_.parts[0]; }
-  std::byte* gradients() const override { return gradients_of(local_.rank()); }
-  bool parameters_are_shared() const override { return true; }
-  void publish_parameters() override;
+  void publish() override;
   void open() override;
   void ready(size_t bucket) override;
   void close() override;
-  const Told* told() const override { return &told_; }
 
  protected:
   /// Of this rank: `slices` by bucket, empty where it has nothing to do.
@@ -34,7 +30,6 @@ class Shared : public Exchange {
 
   bool last(size_t bucket) const { return bucket + 1 == buckets_.size(); }
   std::byte* gradients_of(int rank) const { return gradients_.parts[static_cast<size_t>(rank)]; }
-  uint8_t* flags() const override { return flags_of(local_.rank()); }
   uint8_t* flags_of(int rank) const { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(rank)]); }
   /// This rank's slice of a bucket, or a part of it. If something is left out, the machine will hear.
   void update_slice(size_t bucket, space::Range range, std::span<const space::Source> sources);
@@ -44,7 +39,7 @@ class Shared : public Exchange {
   bool clip_together();
   /// This rank's part of a bucket at which all ranks of the machine have arrived.
   virtual void work(size_t bucket);
-  /// The next bucket's.
+  /// The next bucket's. Of the last one, told_ has the machine's sums then.
   void work_next();
   /// What can be done without waiting.
   virtual void proceed();
@@ -55,7 +50,6 @@ class Shared : public Exchange {
   };
   comm::shm::Communicator& local_;
   std::vector<space::Range> slices_;  // this rank's, by bucket
-  Told told_{};                       // once work_next() has seen the last bucket: the machine's sums
   std::deque<Open> open_;             // rounds at which this rank has arrived and that it has not finished
   uint32_t last_round_ = 0;           // at which this rank has arrived
   uint32_t step_ = 0;

@@ -34,6 +34,8 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
       lane_flags_(layout_.size()),
       trips_(buckets_.size()),
       ready_seconds_(buckets_.size()) {
+  traits_.patient = true;
+  source_ = std::make_unique<OwnShare>(all_.rank(), all_.size());
   total_ = local_.allocate(sizeof(Told), "what ranks of all machines tell");
   landings_ = local_.allocate(sizeof(Landings) * buckets_.size(), "which buckets have landed");
   // More flags than one opening takes are a collective of their own, for which depart() waits.
@@ -56,7 +58,7 @@ Spread::~Spread() {
     }
 }
 
-void Spread::publish_parameters() {
+void Spread::publish() {
   if (local_.rank() == 0) lane_->broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
   local_.barrier("parameters");
 }
@@ -84,7 +86,8 @@ void Spread::proceed() {
   while (!travelling_.empty() && unused(travelling_.front().bucket) && travelling_.front().sum->test()) land_first();
 }
 
-/// By the backward pass of any rank of this machine, see patient(). The rounds of a step's buckets follow one another.
+/// By the backward pass of any rank of this machine, see Traits::patient. The rounds of a step's buckets follow one
+/// another.
 bool Spread::unused(size_t bucket) {
   if (last(bucket)) return true;  // it left when all ranks had ended theirs
   if (bucket + 1 >= ready_) return false;

@@ -21,14 +21,12 @@ class Spread final : public Shared {
   /// Waits for what still travels: it points into this object.
   ~Spread() override;
 
-  void publish_parameters() override;
+  void publish() override;
   void open() override;
   void ready(size_t bucket) override;
-  bool patient() const override { return true; }
   void close() override;
   void await(space::Range part) override;
   void land() override;
-  bool landed() const override { return landed_; }
 
  private:
   space::Range summed(size_t bucket) const override { return slices_[bucket]; }
@@ -80,7 +78,6 @@ class Spread final : public Shared {
   size_t ready_ = 0;     // buckets
   size_t departed_ = 0;  // of order_
   std::deque<Piece> travelling_;
-  bool landed_ = true;
 
   // What plan() uses: sums since measure_anew().
   Clock::time_point opened_{};

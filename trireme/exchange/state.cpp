@@ -80,6 +80,11 @@ Exchange::Scalars Exchange::scalars() {
       {.name = named(state::kStep, share_of(group().rank(), 0).own_state, group().rank()), .value = updater_->steps()}};
 }
 
+Exchange::Scalars Exchange::course_scalars() const {
+  const WorkSource::Course& course = source_->course();
+  return {{kWorkCourse, course.number, -1}, {kWorkFirst, course.first_step, -1}};
+}
+
 void Exchange::restore_scalars(const std::vector<int64_t>& values) {
   if (updater_) updater_->restart(values[0]);
 }

@@ -11,37 +11,10 @@
 
 #include <trireme/cluster/world.h>
 #include <trireme/exchange/exchange.h>
-#include <trireme/space/schedule.h>
+#include <trireme/parallel/options.h>
 #include <trireme/state/visitor.h>
 
 namespace trireme {
-
-struct ParallelOptions {
-  exchange::Sync sync = exchange::Sync::shared;  // how gradients become parameters
-  exchange::Rate rate = exchange::Rate::share;   // what one gradient counts where they are applied one by one
-  int accumulate = 1;                            // calls of step() per update
-  space::ScheduleOptions schedule{};             // of the learning rate, by update
-  size_t bucket_bytes = 1 << 20;                 // gradients travel in buckets of about this size
-  bool overlap = true;                           // reduce complete buckets while the backward pass goes on
-  bool overlap_next =
-      false;  // return from step() when the parameters that come first are there; operators of this thread that use
-              // others wait for them. Before looking at raw memory (data_ptr) use settled() or exclusive()
-  bool channels_last = false;  // store 4-d weights as N, H, W, C: faster for most convolutions with oneDNN
-  double clip = 0;  // norm above which a gradient is scaled down, as torch's clip_grad_norm_ does; 0: none. In
-                    // lockstep() that of the update's mean gradient over all ranks, otherwise of each rank's own
-  exchange::OnNan on_nan =
-      exchange::OnNan::stop;     // a loss or a gradient that is NaN or infinite: step() throws NotFinite, or looks away
-  bool sync_batch_norm = false;  // batch norms in the loss function use the statistics of all ranks' samples, as
-                                 // one process would; otherwise each rank's own. Each layer then waits for all
-                                 // ranks, forward and backward. Only where ranks are in lockstep
-
-  // With parameter servers.
-  ps::Stale stale = ps::Stale::full;  // what a gradient is worth that was computed with old parameters
-  double lambda = 0.04;               // of Stale::compensated
-  uint64_t seed = 1;                  // trylock: of the workers' luck
-  std::vector<ps::SparseTable::Options>
-      tables{};  // rows by key (embeddings), beside the module's parameters; see servers()
-};
 
 /// What a call of step() did.
 struct Step {
@@ -63,11 +36,11 @@ class Parallel {
   /// in `.grad()` for an optimizer of the user's. Throws Mismatch when ranks' models or settings differ, and names the
   /// first difference.
   Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
-           ParallelOptions options = {});
+           const ParallelOptions& options = {});
   /// The ranks of a group, such as an axis of a mesh: other groups may train other models at the same time. Modes with
   /// parameter servers need all of the world.
   Parallel(const Group& group, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
-           ParallelOptions options = {});
+           const ParallelOptions& options = {});
   ~Parallel();
   Parallel(const Parallel&) = delete;
   Parallel& operator=(const Parallel&) = delete;
@@ -96,16 +69,15 @@ class Parallel {
     return step(static_cast<double>(batch.weight), loss);
   }
 
-  /// Makes the next completed update report `stop` on all ranks. Safe in a signal handler.
+  /// Makes the next completed update report `stop` on all ranks, and feeds end. Safe in a signal handler.
   void request_stop() noexcept;
 
   /// Whether every update is one of all ranks together; otherwise each rank goes at its own pace, and what step() is
   /// given counts with its weight among this rank's samples.
   bool lockstep() const;
-  /// Whether ranks ask for their work, so that fast ones do more: then take() says which piece of an epoch is next,
-  /// until the epoch ends or somebody stops.
-  bool gives_work() const;
-  ps::Work take(int64_t epoch, int64_t first_step, int64_t pieces);
+  /// Where this rank's work comes from, for a data::Feed: its share of every step, or, where work is given, the pieces
+  /// that it takes. The schedule follows what was taken; without a feed, this rank's updates. Ends when somebody stops.
+  exchange::WorkSource& source();
 
   /// Runs `look` while the parameters are those that all ranks agree on, and buffers are averaged: for evaluating and
   /// saving. Collective.
@@ -146,16 +118,23 @@ class Parallel {
   void restore(state::Source& source);
 };
 
-/// `auto train = trireme::parallel(world, *net, trireme::momentum({.lr = 0.05}));`
-Parallel parallel(World& world, torch::nn::Module& module, space::UpdaterOptions optimizer,
-                  ParallelOptions options = {});
+/// `auto train = trireme::parallel(world, *net, trireme::momentum({.lr = 0.05}));` Where only the exchange is asked
+/// something, its options may stand alone: `{.sync = trireme::Sync::async, .clip = 1}`.
+Parallel parallel(World& world, torch::nn::Module& module, const space::UpdaterOptions& optimizer,
+                  const ParallelOptions& options = {});
+Parallel parallel(World& world, torch::nn::Module& module, const space::UpdaterOptions& optimizer,
+                  const exchange::Options& options);
 /// With an optimizer of the user's own: step() averages the gradients, then call its step().
 Parallel parallel(World& world, torch::nn::Module& module,
-                  ParallelOptions options = {.sync = exchange::Sync::allreduce});
+                  const exchange::Options& options = {.sync = exchange::Sync::allreduce});
+Parallel parallel(World& world, torch::nn::Module& module, const ParallelOptions& options);
 /// The same for the ranks of a group: `trireme::parallel(mesh.group("data"), *net, …)`
-Parallel parallel(const Group& group, torch::nn::Module& module, space::UpdaterOptions optimizer,
-                  ParallelOptions options = {});
+Parallel parallel(const Group& group, torch::nn::Module& module, const space::UpdaterOptions& optimizer,
+                  const ParallelOptions& options = {});
+Parallel parallel(const Group& group, torch::nn::Module& module, const space::UpdaterOptions& optimizer,
+                  const exchange::Options& options);
 Parallel parallel(const Group& group, torch::nn::Module& module,
-                  ParallelOptions options = {.sync = exchange::Sync::allreduce});
+                  const exchange::Options& options = {.sync = exchange::Sync::allreduce});
+Parallel parallel(const Group& group, torch::nn::Module& module, const ParallelOptions& options);
 
 }  // namespace trireme

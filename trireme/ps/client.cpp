@@ -377,7 +377,7 @@ bool Client::begin(int64_t step, bool stop) {
              .status == Status::ok;
 }
 
-Work Client::take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop) {
+Lease Client::take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop) {
   const Reply reply = ask(0,
                           {.verb = Verb::take,
                            .flags = stop ? kStop : uint8_t{0},
@@ -386,8 +386,8 @@ Work Client::take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pie
                            .bytes = static_cast<uint64_t>(pieces),
                            .extra = static_cast<uint64_t>(pieces_per_step)},
                           "a piece of work");
-  if (reply.status != Status::ok) return {reply.status == Status::stopped ? Work::stopped : Work::end};
-  return {Work::piece, first_step + reply.value / pieces_per_step, reply.value};
+  if (reply.status != Status::ok) return {reply.status == Status::stopped ? Lease::stopped : Lease::end};
+  return {Lease::piece, first_step + reply.value / pieces_per_step, reply.value};
 }
 
 bool Client::lock(bool tries) {

@@ -80,8 +80,8 @@ class Pending {
   std::shared_ptr<Operation> operation_;
 };
 
-/// A piece of an epoch's work.
-struct Work {
+/// What a worker that asks for work is given: a piece of an epoch, to do now, or the reason why there is none.
+struct Lease {
   enum What : uint8_t { piece, end, stopped } what = end;
   int64_t step = 0;   // the clock: epoch's first step + piece / pieces per step
   int64_t index = 0;  // of the piece in the epoch
@@ -135,7 +135,7 @@ class Client {
   bool begin(int64_t step, bool stop = false);
   /// The next of an epoch's `pieces` that nobody has taken, once its step may begin. `stop` ends the work for all
   /// workers.
-  Work take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop);
+  Lease take(int64_t epoch, int64_t first_step, int64_t pieces, int64_t pieces_per_step, bool stop);
   /// The update lock, if this worker tries and nobody else has it; otherwise a gradient is counted as dropped.
   bool lock(bool tries);
   void unlock();

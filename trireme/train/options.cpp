@@ -49,22 +49,18 @@ int usual_epochs(bool csv, int64_t steps_per_epoch) {
 void check(const Options& o) {
   if (o.epochs.value_or(0) < 0) fail<InvalidArgument>("epochs must be at least 0, not {}", *o.epochs);
   if (o.batch == 0) fail<InvalidArgument>("the batch must be at least 1");
-  if (o.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", o.accumulate);
-  if (o.max_steps < 0 || o.warmup < 0)
-    fail<InvalidArgument>("max-steps and warmup must be at least 0, not {} and {}", o.max_steps, o.warmup);
-  if (!std::isfinite(o.gamma) || !std::isfinite(o.step_epochs) || o.step_epochs <= 0)
-    fail<InvalidArgument>("gamma must be a number and step-epochs more than 0, not {} and {}", o.gamma, o.step_epochs);
+  check(o.parallel);
+  const space::ScheduleOptions& schedule = o.parallel.schedule;
+  if (o.max_steps < 0 || schedule.warmup < 0)
+    fail<InvalidArgument>("max-steps and warmup must be at least 0, not {} and {}", o.max_steps, schedule.warmup);
+  if (!std::isfinite(schedule.gamma) || !std::isfinite(o.step_epochs) || o.step_epochs <= 0)
+    fail<InvalidArgument>("gamma must be a number and step-epochs more than 0, not {} and {}", schedule.gamma,
+                          o.step_epochs);
+  if (!(schedule.floor >= 0 && schedule.floor <= 1))
+    fail<InvalidArgument>("floor is a part of the learning rate, from 0 to 1, not {}", schedule.floor);
   if (o.dtype != "f32" && o.dtype != "f64") fail<InvalidArgument>("unknown dtype '{}': f32 or f64", o.dtype);
-  exchange::check_rate(o.sync, o.rate);
-  if (!(o.clip >= 0) || !std::isfinite(o.clip))
-    fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", o.clip);
-  if (o.sync_batch_norm && !o.sync.lockstep())
-    fail<InvalidArgument>(
-        "sync-batch-norm needs workers that take every step together, and with sync '{}' each goes at its own pace",
-        exchange::name_of(o.sync));
   if (!(o.straggler_factor >= 1 && o.straggler_factor <= 100))
     fail<InvalidArgument>("a straggler takes 1 to 100 times as long, not {}", o.straggler_factor);
-  space::schedule_named(o.schedule);
   space::Updater(o.optimizer, {});
   if (fs::exists(o.save) && !fs::is_regular_file(o.save) && !fs::is_directory(o.save))
     fail<InvalidArgument>("{} is not a file: it would be replaced by the model", o.save);

@@ -1,12 +1,12 @@
 #pragma once
-// Everything a training run is asked to do. Fields map one to one to `--flags` and to keys of a recipe.
+// Everything a training run is asked to do, with what its Parallel is asked and what that asks of its exchange. Fields
+// map one to one to `--flags` and to keys of a recipe.
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include <trireme/exchange/exchange.h>
-#include <trireme/space/schedule.h>
+#include <trireme/parallel/options.h>
 #include <trireme/space/updater.h>
 
 namespace trireme::train {
@@ -23,30 +23,21 @@ struct Options {
   size_t batch = 64;                   // samples per update, over all workers
   std::optional<int> epochs;           // default: usual_epochs()
   int64_t max_steps = 0;               // stop after this many updates; 0: no limit
-  int accumulate = 1;                  // micro-batches per update and worker
   space::UpdaterOptions optimizer{};   // kind, lr, momentum, …
-  std::string schedule = "constant";   // constant, step, cosine
-  int64_t warmup = 0;                  // updates of linear rise
-  double step_epochs = 10;             // schedule step: epochs between drops
-  double gamma = 0.1;                  // schedule step: factor of a drop
-  uint64_t seed = 1;                   // initial parameters, shuffling, dropout
-  exchange::Sync sync = exchange::Sync::shared;
-  exchange::Rate rate = exchange::Rate::share;  // what one gradient counts where they are applied one by one
-  ps::Stale stale = ps::Stale::full;            // parameter servers: what a stale gradient is worth
-  double clip = 0;  // norm above which a gradient is scaled down; 0: none. See ParallelOptions
-  exchange::OnNan on_nan = exchange::OnNan::stop;  // a loss or a gradient that is NaN or infinite
+  ParallelOptions parallel{};   // sync, clip, accumulate, schedule, …; a run fills in what depends on its data:
+                                // schedule.total and step_size, channels_last, and the seed
+  double step_epochs = 10;      // schedule step: epochs between drops
+  uint64_t seed = 1;            // initial parameters, shuffling, dropout, trylock's luck
+  bool shuffle = true;          // the training set, anew in every epoch
   bool plain_mean = false;      // every worker's gradient counts the same, however many samples it has
   int straggler = -1;           // a worker that is made slow, to see what that does; -1: none
   double straggler_factor = 1;  // how many times as long it takes for a step
   MemoryFormat memory_format = MemoryFormat::automatic;  // of convolution weights; automatic measures and remembers
   Loss loss = Loss::automatic;  // automatic: cross entropy for classes, mean squared error for numbers
   std::string dtype = "f32";    // f32 or f64
-  size_t bucket_bytes = 1 << 20;
-  bool overlap = true;
-  bool sync_batch_norm = false;  // batch norm over the samples of all workers
-  std::string cache;             // file that remembers measured choices, or ""
-  std::string report;            // JSON file, or ""
-  std::string save;              // safetensors file, or ""
+  std::string cache;            // file that remembers measured choices, or ""
+  std::string report;           // JSON file, or ""
+  std::string save;             // safetensors file, or ""
 };
 
 /// Throws InvalidArgument or IoError for what cannot be honoured, as far as that shows without data and model: before

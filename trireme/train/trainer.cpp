@@ -6,6 +6,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <thread>
 #include <utility>
@@ -63,9 +64,8 @@ class Run {
     const data::Splits splits = data::open(world_.local(), options_.data, data_options());
     compare_data(splits);
     for (size_t i = 0; world_.first() && i < splits.notes.size(); i++) listener_.note(splits.notes[i]);
-    const data::Loader loader(
-        splits.train, world_.rank(), world_.size(),
-        {.batch = options_.batch, .accumulate = options_.accumulate, .seed = options_.seed, .dtype = dtype_});
+    const data::Cut cut{splits.train.count, options_.batch, world_.size(), options_.parallel.accumulate};
+    data::check(cut, splits.train.name);
     mse_ = options_.loss == Loss::mse || (options_.loss == Loss::automatic && splits.train.task == data::Task::regress);
     if (!mse_ && splits.train.task == data::Task::regress)
       fail<InvalidArgument>("cross-entropy needs classes, but the labels of {} are not whole numbers from 0",
@@ -77,41 +77,26 @@ class Run {
     torch::manual_seed(options_.seed * 1000003 +
                        static_cast<uint64_t>(world_.rank()));  // dropout differs between workers
 
-    const auto steps = static_cast<int64_t>(loader.steps_per_epoch());
+    const auto steps = static_cast<int64_t>(cut.steps());
     choose_epochs(splits, steps);
     if (splits.schema && mse_) loss_unit_ = splits.schema->deviation * splits.schema->deviation;
-    Parallel train(world_, *net_, options_.optimizer,
-                   {.sync = options_.sync,
-                    .rate = options_.rate,
-                    .accumulate = options_.accumulate,
-                    .schedule = {.kind = space::schedule_named(options_.schedule),
-                                 .warmup = options_.warmup,
-                                 .total = options_.max_steps > 0 ? options_.max_steps : steps * epochs_,
-                                 .step_size = std::max<int64_t>(
-                                     1, std::llround(options_.step_epochs * static_cast<double>(steps))),
-                                 .gamma = options_.gamma},
-                    .bucket_bytes = options_.bucket_bytes,
-                    .overlap = options_.overlap,
-                    .overlap_next = options_.overlap,
-                    .channels_last = channels_last,
-                    .clip = options_.clip,
-                    .on_nan = options_.on_nan,
-                    .sync_batch_norm = options_.sync_batch_norm,
-                    .stale = options_.stale,
-                    .seed = options_.seed});
+    Parallel train(world_, *net_, options_.optimizer, parallel_options(steps, channels_last));
+    data::Feed feed(train, splits.train,
+                    {.batch = options_.batch, .seed = options_.seed, .shuffle = options_.shuffle, .dtype = dtype_});
     result_.parameters = train.exchange().layout().elements();
     if (world_.first())
       listener_.note(fmt::format(
           "{}: {} parameters; {}: {} training and {} test samples; {} worker{}{}, sync {}, batch {} ({} steps an "
           "epoch)",
           options_.model, result_.parameters, options_.data, splits.train.count, splits.test.count, world_.size(),
-          world_.size() == 1 ? "" : "s", servers_text(), exchange::name_of(options_.sync), options_.batch, steps));
-    if (world_.first() && world_.size() > 1 && models::has_batch_norm(options_.model) && !options_.sync_batch_norm)
+          world_.size() == 1 ? "" : "s", servers_text(), exchange::name_of(asked().sync), options_.batch, steps));
+    if (world_.first() && world_.size() > 1 && models::has_batch_norm(options_.model) &&
+        !options_.parallel.sync_batch_norm)
       listener_.note(
           "batch norm: each worker uses the statistics of its own samples; --sync-batch-norm uses those of the whole "
           "batch");
     for (int epoch = 0; epoch < epochs_ && !result_.stopped && !enough(); epoch++) {
-      run_epoch(train, loader, epoch);
+      run_epoch(train, feed, epoch);
       if (!result_.stopped) evaluate(train, splits.test, Patience::until_stopped);
       if (world_.first() && !result_.stopped) listener_.epoch(result_.epochs.back());
       if (!result_.stopped) examine(mse_ ? 0 : splits.train.classes, epoch + 1 == epochs_ || enough());
@@ -130,6 +115,18 @@ class Run {
     const auto servers = train.counted_by_servers();
     for (size_t i = 0; i < ranks.size(); i++) result_.counted.emplace_back(fmt::format("rank {}", i), ranks[i]);
     for (size_t i = 0; i < servers.size(); i++) result_.counted.emplace_back(fmt::format("server {}", i), servers[i]);
+  }
+
+  const exchange::Options& asked() const { return options_.parallel.exchange; }
+
+  /// With what depends on data and model.
+  ParallelOptions parallel_options(int64_t steps, bool channels_last) const {
+    ParallelOptions options = options_.parallel;
+    options.schedule.total = options_.max_steps > 0 ? options_.max_steps : steps * epochs_;
+    options.schedule.step_size = std::max<int64_t>(1, std::llround(options_.step_epochs * static_cast<double>(steps)));
+    options.exchange.seed = options_.seed;
+    options.channels_last = channels_last;
+    return options;
   }
 
   void introduce() {
@@ -172,8 +169,11 @@ class Run {
     terms.add("batch", options_.batch);
     terms.add("epochs", options_.epochs.value_or(-1))
         .add("max_steps", options_.max_steps)
-        .add("accumulate", options_.accumulate);
-    terms.add("seed", options_.seed).add("plain_mean", options_.plain_mean).add("dtype", options_.dtype);
+        .add("accumulate", options_.parallel.accumulate);
+    terms.add("seed", options_.seed)
+        .add("shuffle", options_.shuffle)
+        .add("plain_mean", options_.plain_mean)
+        .add("dtype", options_.dtype);
     terms.add("memory_format", memory_format_names()[static_cast<size_t>(options_.memory_format)]);
     terms.add("loss", loss_names()[static_cast<size_t>(options_.loss)])
         .add("save", options_.save.empty() ? "nothing" : "the model");
@@ -220,7 +220,7 @@ class Run {
   bool choose_format(const data::Dataset& set) {
     if (options_.memory_format != MemoryFormat::automatic) return options_.memory_format == MemoryFormat::channels_last;
     const size_t share = std::max<size_t>(
-        1, options_.batch / static_cast<size_t>(world_.size()) / static_cast<size_t>(options_.accumulate));
+        1, options_.batch / static_cast<size_t>(world_.size()) / static_cast<size_t>(options_.parallel.accumulate));
     const auto order = data::epoch_order(std::min(share, set.count), 0, 0, false);
     const data::Batch batch = data::make_batch(set, order, 0, order.size(), dtype_);
     const FormatChoice choice = choose_memory_format(
@@ -230,19 +230,6 @@ class Run {
     return choice.channels_last;
   }
 
-  void run_epoch(Parallel& train, const data::Loader& loader, int number) {
-    net_->train();
-    EpochResult epoch{.epoch = number + 1};
-    Pace pace;
-    train.gives_work() ? take_pieces(train, loader, number, epoch, pace) : do_share(train, loader, number, epoch, pace);
-    epoch.seconds = seconds_since(pace.start);
-    if (!train.lockstep()) add_up(epoch, pace);
-    result_.seconds += epoch.seconds;
-    epoch.samples_per_second = static_cast<double>(pace.samples) / epoch.seconds;
-    if (!result_.stopped) set_progress(epoch, loader.steps_per_epoch(), loader.steps_per_epoch(), epoch.seconds);
-    result_.epochs.push_back(epoch);
-  }
-
   /// How far an epoch is.
   struct Pace {
     size_t steps = 0;    // done here
@@ -250,52 +237,39 @@ class Run {
     Clock::time_point start = Clock::now(), reported = start;
   };
 
-  /// The share that every worker has of every step.
-  void do_share(Parallel& train, const data::Loader& loader, int number, EpochResult& epoch, Pace& pace) {
-    data::Epoch batches = loader.epoch(number);
-    for (data::Batch& batch : batches) {
-      if (stop_.load()) train.request_stop();
+  void run_epoch(Parallel& train, data::Feed& feed, int number) {
+    net_->train();
+    EpochResult epoch{.epoch = number + 1};
+    Pace pace;
+    const auto first = number * static_cast<int64_t>(feed.steps_per_epoch());
+    if (stop_.load()) train.request_stop();
+    const int64_t left = options_.max_steps > 0 ? options_.max_steps - first : std::numeric_limits<int64_t>::max();
+    data::Epoch batches = feed.epoch(number, static_cast<size_t>(left));
+    for (const data::Batch& batch : batches) {
       const Step done = step(train, batch);
-      pace.samples += train.lockstep() ? 0 : batch.samples();
+      if (!train.lockstep()) pace.samples += batch.samples();
       if (done.updated) {
-        position_++;
-        if (train.lockstep()) pace.samples = std::min(loader.dataset().count, (pace.steps + 1) * options_.batch);
-        stepped(done, epoch, pace, batches.steps(), pace.steps + 1);
+        position_ = first + static_cast<int64_t>(batch.step) + 1;
+        if (train.lockstep()) pace.samples = std::min(feed.dataset().count, (batch.step + 1) * options_.batch);
+        stepped(done, epoch, pace, batches.steps(), batch.step + 1);
       }
-      result_.stopped = done.stop;
-      if (done.stop || enough()) break;
-    }
-  }
-
-  /// Pieces of steps, as long as there are some: fast workers do more of them.
-  void take_pieces(Parallel& train, const data::Loader& loader, int number, EpochResult& epoch, Pace& pace) {
-    const auto steps = static_cast<int64_t>(loader.steps_per_epoch()), first = number * steps,
-               size = static_cast<int64_t>(world_.size());
-    const int64_t wanted = options_.max_steps > 0 ? std::min(steps, options_.max_steps - first) : steps;
-    const auto order = loader.order(number);
-    ps::Work work;
-    while (true) {
       if (stop_.load()) train.request_stop();
-      work = train.take(number, first, wanted * size);
-      if (work.what != ps::Work::piece) break;
-      Step done;
-      for (int micro = 0; micro < options_.accumulate; micro++) {
-        const data::Batch batch =
-            loader.batch(order, static_cast<size_t>(work.index / size), static_cast<int>(work.index % size), micro);
-        pace.samples += batch.samples();
-        done = step(train, batch);
-      }
-      stepped(done, epoch, pace, static_cast<size_t>(wanted), static_cast<size_t>(work.index / size) + 1);
     }
-    position_ = first + wanted;
-    result_.stopped = work.what == ps::Work::stopped;
+    position_ = first + static_cast<int64_t>(batches.steps());
+    result_.stopped = batches.stopped();
+    epoch.seconds = seconds_since(pace.start);
+    if (!train.lockstep()) add_up(epoch, pace);
+    result_.seconds += epoch.seconds;
+    epoch.samples_per_second = static_cast<double>(pace.samples) / epoch.seconds;
+    if (!result_.stopped) set_progress(epoch, batches.steps(), batches.steps(), epoch.seconds);
+    result_.epochs.push_back(epoch);
   }
 
   Step step(Parallel& train, const data::Batch& batch) {
     count_.samples.add(static_cast<double>(batch.samples()));
     const auto start = Clock::now();
     const double weight = options_.plain_mean && batch.weight > 0
-                              ? 1.0 / (static_cast<double>(world_.size()) * options_.accumulate)
+                              ? 1.0 / (static_cast<double>(world_.size()) * options_.parallel.accumulate)
                               : batch.weight;
     const Step done = train.step(weight, [&] {
       if (world_.rank() == options_.straggler && timed_ == kStepsToTime)
@@ -406,7 +380,7 @@ class Run {
                                         .ended = ended,
                                         .lr = options_.optimizer.lr,
                                         .momentum = options_.optimizer.kind == space::Optimizer::momentum,
-                                        .full_rate = options_.rate == exchange::Rate::full})
+                                        .full_rate = asked().rate == exchange::Rate::full})
                           .sentence;
     if (!result_.warning.empty() && !std::exchange(warned_, true) && world_.first())
       listener_.note("warning: " + result_.warning);
@@ -422,7 +396,7 @@ class Run {
   bool mse_ = false;
   int epochs_ = 0;
   double loss_unit_ = 1;     // what a loss of 1 means in the unit of the label, squared
-  int64_t position_ = 0;     // steps of the run that are done; where workers take pieces, those of finished epochs
+  int64_t position_ = 0;     // steps of the run that are done; within an epoch, as far as this worker knows
   int64_t all_updates_ = 0;  // where workers go their own ways: of all of them
   int timed_ = 0;            // steps, as far as kStepsToTime
   double usual_ = 0;         // seconds of the quickest of them
@@ -453,9 +427,9 @@ std::string report_json(const Options& options, int workers, const Result& resul
                                    {"workers", workers},
                                    {"threads", at::get_num_threads()},
                                    {"batch", options.batch},
-                                   {"accumulate", options.accumulate},
-                                   {"sync", exchange::name_of(options.sync)},
-                                   {"rate", exchange::name_of(options.rate)},
+                                   {"accumulate", options.parallel.accumulate},
+                                   {"sync", exchange::name_of(options.parallel.exchange.sync)},
+                                   {"rate", exchange::name_of(options.parallel.exchange.rate)},
                                    {"optimizer", space::name_of(options.optimizer.kind)},
                                    {"lr", options.optimizer.lr},
                                    {"seed", options.seed},

@@ -70,10 +70,10 @@ double* elements(std::byte* flat, const space::Slot& slot) {
 std::unique_ptr<Exchange> make(const OnMachine& rank, const Layout& layout, const Options& options) {
   auto exchange =
       make_exchange(Group(rank.all, rank.here, rank.lane, rank.all.topology().lanes()), layout, space::sgd(), options);
-  if (rank.all.rank() == 0 || !exchange->parameters_are_shared())
+  if (rank.all.rank() == 0 || !exchange->traits().shared)
     for (const space::Slot& slot : layout.slots())
       std::fill_n(elements(exchange->parameters(), slot), slot.elements(), 1.0);
-  exchange->publish_parameters();
+  exchange->publish();
   return exchange;
 }
 

@@ -133,7 +133,7 @@ void fill_parameters(Exchange& exchange, int rank, double more) {
   for (size_t slot = 0; rank == 0 && slot < layout.size(); slot++)
     for (size_t i = 0; i < layout[slot].elements(); i++)
       elements(exchange.parameters(), layout[slot])[i] = start_value(slot, i) + more;
-  exchange.publish_parameters();
+  exchange.publish();
 }
 
 /// Steps [first, last).
@@ -151,7 +151,8 @@ void train(Exchange& exchange, int rank, int first, int last) {
       }
       exchange.ready(b);
     }
-    exchange.finish();
+    exchange.close();
+    exchange.land();
   }
 }
 

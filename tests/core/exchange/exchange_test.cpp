@@ -1,30 +1,20 @@
 // label: unit
-// Every way to exchange gradients against one loop that sums them and applies the optimizer's formula.
-#include <fmt/format.h>
+// One contract for every exchange - all modes, on one machine, on several, with servers - against one plain loop.
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <cmath>
-#include <cstring>
 
-#include <trireme/exchange/exchange.h>
-
-#include "../comm/ranks.h"
+#include "crews.h"
+#include "plain_loop.h"
 
 namespace trireme::exchange::tests {
 namespace {
 
-using comm::shm::Communicator;
 using space::Layout;
-using space::Optimizer;
 using space::Slot;
 using space::UpdaterOptions;
 using trireme::tests::expect_all_well;
 using trireme::tests::expect_error;
-using trireme::tests::run_ranks;
-
-constexpr int kSteps = 20;
-using Parameters = std::vector<std::vector<double>>;  // by slot
 
 Layout small_model() {
   return Layout({{"conv.weight", DType::f64, {6, 5, 5}},
@@ -37,111 +27,92 @@ Layout small_model() {
                  {"fc2.bias", DType::f64, {10}}});
 }
 
-double noise(uint64_t a, uint64_t b, uint64_t c, uint64_t d) {
-  uint64_t x = a * 0x9e3779b97f4a7c15 + b * 0xbf58476d1ce4e5b9 + c * 0x94d049bb133111eb + d * 0xd6e8feb86659fd93 + 1;
-  for (int i = 0; i < 3; i++) x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9;
-  return static_cast<double>(x >> 11) * 0x1p-52 - 1;
-}
-
-double start_value(size_t slot, size_t i) { return noise(77, slot, i, 0); }
-double gradient(int rank, int step, size_t slot, size_t i) {
-  return noise(static_cast<uint64_t>(rank) + 1, static_cast<uint64_t>(step), slot, i);
-}
-double rate(int step) { return 0.02 / (1 + 0.1 * step); }
-
-/// Some slots have no gradient on some ranks, some on none; "unused" never has one.
-bool has_gradient(int rank, int step, size_t slot) {
-  if (slot == 6) return false;
-  if (step % 5 == 3 && slot == 2) return false;
-  if (step % 4 == 1 && slot % 3 == 0) return rank % 2 == 1;
-  return true;
-}
-
-/// The same in one thread: sums over ranks in double, then the formulas of torch.optim.
-Parameters reference(const Layout& layout, const UpdaterOptions& o, int ranks) {
-  Parameters p, s, v;
-  for (size_t slot = 0; slot < layout.size(); slot++) {
-    p.emplace_back(layout[slot].elements());
-    for (size_t i = 0; i < p[slot].size(); i++) p[slot][i] = start_value(slot, i);
-    s.emplace_back(p[slot].size(), 0.0);
-    v.emplace_back(p[slot].size(), 0.0);
-  }
-  std::vector<int> steps(layout.size());  // of each slot: those with a gradient
-  for (int step = 1; step <= kSteps; step++)
-    for (size_t slot = 0; slot < layout.size(); slot++) {
-      std::vector<int> present;
-      for (int rank = 0; rank < ranks; rank++)
-        if (has_gradient(rank, step, slot)) present.push_back(rank);
-      if (present.empty()) continue;
-      steps[slot]++;
-      for (size_t i = 0; i < p[slot].size(); i++) {
-        double g = 0;
-        for (int rank : present) g += gradient(rank, step, slot, i);
-        double &x = p[slot][i], &m = s[slot][i], &w = v[slot][i];
-        const double lr = rate(step);
-        if (o.kind == Optimizer::adamw)
-          x *= 1 - lr * o.weight_decay;
-        else
-          g += o.weight_decay * x;
-        if (o.kind == Optimizer::sgd) {
-          x -= lr * g;
-        } else if (o.kind == Optimizer::momentum) {
-          m = o.momentum * m + g;
-          x -= lr * (o.nesterov ? g + o.momentum * m : m);
-        } else if (o.kind == Optimizer::adagrad) {
-          m += g * g;
-          x -= lr * g / (std::sqrt(m) + 1e-10);
-        } else {
-          m = o.beta1 * m + (1 - o.beta1) * g;
-          w = o.beta2 * w + (1 - o.beta2) * g * g;
-          x -= lr / (1 - std::pow(o.beta1, steps[slot])) * m /
-               (std::sqrt(w) / std::sqrt(1 - std::pow(o.beta2, steps[slot])) + 1e-8);
-        }
-      }
-    }
-  return p;
-}
-
 double* elements(std::byte* flat, const Slot& slot) { return reinterpret_cast<double*>(flat + slot.range.begin); }
 
-/// One rank's training; returns its parameters at the end.
-Parameters train(Communicator& group, const Layout& layout, const UpdaterOptions& optimizer, const Options& options) {
-  const auto exchange = make_exchange(group, layout, optimizer, options);
-  if (group.rank() == 0)
-    for (size_t slot = 0; slot < layout.size(); slot++)
-      for (size_t i = 0; i < layout[slot].elements(); i++)
-        elements(exchange->parameters(), layout[slot])[i] = start_value(slot, i);
-  exchange->publish_parameters();
-  for (int step = 1; step <= kSteps; step++) {
-    exchange->begin(rate(step));
-    exchange->open();
-    for (size_t b = 0; b < exchange->buckets().size(); b++) {
-      for (size_t slot = exchange->buckets()[b].first; slot < exchange->buckets()[b].last; slot++) {
-        const bool present = has_gradient(group.rank(), step, slot);
-        for (size_t i = 0; i < layout[slot].elements(); i++)  // what a slot without a gradient holds must not matter
-          elements(exchange->gradients(), layout[slot])[i] = present ? gradient(group.rank(), step, slot, i) : 1e6;
-        if (present) exchange->present(slot);
-      }
-      exchange->ready(b);
-    }
-    exchange->finish();
-  }
-  Parameters result;
-  for (const Slot& slot : layout.slots())
-    result.emplace_back(elements(exchange->parameters(), slot),
-                        elements(exchange->parameters(), slot) + slot.elements());
-  group.barrier("read");
+Values values_of(const Exchange& exchange) {
+  Values result;
+  for (const Slot& slot : exchange.layout().slots())
+    result.emplace_back(elements(exchange.parameters(), slot), elements(exchange.parameters(), slot) + slot.elements());
   return result;
 }
 
-/// Trains on `ranks` threads, expects the same parameters on all, and returns them.
-Parameters train_all(int ranks, const Layout& layout, const UpdaterOptions& optimizer, const Options& options) {
-  std::vector<Parameters> results(static_cast<size_t>(ranks));
-  expect_all_well(run_ranks(ranks, [&](Communicator& group) {
-    results[static_cast<size_t>(group.rank())] = train(group, layout, optimizer, options);
+/// What an exchange applies gradients one by one with is its rate as it stands, so that the loop needs no shares.
+Options options_for(const Crew& crew) {
+  return {.sync = crew.sync, .bucket_bytes = 4000, .rate = crew.sync.one_by_one() ? Rate::full : Rate::share};
+}
+
+void one_step(Exchange& exchange, int rank, int step) {
+  const Layout& layout = exchange.layout();
+  ASSERT_TRUE(exchange.begin(rate(step)));
+  exchange.open();
+  for (size_t b = 0; b < exchange.buckets().size(); b++) {
+    for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
+      const bool present = has_gradient(rank, step, slot);
+      for (size_t i = 0; i < layout[slot].elements(); i++)  // what a slot without a gradient holds must not matter
+        elements(exchange.gradients(), layout[slot])[i] = present ? gradient(rank, step, slot, i) : 1e6;
+      if (present) exchange.present(slot);
+    }
+    exchange.ready(b);
+  }
+  exchange.close();
+  exchange.land();
+  ASSERT_TRUE(exchange.landed());
+  ASSERT_TRUE(exchange.sound());
+}
+
+/// One rank's training.
+void train(const Crew& crew, const Member& me, const Layout& layout, const UpdaterOptions& optimizer,
+           const Options& options, Values& own, Values& agreed) {
+  const auto exchange = make_exchange(me.group, layout, optimizer, options);
+  if (me.rank == 0 || !exchange->traits().shared)
+    for (size_t slot = 0; slot < layout.size(); slot++)
+      for (size_t i = 0; i < layout[slot].elements(); i++)
+        elements(exchange->parameters(), layout[slot])[i] = me.rank == 0 ? start_value(slot, i) : 1e9;
+  me.barrier();
+  exchange->publish();
+  for (int step = 1; step <= kSteps; step++)
+    for (int turn = 0; turn < (crew.takes_turns() ? crew.ranks : 1); turn++) {
+      if (!crew.takes_turns() || turn == me.rank) one_step(*exchange, me.rank, step);
+      if (crew.takes_turns()) me.barrier();
+    }
+  own = values_of(*exchange);
+  me.barrier();
+  exchange->settle();
+  agreed = values_of(*exchange);
+  exchange->resume();
+  me.barrier();
+}
+
+/// Trains, and expects that all ranks agree.
+Trained train_all(const Crew& crew, const Layout& layout, const UpdaterOptions& optimizer, const Options& options) {
+  const auto ranks = static_cast<size_t>(crew.ranks);
+  std::vector<Values> own(ranks), agreed(ranks);
+  expect_all_well(run(crew, [&](const Member& me) {
+    const auto at = static_cast<size_t>(me.rank);
+    train(crew, me, layout, optimizer, options, own[at], agreed[at]);
   }));
-  for (const Parameters& other : results) EXPECT_EQ(other, results[0]);
-  return results[0];
+  for (const Values& other : agreed) EXPECT_EQ(other, agreed[0]);
+  return {own, agreed[0]};
+}
+
+void expect_near(const Layout& layout, const Values& got, const Values& wanted, const std::string& where) {
+  ASSERT_EQ(got.size(), wanted.size()) << where;
+  for (size_t slot = 0; slot < wanted.size(); slot++)
+    for (size_t i = 0; i < wanted[slot].size(); i++)
+      ASSERT_NEAR(got[slot][i], wanted[slot][i], 1e-12) << where << " " << layout[slot].name << "[" << i << "]";
+}
+
+/// Where each rank sees the last update of all at once; otherwise it knows only what it was given with its own.
+bool sees_all(const Crew& crew) {
+  return crew.sync.lockstep() || crew.sync.kind == Sync::hogwild || crew.sync.kind == Sync::local ||
+         crew.sync.kind == Sync::elastic;
+}
+
+void expect_trained(const Crew& crew, const Layout& layout, const Trained& got, const Trained& wanted,
+                    const std::string& where) {
+  expect_near(layout, got.agreed, wanted.agreed, where);
+  for (size_t rank = 0; sees_all(crew) && rank < got.own.size(); rank++)
+    expect_near(layout, got.own[rank], wanted.own[rank], where + fmt::format(", rank {}'s own:", rank));
 }
 
 const std::vector<UpdaterOptions>& optimizers() {
@@ -154,42 +125,65 @@ const std::vector<UpdaterOptions>& optimizers() {
   return all;
 }
 
-class EveryExchange : public testing::TestWithParam<std::tuple<Sync, int>> {
+class EveryExchange : public testing::TestWithParam<Crew> {
  protected:
-  static Options options() { return {.sync = std::get<0>(GetParam()), .bucket_bytes = 4000}; }
-  static int ranks() { return std::get<1>(GetParam()); }
+  static const Crew& crew() { return GetParam(); }
+  static Options options() { return options_for(crew()); }
+  /// For what is refused before servers are asked: they would wait for ranks that do not come.
+  static Crew without_servers() {
+    Crew crew = GetParam();
+    crew.servers = 0;
+    return crew;
+  }
 };
 
 TEST_P(EveryExchange, FollowsTheFormulas) {
   const Layout layout = small_model();
   for (const UpdaterOptions& optimizer : optimizers()) {
-    const Parameters wanted = reference(layout, optimizer, ranks()),
-                     got = train_all(ranks(), layout, optimizer, options());
-    ASSERT_EQ(got.size(), wanted.size());
-    for (size_t slot = 0; slot < wanted.size(); slot++)
-      for (size_t i = 0; i < wanted[slot].size(); i++)
-        ASSERT_NEAR(got[slot][i], wanted[slot][i], 1e-12)
-            << space::name_of(optimizer.kind) << " " << layout[slot].name << "[" << i << "]";
-    for (size_t i = 0; i < 9; i++) EXPECT_EQ(got[6][i], start_value(6, i)) << "a parameter without gradients moved";
+    const Trained got = train_all(crew(), layout, optimizer, options());
+    expect_trained(crew(), layout, got, plain_loop(layout, optimizer, crew().sync, crew().ranks),
+                   space::name_of(optimizer.kind));
+    for (size_t i = 0; i < 9; i++)
+      EXPECT_NEAR(got.agreed[6][i], start_value(6, i), 1e-15) << "a parameter without gradients moved";
   }
+}
+
+TEST_P(EveryExchange, ClipsByTheNorm) {
+  constexpr double kNorm = 12;
+  const Layout layout = small_model();
+  Options clipping = options();
+  clipping.clip = kNorm;
+  for (const UpdaterOptions& optimizer : {space::sgd(), space::momentum()})
+    for (bool overlap : {false, true}) {
+      clipping.overlap = overlap;
+      const Trained wanted = plain_loop(layout, optimizer, crew().sync, crew().ranks, kNorm);
+      const int gradients = kSteps * (crew().sync.lockstep() ? 1 : crew().ranks);
+      ASSERT_GT(wanted.clipped, gradients / 3);
+      ASSERT_LT(wanted.clipped, gradients);
+      expect_trained(crew(), layout, train_all(crew(), layout, optimizer, clipping), wanted,
+                     space::name_of(optimizer.kind));
+    }
 }
 
 TEST_P(EveryExchange, TwoRunsGiveTheSameBits) {
   const Layout layout = small_model();
-  EXPECT_EQ(train_all(ranks(), layout, space::adam(), options()), train_all(ranks(), layout, space::adam(), options()));
+  const Trained one = train_all(crew(), layout, space::adam(), options()),
+                other = train_all(crew(), layout, space::adam(), options());
+  EXPECT_EQ(one.agreed, other.agreed);
+  EXPECT_EQ(one.own, other.own);
 }
 
 TEST_P(EveryExchange, OverlapAndBucketsDoNotChangeTheBits) {
   const Layout layout = small_model();
   Options other = options();
-  const Parameters wanted = train_all(ranks(), layout, space::momentum(), other);
+  const Values wanted = train_all(crew(), layout, space::momentum(), other).agreed;
   other.overlap = false;
-  EXPECT_EQ(train_all(ranks(), layout, space::momentum(), other), wanted);
+  EXPECT_EQ(train_all(crew(), layout, space::momentum(), other).agreed, wanted);
   for (size_t bytes : {size_t{1}, size_t{1} << 30}) {
     other.bucket_bytes = bytes;
     for (bool overlap : {false, true}) {
       other.overlap = overlap;
-      EXPECT_EQ(train_all(ranks(), layout, space::momentum(), other), wanted) << bytes << " bytes a bucket";
+      EXPECT_EQ(train_all(crew(), layout, space::momentum(), other).agreed, wanted) << bytes << " bytes a bucket";
     }
   }
 }
@@ -200,20 +194,71 @@ TEST_P(EveryExchange, HundredsOfBucketsInAStep) {
   const Layout layout(slots);
   Options tiny = options();
   tiny.bucket_bytes = 1;
-  const Parameters wanted = reference(layout, space::sgd(), ranks());
   for (bool overlap : {false, true}) {
     tiny.overlap = overlap;
-    const Parameters got = train_all(ranks(), layout, space::sgd(), tiny);
-    for (size_t slot = 0; slot < wanted.size(); slot++)
-      for (size_t i = 0; i < wanted[slot].size(); i++) ASSERT_NEAR(got[slot][i], wanted[slot][i], 1e-12) << slot;
+    expect_trained(crew(), layout, train_all(crew(), layout, space::sgd(), tiny),
+                   plain_loop(layout, space::sgd(), crew().sync, crew().ranks), "sgd");
   }
 }
 
+/// The traits against the mode's own description of itself.
+TEST_P(EveryExchange, IsWhatItSays) {
+  expect_all_well(run(crew(), [&](const Member& me) {
+    const auto exchange = make_exchange(me.group, small_model(), space::sgd(), options());
+    const Traits traits = exchange->traits();
+    const bool on_servers = crew().sync.needs_servers() && crew().sync.kind != Sync::elastic;
+    EXPECT_EQ(traits.lockstep, crew().sync.lockstep());
+    EXPECT_EQ(traits.gives_work, crew().sync.one_by_one() && crew().sync.kind != Sync::round_robin);
+    EXPECT_EQ(traits.kept_elsewhere, crew().sync.takes_servers());
+    EXPECT_EQ(traits.shared, crew().sync.kind == Sync::shared || crew().sync.kind == Sync::hogwild ||
+                                 (on_servers && crew().sync.lockstep()));
+    EXPECT_EQ(traits.patient, crew().sync.kind == Sync::shared && !crew().machine_of.empty());
+    EXPECT_EQ(exchange->told() != nullptr, traits.tells);
+    EXPECT_EQ(exchange->source().rank(), me.rank);
+    EXPECT_EQ(exchange->source().ranks(), crew().ranks);
+    // One copy where it is shared: what the first rank of a machine writes, the others see.
+    auto* const first = reinterpret_cast<std::atomic<double>*>(exchange->parameters());
+    if (me.group.local.rank() == 0) first->store(5);
+    me.barrier();
+    EXPECT_EQ(first->load() == 5, traits.shared || me.group.local.rank() == 0);
+    me.barrier();
+  }));
+}
+
+/// Of two courses, each piece to one rank; with own shares, one of every step to each.
+TEST_P(EveryExchange, GivesEveryPieceOfWorkOnce) {
+  constexpr int64_t kFirst[] = {0, 7}, kLength[] = {7, 5};
+  std::vector<std::vector<std::atomic<int>>> given;
+  for (int64_t length : kLength) given.emplace_back(static_cast<size_t>(length * crew().ranks));
+  expect_all_well(run(crew(), [&](const Member& me) {
+    const auto exchange = make_exchange(me.group, small_model(), space::sgd(), options());
+    exchange->publish();
+    WorkSource& source = exchange->source();
+    for (size_t course = 0; course < 2; course++) {
+      source.begin(kFirst[course], kLength[course]);
+      int64_t count = 0;
+      for (ps::Lease lease; (lease = source.take()).what != ps::Lease::end; count++) {
+        ASSERT_EQ(lease.what, ps::Lease::piece);
+        ASSERT_EQ(lease.step, kFirst[course] + lease.index / crew().ranks);
+        if (!exchange->traits().gives_work) {
+          ASSERT_EQ(lease.index, count * crew().ranks + me.rank);
+        }
+        given[course][static_cast<size_t>(lease.index)]++;
+      }
+      EXPECT_EQ(source.take().what, ps::Lease::end);
+      EXPECT_TRUE(exchange->traits().gives_work || count == kLength[course]) << count;
+    }
+    me.barrier();
+  }));
+  for (const auto& course : given)
+    for (const auto& times : course) EXPECT_EQ(times.load(), 1);
+}
+
 TEST_P(EveryExchange, DifferentModelsAreRefusedByName) {
-  if (ranks() == 1) GTEST_SKIP() << "nobody to differ from";
-  const auto outcomes = run_ranks(ranks(), [&](Communicator& group) {
-    std::vector<Slot> slots = {{"fc.weight", DType::f64, {3, 4}}, {"fc.bias", DType::f64, {group.rank() == 1 ? 5 : 3}}};
-    make_exchange(group, Layout(slots), space::sgd(), options());
+  if (crew().ranks == 1) GTEST_SKIP() << "nobody to differ from";
+  const auto outcomes = run(without_servers(), [&](const Member& me) {
+    std::vector<Slot> slots = {{"fc.weight", DType::f64, {3, 4}}, {"fc.bias", DType::f64, {me.rank == 1 ? 5 : 3}}};
+    make_exchange(me.group, Layout(slots), space::sgd(), options());
   });
   for (const auto& outcome : outcomes)
     expect_error<Mismatch>(
@@ -222,28 +267,28 @@ TEST_P(EveryExchange, DifferentModelsAreRefusedByName) {
 
 TEST_P(EveryExchange, AModelWithoutParametersIsRefused) {
   for (const auto& outcome :
-       run_ranks(ranks(), [&](Communicator& group) { make_exchange(group, Layout(), space::sgd(), options()); }))
+       run(without_servers(), [&](const Member& me) { make_exchange(me.group, Layout(), space::sgd(), options()); }))
     expect_error<InvalidArgument>(outcome, {"no parameters"});
 }
 
 TEST_P(EveryExchange, WithoutAnOptimizerOnlyAllreduceWorks) {
   const Layout layout = small_model();
-  const auto outcomes = run_ranks(ranks(), [&](Communicator& group) {
-    const auto exchange = make_exchange(group, layout, std::nullopt, options());
+  const auto outcomes = run(without_servers(), [&](const Member& me) {
+    const auto exchange = make_exchange(me.group, layout, std::nullopt, options());
     EXPECT_EQ(exchange->updater(), nullptr);
     exchange->begin(0.1);
     exchange->open();
     for (size_t slot = 0; slot < layout.size(); slot++) {
       for (size_t i = 0; i < layout[slot].elements(); i++)
-        elements(exchange->gradients(), layout[slot])[i] = gradient(group.rank(), 1, slot, i);
+        elements(exchange->gradients(), layout[slot])[i] = gradient(me.rank, 1, slot, i);
       exchange->present(slot);
     }
     for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
-    exchange->finish();
+    exchange->close();
     for (size_t slot = 0; slot < layout.size(); slot++)
       for (size_t i = 0; i < layout[slot].elements(); i++) {
         double sum = 0;
-        for (int rank = 0; rank < group.size(); rank++) sum += gradient(rank, 1, slot, i);
+        for (int rank = 0; rank < crew().ranks; rank++) sum += gradient(rank, 1, slot, i);
         ASSERT_NEAR(elements(exchange->gradients(), layout[slot])[i], sum, 1e-14);
       }
   });
@@ -253,57 +298,87 @@ TEST_P(EveryExchange, WithoutAnOptimizerOnlyAllreduceWorks) {
 }
 
 TEST_P(EveryExchange, RanksWithDifferentBucketsAreRefused) {
-  if (ranks() == 1) GTEST_SKIP() << "nobody to differ from";
-  const Layout layout = small_model();
-  const auto outcomes = run_ranks(ranks(), [&](Communicator& group) {
+  if (crew().ranks == 1) GTEST_SKIP() << "nobody to differ from";
+  const auto outcomes = run(without_servers(), [&](const Member& me) {
     Options own = options();
-    own.bucket_bytes = group.rank() == 0 ? 1 : 1 << 20;
-    train(group, layout, space::sgd(), own);
+    own.bucket_bytes = me.rank == 0 ? 1 : 1 << 20;
+    make_exchange(me.group, small_model(), space::sgd(), own);
   });
   for (const auto& outcome : outcomes)
     expect_error<Mismatch>(outcome, {"settings differ", "bucket_bytes: rank 0 has '1', rank 1 has '1048576'"});
 }
 
-std::string parameter_name(const testing::TestParamInfo<std::tuple<Sync, int>>& info) {
-  return name_of(std::get<0>(info.param)) + "_" + std::to_string(std::get<1>(info.param));
-}
-INSTANTIATE_TEST_SUITE_P(Syncs, EveryExchange,
-                         testing::Combine(testing::Values(Sync::shared, Sync::allreduce, Sync::central),
-                                          testing::Values(1, 2, 3, 4)),
-                         parameter_name);
+INSTANTIATE_TEST_SUITE_P(Crews, EveryExchange, testing::ValuesIn(all_crews()),
+                         [](const auto& info) { return info.param.name(); });
 
 TEST(Exchange, AllWaysGiveTheSameParameters) {
   const Layout layout = small_model();
-  const Parameters shared = train_all(3, layout, space::adamw(), {.sync = Sync::shared, .bucket_bytes = 3000});
-  EXPECT_EQ(train_all(3, layout, space::adamw(), {.sync = Sync::allreduce, .bucket_bytes = 3000}), shared);
-  EXPECT_EQ(train_all(3, layout, space::adamw(), {.sync = Sync::central, .bucket_bytes = 3000}), shared);
+  const auto trained = [&](const Crew& crew) {
+    return train_all(crew, layout, space::adamw(), {.sync = crew.sync, .bucket_bytes = 3000}).agreed;
+  };
+  const Values shared = trained({Sync::shared, 3});
+  EXPECT_EQ(trained({Sync::allreduce, 3}), shared);
+  EXPECT_EQ(trained({Sync::central, 3}), shared);
+  EXPECT_EQ(trained({Sync::server, 3, 2}), shared);
 }
 
 TEST(Exchange, SharedCarriesWhatRanksTell) {
   for (int ranks : {1, 2, 4})
-    expect_all_well(run_ranks(ranks, [&](Communicator& group) {
-      const auto exchange = make_exchange(group, small_model(), space::sgd(), {.bucket_bytes = 3000});
+    expect_all_well(run({Sync::shared, ranks}, [&](const Member& me) {
+      const auto exchange = make_exchange(me.group, small_model(), space::sgd(), {.bucket_bytes = 3000});
       for (int step = 0; step < 50; step++) {
         exchange->begin(0.1);
         exchange->open();
-        exchange->tell({group.rank() + 0.25 * step, group.rank() == step % ranks ? 1.0 : 0.0});
+        exchange->tell({me.rank + 0.25 * step, me.rank == step % ranks ? 1.0 : 0.0});
         for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
-        exchange->finish();
+        exchange->close();
+        exchange->land();
         ASSERT_NE(exchange->told(), nullptr);
         ASSERT_EQ(*exchange->told(), (Told{ranks * (ranks - 1) / 2 + 0.25 * step * ranks, 1.0})) << "step " << step;
       }
-      group.barrier("told");
+      me.barrier();
     }));
 }
 
 TEST(Exchange, OptimizerStateExistsOncePerMachineWhenShared) {
   const Layout layout = small_model();
   std::atomic<size_t> total{0};
-  expect_all_well(run_ranks(4, [&](Communicator& group) {
-    total += make_exchange(group, layout, space::momentum(), {})->updater()->state_bytes();
+  expect_all_well(run({Sync::shared, 4}, [&](const Member& me) {
+    total += make_exchange(me.group, layout, space::momentum(), {})->updater()->state_bytes();
   }));
   EXPECT_GE(total.load(), layout.bytes() - 64);
   EXPECT_LE(total.load(), layout.bytes() + 4 * 64);
+}
+
+/// Where work is taken, nobody gets any once somebody wants to stop; without it, nobody begins.
+TEST(Exchange, StopsWhereWorkIsTakenAndWhereItIsNot) {
+  for (const Crew& crew : {Crew{Sync::hogwild, 3}, Crew{Sync::async, 3, 1}, Crew{Sync::stale_by(2), 3, 1}})
+    for (bool takes : {true, false})
+      expect_all_well(run(crew, [&](const Member& me) {
+        const auto exchange = make_exchange(me.group, small_model(), space::sgd(), options_for(crew));
+        exchange->publish();
+        exchange->source().begin(0, 1000);
+        bool stopped = false;
+        const auto go_on = [&] {
+          if (takes) {
+            stopped = exchange->source().take().what == ps::Lease::stopped;
+          } else if (exchange->begin(0.1)) {
+            exchange->open();
+            exchange->close();
+            exchange->land();
+          } else {
+            stopped = exchange->stopped();
+          }
+        };
+        if (me.rank == 1) {
+          exchange->want_stop();
+          for (int i = 0; i < 3; i++) go_on();
+        }
+        me.barrier();
+        for (int i = 0; i < 3 && !stopped; i++) go_on();
+        EXPECT_TRUE(stopped) << crew.name() << ", rank " << me.rank;
+        me.barrier();
+      }));
 }
 
 }  // namespace

@@ -71,7 +71,7 @@ void train(const OnMachine& rank, const Layout& layout, const Options& options, 
       }
       if (b + 1 == exchange->buckets().size()) exchange->tell({me + 0.5 * step, me == step % ranks ? 1.0 : 0.0});
       exchange->ready(b);
-      if (linger && exchange->patient() && me % 2 == 1 && b + 1 < exchange->buckets().size()) {
+      if (linger && exchange->traits().patient && me % 2 == 1 && b + 1 < exchange->buckets().size()) {
         std::this_thread::sleep_for(
             std::chrono::milliseconds(5));  // the delay that is tested, not a wait: time for the others to go too far
         expect_bucket(b, step);
@@ -162,7 +162,8 @@ TEST(SharedOverMachines, AdamCountsTheStepsOfEachSlot) {
           if (has(me, step, slot)) exchange->present(slot);
         }
         for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
-        exchange->finish();
+        exchange->close();
+        exchange->land();
       }
       for (size_t slot = 0; slot < layout.size(); slot++)
         for (size_t i = 0; i < layout[slot].elements(); i += 61)
@@ -185,7 +186,8 @@ TEST(SharedOverMachines, WhoeverIsLeftAloneHearsIt) {
     exchange->ready(0);
     if (rank.all.rank() == 1) throw std::runtime_error("this rank has had enough");
     exchange->ready(1);
-    exchange->finish();
+    exchange->close();
+    exchange->land();
   });
   ASSERT_TRUE(outcomes[0]);
   trireme::tests::expect_error<PeerLost>(outcomes[0], {"rank 1"});

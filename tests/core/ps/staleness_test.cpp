@@ -33,7 +33,7 @@ Observed run_with(int64_t bound) {
         client.barrier();
         client.pull(whole(client)).wait();
         std::mt19937 random(static_cast<unsigned>(client.worker()));
-        for (Work work; (work = client.take(0, 0, kSteps * kWorkers, kWorkers, false)).what == Work::piece;) {
+        for (Lease work; (work = client.take(0, 0, kSteps * kWorkers, kWorkers, false)).what == Lease::piece;) {
           {
             const std::lock_guard lock(mutex);
             at[static_cast<size_t>(client.worker())] = last[static_cast<size_t>(client.worker())] = work.step;

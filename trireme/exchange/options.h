@@ -1,0 +1,39 @@
+#pragma once
+// What an exchange is asked to do. A value; part of ParallelOptions (parallel/options.h), which is part of what a
+// training run is asked (train/options.h): each layer hands on its part as it is.
+#include <cstdint>
+#include <vector>
+
+#include <trireme/exchange/on_nan.h>
+#include <trireme/exchange/sync.h>
+#include <trireme/exchange/terms.h>
+#include <trireme/ps/consistency.h>
+#include <trireme/ps/sparse_table.h>
+
+namespace trireme::exchange {
+
+struct Options {
+  Sync sync = Sync::shared;
+  size_t bucket_bytes = 1 << 20;  // gradients travel in buckets of about this size
+  bool overlap = true;            // work on complete buckets while the backward pass goes on
+  double clip = 0;  // norm above which a gradient is scaled down; 0: none. In lockstep the norm of the step's
+                    // gradient, so that no update begins before all of it is there; otherwise of each rank's own
+  OnNan on_nan = OnNan::stop;   // stop: look for NaN and infinity in gradients, see sound()
+  bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
+                                // need them. Where that cannot be had, the buckets stay until close()
+  Rate rate = Rate::share;      // what one gradient counts where they are applied one by one: how staleness is weighed;
+                                // begin() has the rate itself
+  Terms terms{};                // of the caller's: what ranks must agree on besides
+
+  // With parameter servers.
+  size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps
+  ps::Stale stale = ps::Stale::full;               // what a gradient is worth that was computed with old parameters
+  double lambda = 0.04;                            // of Stale::compensated
+  uint64_t seed = 1;                               // trylock: of the workers' luck
+  std::vector<ps::SparseTable::Options> tables{};  // rows by key, beside the model's parameters: see client()
+};
+
+/// Throws InvalidArgument for what cannot be honoured.
+void check(const Options& options);
+
+}  // namespace trireme::exchange

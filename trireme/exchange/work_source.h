@@ -1,0 +1,75 @@
+#pragma once
+// Where a rank's work comes from: its own share, or pieces that ranks take as long as there are some.
+//
+// An epoch's work is a *course*: `steps` steps, each cut into one piece per rank. Piece i is a part of the course's
+// step i / ranks. A source gives a rank one piece after another, as *leases*; who computes it, and when, is all that it
+// says: the samples are the feed's matter (data/loader.h). Not thread-safe; of the thread that trains.
+#include <cstdint>
+
+#include <trireme/ps/client.h>
+
+namespace trireme::exchange {
+
+class WorkSource {
+ public:
+  WorkSource(int rank, int ranks, int micros = 1) : rank_(rank), ranks_(ranks), micros_(micros) {}
+  virtual ~WorkSource() = default;
+  WorkSource(const WorkSource&) = delete;
+  WorkSource& operator=(const WorkSource&) = delete;
+
+  int rank() const { return rank_; }
+  int ranks() const { return ranks_; }
+  /// Micro-batches of a piece.
+  int micros() const { return micros_; }
+
+  /// A course of this many steps begins; its first one is step `first_step` of the run. All ranks begin the same
+  /// courses in the same order. Does not wait for them: who still has a piece of the course before ends it, and finds
+  /// its end.
+  virtual void begin(int64_t first_step, int64_t steps);
+  /// The next piece for this rank, or that there is none. Blocks where the rules make this rank wait.
+  virtual ps::Lease take() = 0;
+  /// This rank wants all to stop: where work is taken, all of them find that when they ask for the next piece.
+  virtual void want_stop() { stop_wanted_ = true; }
+
+  struct Course {
+    int64_t number = -1;      // from 0, in the order of begin()
+    int64_t first_step = -1;  // of the run
+    int64_t steps = 0;
+  };
+  /// That has begun last.
+  const Course& course() const { return course_; }
+  /// `course` had begun when the state was shown that training goes on with: if the next one begins with the same step,
+  /// it is the rest of that one.
+  void restore(const Course& course);
+
+ protected:
+  Course course_;
+  bool stop_wanted_ = false;
+
+ private:
+  int rank_, ranks_, micros_;
+  bool restored_ = false;  // course_ was, and may go on
+};
+
+/// One piece of every step, which nobody else gets.
+class OwnShare final : public WorkSource {
+ public:
+  using WorkSource::WorkSource;
+  void begin(int64_t first_step, int64_t steps) override;
+  ps::Lease take() override;
+
+ private:
+  int64_t next_ = 0;  // step of the course
+};
+
+/// Pieces that nobody has, from server 0, who also makes a rank wait that is too far ahead.
+class ServersWork final : public WorkSource {
+ public:
+  explicit ServersWork(ps::Client& client);
+  ps::Lease take() override;
+
+ private:
+  ps::Client& client_;
+};
+
+}  // namespace trireme::exchange

@@ -1,0 +1,264 @@
+// A user's module in the flat space: parameters become views, hooks wait for gradients, ranks compare what they have.
+#include <algorithm>
+#include <utility>
+
+#include <trireme/parallel/impl.h>
+#include <trireme/torch/compat.h>
+
+namespace trireme {
+
+using torch_compat::dtype_of;
+
+Parallel::Impl::Impl(const Group& group, World* world, torch::nn::Module& module,
+                     const std::optional<space::UpdaterOptions>& optimizer, const ParallelOptions& options)
+    : group_(group),
+      count_(group.registry()),
+      options_(options),
+      lr_(optimizer ? optimizer->lr : 0),
+      parameters_(distinct(module.named_parameters())),
+      buffers_(distinct(module.named_buffers())),
+      work_(*this) {
+  check(options_);
+  add_ties(module.named_parameters(), ties_);
+  add_ties(module.named_buffers(), ties_);
+  if (world == nullptr && options_.exchange.sync.needs_servers())
+    fail<InvalidArgument>(
+        "sync '{}' needs parameter servers, which serve all ranks of a job together: give parallel() the World, and "
+        "not {}",
+        exchange::name_of(options_.exchange.sync), group_.describe());
+  exchange::Group ranks(group_);
+  ranks.world = world;
+  exchange_ =
+      exchange::make_exchange(ranks, layout_of(parameters_, options_.channels_last), optimizer, exchange_options());
+  adopt_parameters();
+  adopt_buffers();
+  listen();
+  group_.attached<Trained>().exchanges.push_back(exchange_.get());
+  follow_freezing();
+}
+
+Parallel::Impl::~Impl() {
+  std::erase(group_.attached<Trained>().exchanges, exchange_.get());
+  try {
+    arrivals_->dismiss();
+    // After an error nobody waits for what the others have not sent: that would take the timeout once more.
+    if (std::uncaught_exceptions() <= exceptions_) exchange_->land();
+  } catch (...) {  // whoever is not there any more was reported by the call that needed it
+  }
+  const torch::NoGradGuard no_grad;
+  for (auto& [name, parameter] : parameters_) {
+    parameter.set_data(parameter.detach().clone());
+    parameter.mutable_grad().reset();
+  }
+}
+
+/// The part of the options that is the exchange's, with what it has to know of the others.
+exchange::Options Parallel::Impl::exchange_options() const {
+  exchange::Options options = options_.exchange;
+  options.backward_waits = options.backward_waits || options_.sync_batch_norm;
+  options.terms.add(own_terms());
+  return options;
+}
+
+/// What ranks must agree on besides model, optimizer and exchange.
+exchange::Terms Parallel::Impl::own_terms() const {
+  exchange::Terms terms;
+  terms.add("accumulate", options_.accumulate)
+      .add("sync_batch_norm", options_.sync_batch_norm)
+      .add(exchange::terms_of(options_.schedule))
+      .add(freezing_of(parameters_));
+  return terms;
+}
+
+/// Moves the parameters into the flat space; rank 0's values become everybody's.
+void Parallel::Impl::adopt_parameters() {
+  const torch::NoGradGuard no_grad;
+  const space::Layout& layout = exchange_->layout();
+  for (size_t i = 0; i < parameters_.size(); i++) {
+    torch::Tensor& parameter = parameters_[i].tensor;
+    torch::Tensor home = view_of(layout[i], exchange_->parameters(), parameter.scalar_type());
+    if (group_.first()) home.copy_(parameter);
+    parameter.set_data(home);
+    gradients_.push_back(view_of(layout[i], exchange_->gradients(), parameter.scalar_type()));
+  }
+  exchange_->publish();
+  placement_.emplace(gradients_);
+  arrivals_.emplace(exchange_->parameters(), layout.bytes(), [this](space::Range part) { exchange_->await(part); });
+}
+
+/// Rank 0's values become everybody's.
+void Parallel::Impl::adopt_buffers() {
+  for (auto& [name, buffer] : buffers_) {
+    torch::Tensor whole = buffer.contiguous();
+    group_.comm().broadcast(whole.data_ptr(), whole.nbytes(), DType::u8, 0, name);
+    if (!whole.is_same(buffer)) buffer.copy_(whole);
+  }
+  if (!options_.sync_batch_norm || group_.size() == 1) return;
+  BatchStatistics::Buffers buffers;
+  for (const auto& [name, buffer] : buffers_) buffers.emplace_back(name, buffer);
+  statistics_.emplace(group_, std::move(buffers));
+}
+
+void Parallel::Impl::listen() {
+  nodes_.resize(parameters_.size());
+  trained_.resize(parameters_.size());
+  bucket_of_.resize(parameters_.size());
+  for (size_t b = 0; b < exchange_->buckets().size(); b++)
+    for (size_t slot = exchange_->buckets()[b].first; slot < exchange_->buckets()[b].last; slot++) bucket_of_[slot] = b;
+}
+
+/// A parameter has wanted gradients for the first time.
+void Parallel::Impl::listen_to(size_t slot) {
+  const torch::Tensor& parameter = parameters_[slot].tensor;
+  nodes_[slot] = torch_compat::on_gradient(parameter, [this, alive = std::weak_ptr<int>(alive_), slot] {
+    if (!alive.expired()) arrived(slot);
+  });
+  // Autograd takes over a gradient without a copy only in the parameter's own format, and warns about any other.
+  if (exchange_->layout()[slot].channels_last)
+    parameter.register_hook(
+        [](const torch::Tensor& gradient) { return gradient.contiguous(torch::MemoryFormat::ChannelsLast); });
+}
+
+/// Users freeze and unfreeze parameters as they like: in front of a step, or inside of the loss.
+void Parallel::Impl::follow_freezing() {
+  bool changed = freezing_sign_[0] == 0;  // the first time
+  for (size_t slot = 0; slot < parameters_.size(); slot++) {
+    const bool trained = parameters_[slot].tensor.requires_grad();
+    if (trained == trained_[slot]) continue;
+    check_trainable(parameters_[slot]);
+    if (!nodes_[slot]) listen_to(slot);
+    trained_[slot] = trained;
+    changed = true;
+  }
+  if (!changed) return;
+  placement_->forget();
+  freezing_sign_ = exchange::sign_of(freezing_of(parameters_).text());
+}
+
+ps::Lease Parallel::Impl::Work::take() {
+  if (impl_.stop.load()) impl_.exchange_->want_stop();
+  if (impl_.stopped_) return {ps::Lease::stopped};
+  const ps::Lease lease = impl_.exchange_->source().take();
+  impl_.stopped_ = lease.what == ps::Lease::stopped;
+  if (lease.what != ps::Lease::piece) return lease;
+  impl_.clock_ = lease.step;
+  if (impl_.exchange_->traits().gives_work) impl_.leased_ = lease.step;
+  return lease;
+}
+
+void Parallel::Impl::use_loader(const std::shared_ptr<const std::string>& terms) {
+  if (!terms || terms == loader_terms_) return;
+  loader_terms_ = terms;
+  loader_sign_ = exchange::sign_of(*terms);
+}
+
+void Parallel::Impl::exclusive(const std::function<void()>& change) {
+  land();
+  group_.comm().barrier("exclusive: begin");
+  const torch::NoGradGuard no_grad;
+  const bool one_decides = exchange_->traits().shared || exchange_->traits().kept_elsewhere;
+  exchange_->settle();
+  if (group_.first() || !one_decides) change();
+  if (one_decides) exchange_->publish();
+  group_.comm().barrier("exclusive: end");
+}
+
+void Parallel::Impl::settled(const std::function<void()>& look) {
+  land();
+  if (!exchange_->traits().lockstep) compare_here();
+  sync_buffers();
+  exchange_->settle();
+  look();
+  exchange_->resume();
+}
+
+void Parallel::Impl::sync_buffers() {
+  const torch::NoGradGuard no_grad;
+  for (auto& [name, buffer] : buffers_) {
+    const bool narrow =
+        buffer.scalar_type() == torch::kInt8 || buffer.scalar_type() == torch::kInt16;  // no kernels for these
+    torch::Tensor whole = narrow ? buffer.to(torch::kInt32).contiguous() : buffer.contiguous();
+    const Op op = buffer.is_floating_point() ? Op::mean : Op::max;  // counters are equal, or the furthest counts
+    group_.comm().allreduce(whole.data_ptr(), static_cast<size_t>(whole.numel()), dtype_of(whole.scalar_type()), op,
+                            name);
+    if (!whole.is_same(buffer)) buffer.copy_(whole);
+  }
+}
+
+std::vector<Named> Parallel::Impl::state() {
+  std::vector<Named> all;
+  settled([&] {
+    for (const auto* list : {&parameters_, &buffers_})
+      for (const auto& [name, tensor] : *list)
+        all.push_back({name, tensor.detach().clone(torch::MemoryFormat::Contiguous)});
+  });
+  return all;
+}
+
+state::OwnerMap Parallel::Impl::owners() const {
+  state::OwnerMap map = exchange_->owners();
+  for (const state::Part& part : buffers().parts())
+    for (int rank = 0; rank < group_.size(); rank++) map.add(part.vector, part.range, rank);
+  return map;
+}
+
+void Parallel::Impl::visit(state::Visitor& visitor) {
+  land_between_updates();
+  sync_buffers();
+  const BufferState buffers = this->buffers();
+  exchange_->visit(visitor, extras(buffers));
+}
+
+void Parallel::Impl::restore(state::Source& source) {
+  land_between_updates();
+  const BufferState buffers = this->buffers();
+  exchange_->restore(source, extras(buffers));
+  buffers.store();
+  leased_.reset();
+}
+
+BufferState Parallel::Impl::buffers() const {
+  std::vector<std::pair<std::string, torch::Tensor>> buffers;
+  for (const auto& [name, buffer] : buffers_) buffers.emplace_back(name, buffer);
+  return BufferState(std::move(buffers));
+}
+
+/// What this class knows: where ranks go at their own pace, each is somewhere else.
+state::Extras Parallel::Impl::extras(const BufferState& buffers) {
+  const auto name = [&](const std::string& own) {
+    return exchange_->traits().lockstep ? own : state::of_worker(group_.rank(), own);
+  };
+  return {buffers.parts(), {{name("updates"), &updates_}, {name("clock"), &clock_}}};
+}
+
+void Parallel::Impl::land_between_updates() {
+  if (micro_ != 0)
+    fail<InvalidArgument>("state is shown and restored between updates: {} of {} micro-batches have gone", micro_,
+                          options_.accumulate);
+  land();
+}
+
+exchange::Told Parallel::Impl::tell() const {
+  exchange::Told told{loss_, stop.load() ? 1.0 : 0.0};
+  std::copy(freezing_sign_.begin(), freezing_sign_.end(), told.begin() + kFreezing);
+  std::copy(loader_sign_.begin(), loader_sign_.end(), told.begin() + kLoader);
+  return told;
+}
+
+/// From the sums over all ranks of what they tell. All of them find the same.
+void Parallel::Impl::compare_signs(const exchange::Told& sums) {
+  const auto same = [&](size_t at) { return exchange::all_same(std::span<const double, 3>(sums.data() + at, 3)); };
+  if (same(kFreezing) && same(kLoader)) return;
+  land();
+  exchange::agree(group_.comm(), "frozen parameters", freezing_of(parameters_).text());
+  exchange::agree(group_.comm(), "loaders", loader_terms_ ? *loader_terms_ : "");
+}
+
+/// Where every rank goes at its own pace, this is where they meet.
+void Parallel::Impl::compare_here() {
+  exchange::Told told = tell();
+  group_.comm().allreduce(told.data(), told.size(), DType::f64, Op::sum, "signs of what ranks agree on");
+  compare_signs(told);
+}
+
+}  // namespace trireme

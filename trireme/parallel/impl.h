@@ -1,0 +1,159 @@
+#pragma once
+// What is behind Parallel: the module's tensors in the flat space (impl.cpp), and the step (stroke.cpp). One thread; it
+// owns the exchange, and views of the memory that the exchange owns. Not installed.
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <trireme/parallel/arrivals.h>
+#include <trireme/parallel/batch_norm.h>
+#include <trireme/parallel/parallel.h>
+#include <trireme/parallel/placement.h>
+#include <trireme/parallel/state.h>
+#include <trireme/parallel/step_metrics.h>
+#include <trireme/parallel/tensors.h>
+
+namespace trireme {
+
+class Parallel::Impl {
+ public:
+  /// `world`: where parameter servers are found; null: this group has none.
+  Impl(const Group& group, World* world, torch::nn::Module& module,
+       const std::optional<space::UpdaterOptions>& optimizer, const ParallelOptions& options);
+  ~Impl();
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  Step step(double weight, const std::function<torch::Tensor()>& loss);
+  void exclusive(const std::function<void()>& change);
+  void settled(const std::function<void()>& look);
+  /// Row-major copies of everything that a saved model consists of.
+  std::vector<Named> state();
+  void use_loader(const std::shared_ptr<const std::string>& terms);
+
+  state::OwnerMap owners() const;
+  void visit(state::Visitor& visitor);
+  void restore(state::Source& source);
+
+  const Group& group() const { return group_; }
+  const Ties& ties() const { return ties_; }
+  exchange::Exchange& exchange() const { return *exchange_; }
+  exchange::WorkSource& source() { return work_; }
+  double learning_rate() const { return space::rate_at(options_.schedule, lr_, clock_); }
+  double equal_weight() const { return 1.0 / (static_cast<double>(group_.size()) * options_.accumulate); }
+
+  std::atomic<bool> stop{false};  // somebody asked this rank to
+
+ private:
+  /// The exchange's source. The piece that is taken is what the next update is about, and sets the clock; what this
+  /// rank is asked to stop, the source hears.
+  class Work final : public exchange::WorkSource {
+   public:
+    explicit Work(Impl& impl)
+        : WorkSource(impl.group_.rank(), impl.group_.size(), impl.options_.accumulate), impl_(impl) {}
+    void begin(int64_t first_step, int64_t steps) override { impl_.exchange_->source().begin(first_step, steps); }
+    ps::Lease take() override;
+    void want_stop() override { impl_.stop.store(true); }
+
+   private:
+    Impl& impl_;
+  };
+
+  // ---- the module in the flat space: impl.cpp ----
+  exchange::Options exchange_options() const;
+  exchange::Terms own_terms() const;
+  void adopt_parameters();
+  void adopt_buffers();
+  void listen();
+  void listen_to(size_t slot);
+  void follow_freezing();
+  void sync_buffers();
+  BufferState buffers() const;
+  state::Extras extras(const BufferState& buffers);
+  void land_between_updates();
+  exchange::Told tell() const;
+  void compare_signs(const exchange::Told& sums);
+  void compare_here();
+
+  // ---- a step: stroke.cpp ----
+  double begin_share(double first_weight);
+  bool begin(double first_weight);
+  void land();
+  void open();
+  void without_samples();
+  torch::Tensor forward(const std::function<torch::Tensor()>& loss);
+  void backward(double weight, const std::function<torch::Tensor()>& loss, bool last, metrics::Laps& laps);
+  void expect_gradients();
+  void arrived(size_t slot);
+  void discard(size_t slot);
+  void passed(size_t slot);
+  void ready_next();
+  void defer(size_t slot, torch::Tensor gradient);
+  void store_deferred();
+  Step update();
+  void count_update();
+  void hear(Step& done);
+  bool watches() const { return options_.exchange.on_nan != exchange::OnNan::ignore; }
+  void lose(double number);
+  void check_finite(double loss);
+  [[noreturn]] void complain(double loss);
+
+  /// While a backward pass of step() runs: gradients of other ones are not ours.
+  struct Collecting {
+    explicit Collecting(Impl& impl) : impl(impl) { impl.collecting_ = true; }
+    ~Collecting() { impl.collecting_ = false; }
+    Impl& impl;
+  };
+
+  const Group group_;
+  StepMetrics count_;
+  const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
+  ParallelOptions options_;
+  double lr_;
+  std::vector<Named> parameters_, buffers_;
+  Ties ties_;
+  std::unique_ptr<exchange::Exchange> exchange_;
+  std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
+  std::optional<Placement> placement_;
+  std::optional<Arrivals> arrivals_;
+  std::optional<BatchStatistics> statistics_;                  // of batch norms over all ranks, if they are wanted
+  std::vector<size_t> bucket_of_;                              // by slot
+  std::vector<std::shared_ptr<torch::autograd::Node>> nodes_;  // by slot; null until it has wanted gradients
+  std::vector<bool> trained_;                                  // by slot: it wants gradients now
+  std::shared_ptr<int> alive_ = std::make_shared<int>();       // hooks may outlive us inside a graph
+
+  // Of the step that is under way.
+  int micro_ = 0;
+  bool collecting_ = false, last_ = false;
+  std::vector<size_t> missing_;  // gradients that a bucket still waits for
+  std::vector<bool> filled_;     // slots with a gradient from an earlier micro-batch
+  size_t next_bucket_ = 0;
+  std::vector<std::pair<size_t, torch::Tensor>>
+      deferred_;  // gradients whose place is taken until the backward pass ends
+  double loss_ = 0;
+  double loss_at_update_ = 0;                             // this rank's, of the update before
+  bool lost_ = false;                                     // one of its losses was no number
+  double seed_ = 1;                                       // of the gradient, per weight: see begin_share()
+  exchange::Told told_{};                                 // this rank's, then everybody's
+  static constexpr ptrdiff_t kFreezing = 2, kLoader = 5;  // in what ranks tell, after the loss and the wish to stop
+  exchange::Sign freezing_sign_{}, loader_sign_{};
+  std::shared_ptr<const std::string> loader_terms_;  // of the last batch that came from a loader
+
+  Work work_;
+  int64_t updates_ = 0;
+  int64_t clock_ = 0;  // the step that the next update belongs to: of the piece that was taken for it, or the one after
+                       // the last
+  std::optional<int64_t> leased_;  // where work is given: the step of the piece that was taken and not done yet
+  bool stopped_ = false;           // the ranks have agreed to stop
+};
+
+/// The models that this rank trains.
+struct Trained final : World::Attachment {
+  std::vector<exchange::Exchange*> exchanges;
+};
+
+}  // namespace trireme

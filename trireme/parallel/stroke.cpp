@@ -1,0 +1,263 @@
+// A step of all ranks: forward, backward with gradients that leave bucket by bucket, update; and what is done about
+// NaN.
+#include <torch/utils.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include <trireme/cluster/launching/slate.h>
+#include <trireme/parallel/impl.h>
+#include <trireme/parallel/large_linear.h>
+#include <trireme/parallel/not_finite.h>
+
+namespace trireme {
+namespace {
+
+void store(torch::Tensor& home, const torch::Tensor& gradient, bool add) {
+  if (gradient.is_sparse()) return store(home, gradient.to_dense(), add);
+  if (add)
+    home.add_(gradient);
+  else if (gradient.strides() == home.strides() && gradient.scalar_type() == home.scalar_type())
+    std::memcpy(home.data_ptr(), gradient.data_ptr(), home.nbytes());
+  else
+    home.copy_(gradient);
+}
+
+}  // namespace
+
+Step Parallel::Impl::step(double weight, const std::function<torch::Tensor()>& loss) {
+  metrics::Laps laps(count_.spans, count_.timed);
+  follow_freezing();
+  if (micro_ == 0 && !begin(weight)) return {false, 0, updates_, true};
+  const bool last = micro_ + 1 == options_.accumulate;
+  if (!exchange_->traits().lockstep) weight *= group_.size();  // of its own samples, it has all
+  if (statistics_) statistics_->begin(weight > 0);
+  if (weight > 0)
+    backward(weight, loss, last, laps);
+  else
+    without_samples();
+  store_deferred();
+  micro_ = last ? 0 : micro_ + 1;
+  if (!last) return {false, 0, updates_, false};
+  const Step done = update();
+  laps.end("exchange", count_.exchange_seconds);
+  return done;
+}
+
+/// The part of the rate that this rank's update counts: its part of the step's samples, where gradients are applied
+/// one by one. Of micro-batches only the first is known yet: the rate is what it lets expect, and the gradient makes
+/// up for the difference (`seed_`), so that their product is right.
+double Parallel::Impl::begin_share(double first_weight) {
+  seed_ = 1;
+  if (!exchange::in_shares(options_.exchange.sync, options_.exchange.rate, group_.size())) return 1;
+  const double share = first_weight > 0 ? std::min(1.0, first_weight * options_.accumulate) : 1.0 / group_.size();
+  seed_ = 1 / (share * group_.size());
+  return share;
+}
+
+bool Parallel::Impl::begin(double first_weight) {
+  if (stop.load()) exchange_->want_stop();
+  const bool lockstep = exchange_->traits().lockstep;  // there all stop by what they tell, after the same update
+  if ((stopped_ && !lockstep) || !exchange_->begin(learning_rate() * begin_share(first_weight), leased_)) {
+    stopped_ = true;
+    return false;
+  }
+  missing_.assign(exchange_->buckets().size(), 0);
+  filled_.assign(parameters_.size(), false);
+  next_bucket_ = 0;
+  loss_ = 0;
+  lost_ = false;
+  return true;
+}
+
+/// All parameters of the last update are in place.
+void Parallel::Impl::land() {
+  arrivals_->dismiss();
+  if (exchange_->landed()) return;
+  exchange_->land();
+  if (!exchange_->sound()) complain(loss_at_update_);
+}
+
+void Parallel::Impl::open() {
+  land();
+  exchange_->open();
+}
+
+/// The forward passes of other ranks may wait for what this rank has to land of other models, as its own would have
+/// done.
+void Parallel::Impl::without_samples() {
+  for (exchange::Exchange* one : group_.attached<Trained>().exchanges) one->land();
+  if (micro_ == 0) open();
+  if (statistics_) statistics_->follow();  // after open(): peers' forward passes wait for what lands there
+}
+
+torch::Tensor Parallel::Impl::forward(const std::function<torch::Tensor()>& loss) {
+  const WeightsFirst first(exchange_->traits().patient);
+  try {
+    return loss();
+  } catch (const c10::Error& error) {  // libtorch looks at this rank's samples alone, before anybody else can
+    if (!statistics_ || error.msg().find("more than 1 value per channel") == std::string::npos) throw;
+    fail<InvalidArgument>(
+        "rank {} has a single sample here, and libtorch's batch norm wants two values per channel of every rank, "
+        "with sync_batch_norm too. Choose a batch whose last one has two samples for each rank, or leave that out",
+        group_.rank());
+  }
+}
+
+void Parallel::Impl::backward(double weight, const std::function<torch::Tensor()>& loss, bool last,
+                              metrics::Laps& laps) {
+  for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+  const BatchStatistics::Use use(statistics_ ? &*statistics_ : nullptr);
+  const torch::Tensor value = forward(loss);
+  if (value.numel() != 1)
+    fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
+  const auto number = value.item<double>();
+  loss_ += weight * number;
+  laps.end("forward", count_.forward_seconds);
+  if (watches() && !std::isfinite(number)) lose(number);
+  if (statistics_) statistics_->share();
+  if (micro_ == 0) open();
+  last_ = last;
+  follow_freezing();
+  if (last) expect_gradients();
+  const Collecting collecting(*this);
+  std::optional<Placement::Watch> watch;
+  if (micro_ == 0) watch.emplace(*placement_);  // later micro-batches add to what is there
+  value.backward(torch::full_like(value, weight * seed_));
+  laps.end("backward", count_.backward_seconds);
+  count_.micro_batches.add();
+}
+
+/// The last micro-batch's backward pass begins: these are the gradients that may come.
+void Parallel::Impl::expect_gradients() {
+  for (size_t slot = 0; slot < parameters_.size(); slot++) missing_[bucket_of_[slot]] += trained_[slot];
+}
+
+/// The backward pass has the gradient of a slot: into the flat space with it, and on with every bucket that is
+/// complete, in order.
+void Parallel::Impl::arrived(size_t slot) {
+  if (!collecting_) return;
+  torch::Tensor& gradient = parameters_[slot].tensor.mutable_grad();
+  if (!gradient.defined()) return;
+  if (lost_) return discard(slot);
+  if (micro_ > 0 || !placement_->settle(slot, gradient)) {
+    if (placement_->occupied(slot)) return defer(slot, std::move(gradient));
+    store(gradients_[slot], gradient, filled_[slot]);
+  }
+  gradient.reset();
+  filled_[slot] = true;
+  exchange_->present(slot);
+  passed(slot);
+}
+
+/// Nothing of it goes into the update.
+void Parallel::Impl::discard(size_t slot) {
+  parameters_[slot].tensor.mutable_grad().reset();
+  passed(slot);
+}
+
+/// On with every bucket that is complete, in order.
+void Parallel::Impl::passed(size_t slot) {
+  if (!last_) return;
+  missing_[bucket_of_[slot]]--;
+  const size_t now = missing_.size() - (exchange_->traits().patient ? 1 : 0);
+  while (next_bucket_ < now && missing_[next_bucket_] == 0) ready_next();
+}
+
+void Parallel::Impl::ready_next() {
+  if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = tell());
+  exchange_->ready(next_bucket_++);
+}
+
+/// The model's graph has changed, and some other tensor lives where this gradient belongs. It will be gone after the
+/// backward pass.
+void Parallel::Impl::defer(size_t slot, torch::Tensor gradient) {
+  placement_->give_up();
+  deferred_.push_back({slot, std::move(gradient)});
+}
+
+void Parallel::Impl::store_deferred() {
+  for (auto& [slot, gradient] : deferred_) {
+    if (placement_->occupied(slot))
+      fail<Error>(
+          "a tensor that was made in the backward pass is kept beyond it, in memory that belongs to the gradient of "
+          "'{}'; clone() what you keep",
+          parameters_[slot].name);
+    store(gradients_[slot], gradient, filled_[slot]);
+    filled_[slot] = true;
+    exchange_->present(slot);
+  }
+  deferred_.clear();
+}
+
+Step Parallel::Impl::update() {
+  while (next_bucket_ < missing_.size()) ready_next();
+  exchange_->close();
+  if (!options_.overlap_next) exchange_->land();
+  count_update();
+  count_.updates.add();
+  cluster::note_update();
+  Step done{true, loss_, updates_, false};
+  if (exchange_->traits().lockstep)
+    hear(done);
+  else
+    done.stop = exchange_->stopped();
+  stopped_ = stopped_ || done.stop;
+  check_finite(done.loss);
+  if (!exchange_->landed()) arrivals_->expect();
+  if (exchange_->updater() == nullptr)
+    for (size_t slot = 0; slot < parameters_.size(); slot++)
+      parameters_[slot].tensor.mutable_grad() = exchange_->was_present(slot) ? gradients_[slot] : torch::Tensor();
+  return done;
+}
+
+void Parallel::Impl::count_update() {
+  updates_++;
+  clock_++;
+  leased_.reset();
+}
+
+/// All ranks' loss, and whether one of them wants to stop.
+void Parallel::Impl::hear(Step& done) {
+  if (const exchange::Told* sums = exchange_->told())
+    told_ = *sums;
+  else
+    group_.comm().allreduce(told_.data(), told_.size(), DType::f64, Op::sum, "loss");
+  compare_signs(told_);
+  done.loss = told_[0];
+  done.stop = told_[1] > 0;
+}
+
+/// This rank's loss is no number. In lockstep it goes on to the end of the update, with nothing to give, so that all
+/// ranks hear of it there.
+void Parallel::Impl::lose(double number) {
+  lost_ = true;
+  if (exchange_->traits().lockstep) return;
+  micro_ = 0;
+  count_update();
+  complain(number);
+}
+
+/// After an update: what all ranks know by now. What lands later is checked when it has.
+void Parallel::Impl::check_finite(double loss) {
+  loss_at_update_ = loss_;
+  if (!watches()) return;
+  const bool lost = !std::isfinite(loss);
+  if (lost) exchange_->land();
+  if (lost || (exchange_->landed() && !exchange_->sound())) complain(loss_);
+}
+
+/// Throws, and in lockstep the same on all ranks. Collective then.
+void Parallel::Impl::complain(double loss) {
+  const bool together = exchange_->traits().lockstep;
+  const Finding mine = finding_of(loss, exchange_->flaw());
+  std::vector<Finding> all(together ? static_cast<size_t>(group_.size()) : 1, mine);
+  if (together) group_.comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "who has NaN");
+  fail<NotFinite>(
+      "{}. Look for such numbers in the data, clip gradients (clip), or try a smaller learning rate{}",
+      explain(all, together ? 0 : group_.rank(), updates_, [&](size_t slot) { return parameters_[slot].name; }),
+      lr_ > 0 ? fmt::format(" than {:g}", lr_) : "");
+}
+
+}  // namespace trireme
