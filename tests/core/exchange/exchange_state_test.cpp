@@ -301,6 +301,58 @@ const std::vector<Crew>& crews() {
 INSTANTIATE_TEST_SUITE_P(State, EveryExchange, testing::ValuesIn(crews()),
                          [](const auto& info) { return describe(info.param); });
 
+// ---- work that ranks take ----
+
+/// A course of this many steps: all pieces that one rank takes before it finds the end, or `most`.
+std::vector<int64_t> pieces_of(Exchange& exchange, std::optional<int64_t> first_step, int64_t most) {
+  constexpr int64_t kSteps = 5;
+  std::vector<int64_t> pieces;
+  if (first_step) exchange.source().begin(*first_step, kSteps);
+  while (static_cast<int64_t>(pieces.size()) < most) {
+    const ps::Lease lease = exchange.source().take();
+    if (lease.what != ps::Lease::piece) break;
+    pieces.push_back(lease.index);
+  }
+  return pieces;
+}
+
+/// Of one rank: the pieces of the course that begins at `first_step` once `kept` was restored.
+std::vector<int64_t> pieces_after(const Crew& crew, const Image& kept, int64_t first_step) {
+  std::vector<int64_t> pieces;
+  expect_all_well(run(crew, [&](const Group& group) {
+    const auto exchange = make_exchange(group, small_model(), space::sgd(), options_of(crew));
+    fill_parameters(*exchange, 0, 0);
+    Image image = kept;
+    exchange->restore(image);
+    pieces = pieces_of(*exchange, first_step, 100);
+  }));
+  return pieces;
+}
+
+TEST(TakenWork, GoesOnInTheMiddleOfACourse) {
+  for (const Crew& crew :
+       {Crew{.sync = Sync::hogwild, .ranks = 1}, Crew{.sync = Sync::async, .ranks = 1, .servers = 1}}) {
+    Image middle, end, begun;
+    expect_all_well(run(crew, [&](const Group& group) {
+      const auto exchange = make_exchange(group, small_model(), space::sgd(), options_of(crew));
+      fill_parameters(*exchange, 0, 0);
+      EXPECT_EQ(pieces_of(*exchange, 0, 100).size(), 5u);
+      EXPECT_EQ(pieces_of(*exchange, 5, 2), (std::vector<int64_t>{0, 1}));
+      exchange->visit(middle);
+      EXPECT_EQ(pieces_of(*exchange, {}, 100), (std::vector<int64_t>{2, 3, 4}));
+      exchange->visit(end);
+      exchange->source().begin(10, 5);
+      exchange->visit(begun);
+    }));
+    const std::vector<int64_t> none, rest = {2, 3, 4}, all = {0, 1, 2, 3, 4};
+    EXPECT_EQ(pieces_after(crew, middle, 5), rest) << describe(crew);
+    EXPECT_EQ(pieces_after(crew, middle, 10), all) << describe(crew);
+    EXPECT_EQ(pieces_after(crew, end, 5), none) << describe(crew);
+    EXPECT_EQ(pieces_after(crew, end, 10), all) << describe(crew);
+    EXPECT_EQ(pieces_after(crew, begun, 10), all) << describe(crew);
+  }
+}
+
 // ---- another crew ----
 
 /// The same in one thread, with as many ranks as `ranks_at` says: the formulas of torch.optim.
