@@ -50,7 +50,7 @@ class Segment {
   }
 
  private:
-  std::byte* map_reserved(size_t offset, size_t bytes, const char* purpose);
+  std::byte* map_reserved(size_t offset, size_t bytes, const char* purpose) TRIREME_REQUIRES(mutex_);
 
   Descriptor file_;
   size_t addresses_;

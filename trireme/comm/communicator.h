@@ -30,9 +30,10 @@ using Started = std::unique_ptr<Work>;
 /// thread at a time. Counts are in elements. `name` is for messages and for telling collectives apart. Any memory will
 /// do, and ranks need not agree on its kind.
 ///
-/// start_…() never waits for a peer. Collectives complete in the order of their start; messages between two ranks do
-/// too, but need no collective to be complete. Memory is off limits until then, but counts are copied. What was started
-/// moves on when this thread is in a call of the group, and in some engines all the time.
+/// start_…() never waits for a peer. What was started may be waited for in any order: inside a machine collectives
+/// complete in the order of their start, between machines several run at a time. Messages between two ranks arrive in
+/// order, and need no collective to be complete. Memory is off limits until then, but counts are copied. What was
+/// started moves on when this thread is in a call of the group, and in some engines all the time.
 class Communicator {
  public:
   virtual ~Communicator() = default;

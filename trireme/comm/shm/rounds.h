@@ -262,15 +262,13 @@ void Rounds::await(int peer, const Ready& ready, const What& what) {
     if (!timer) timer.emplace(&count_.wait_seconds);
     announce(Then::work);
     meanwhile();
+    if (trouble(peer) && !ready()) give_up(peer, what());  // a peer may leave when its part is done
   };
   if (look(patience_, ready, between_looks)) return;
   const Deadline deadline(timeout_);
   while (!ready()) {
     sleep_at(peer, deadline, [&] { return ready() || trouble(peer); });
-    if (trouble(peer)) {
-      if (ready()) return;  // a peer may leave when its part is done
-      give_up(peer, what());
-    }
+    if (trouble(peer) && !ready()) give_up(peer, what());
     if (deadline.passed()) time_out(peer, what());
   }
 }
