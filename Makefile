@@ -14,13 +14,16 @@ setup: ## install the Debian packages that training needs
 setup-test: # and those of the tests
 	@scripts/setup --test
 
-# A new folder that nobody develops in is compiled the quick way. Once chosen, that stays: `make test` goes on where `make train` stopped.
+# A new folder that nobody develops in is compiled the quick way, a folder of the sources at a time. Once chosen, that
+# stays: `make test` goes on where `make train` stopped. `cmake --preset release -DTRIREME_UNITY=OFF` is for editing.
+configure = cmake --preset $(PRESET) $(if $(wildcard $(BUILD)/build.ninja),>/dev/null,$(if $(filter release,$(PRESET)),-DTRIREME_UNITY=ON))
+
 build: setup ## build the library and the command, build/trireme
-	@cmake --preset $(PRESET) $(if $(wildcard $(BUILD)/build.ninja),>/dev/null,$(if $(filter release,$(PRESET)),-DTRIREME_UNITY=ON))
+	@$(configure)
 	@cmake --build $(BUILD) --target trireme_command trireme_worker
 
 build-all: setup-test # and the tests
-	@cmake --preset $(PRESET) $(if $(wildcard $(BUILD)/build.ninja),>/dev/null,)
+	@$(configure)
 	@cmake --build $(BUILD)
 
 train: build ## train LeNet on Fashion-MNIST on two workers
