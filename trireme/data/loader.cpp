@@ -197,9 +197,10 @@ bool Epoch::take_piece() {
   return true;
 }
 
-/// Whether the piece that was taken is ready, or will be.
+/// Whether the piece that was taken is ready, or will be before any other.
 bool Epoch::foreseen() const {
-  return ready_.empty() ? making_ == taken_ || aim_ == taken_ : ready_.front().piece == taken_;
+  if (!ready_.empty()) return ready_.front().piece == taken_;
+  return (making_ != kNone ? making_ : aim_) == taken_;
 }
 
 /// What was prepared is for others. One piece now, until a guess has been right.
