@@ -206,9 +206,9 @@ TEST_P(LaneContract, TakesEveryPieceOnceAndKeepsTheBound) {
   std::vector<std::atomic<int>> taken(200);
   const auto outcomes = run_workers(running.meeting, job, [&](Client& client) {
     for (int epoch = 0; epoch < 2; epoch++) {
-      for (Work work; (work = client.take(epoch, epoch * 50, 100, 2, false)).what == Work::piece;) {
-        EXPECT_EQ(work.step, epoch * 50 + work.index / 2);
-        taken[static_cast<size_t>(epoch * 100 + work.index)]++;
+      for (Lease lease; (lease = client.take(epoch, epoch * 50, 100, 2, false)).what == Lease::piece;) {
+        EXPECT_EQ(lease.step, epoch * 50 + lease.index / 2);
+        taken[static_cast<size_t>(epoch * 100 + lease.index)]++;
       }
       client.barrier();
     }
