@@ -19,11 +19,14 @@ QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$")
 def text(pattern=None, values=None):
     def check(value, where):
         if not isinstance(value, str):
-            yield f"{where}: must be text, not {value!r}" + (" (put it in quotes)" if isinstance(value, (int, float, bool)) else "")
+            yield f"{where}: must be text, not {value!r}" + (
+                " (put it in quotes)" if isinstance(value, (int, float, bool)) else ""
+            )
         elif values and value not in values:
             yield f"{where}: {value!r} is not one of {', '.join(values)}"
         elif pattern and not pattern.match(value):
             yield f"{where}: {value!r} is malformed"
+
     return check
 
 
@@ -31,6 +34,7 @@ def whole(least=0, most=2**31 - 1):
     def check(value, where):
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
             yield f"{where}: must be a whole number from {least} to {most}, not {value!r}"
+
     return check
 
 
@@ -49,6 +53,7 @@ def either(*checks):
         faults = [list(one(value, where)) for one in checks]
         if all(faults):
             yield from faults[0]
+
     return check
 
 
@@ -59,6 +64,7 @@ def many(item, least=0):
             return
         for i, one in enumerate(value):
             yield from item(one, f"{where}[{i}]")
+
     return check
 
 
@@ -71,6 +77,7 @@ def table(value_check, key=None):
             if key and not key.match(str(name)):
                 yield f"{where}: {name!r} is malformed"
             yield from value_check(one, f"{where}.{name}")
+
     return check
 
 
@@ -87,6 +94,7 @@ def fields(required=(), **known):
                 yield f"{where}: unknown field {name!r}"
             else:
                 yield from known[name](one, f"{where}.{name}")
+
     return check
 
 
@@ -98,6 +106,7 @@ def one_of(*names, **known):
         yield from inner(value, where)
         if isinstance(value, dict) and sum(name in value for name in names) != 1:
             yield f"{where}: must have exactly one of {', '.join(names)}"
+
     return check
 
 
@@ -105,42 +114,155 @@ name = text(DNS_LABEL)
 labels = table(text(LABEL_VALUE))
 metadata = fields(["name"], name=name, labels=labels, annotations=table(text()), namespace=name)
 port_or_name = either(whole(1, 65535), name)
-probe = one_of("grpc", "tcpSocket", grpc=fields(["port"], port=whole(1, 65535), service=text()), tcpSocket=fields(["port"], port=port_or_name), initialDelaySeconds=whole(),
-               periodSeconds=whole(1), timeoutSeconds=whole(1), successThreshold=whole(1), failureThreshold=whole(1))
+probe = one_of(
+    "grpc",
+    "tcpSocket",
+    grpc=fields(["port"], port=whole(1, 65535), service=text()),
+    tcpSocket=fields(["port"], port=port_or_name),
+    initialDelaySeconds=whole(),
+    periodSeconds=whole(1),
+    timeoutSeconds=whole(1),
+    successThreshold=whole(1),
+    failureThreshold=whole(1),
+)
 seccomp = fields(["type"], type=text(values=["RuntimeDefault", "Unconfined", "Localhost"]))
 key_of = fields(["name", "key"], name=name, key=text(), optional=flag)
-variable = one_of("value", "valueFrom", name=text(re.compile(r"[A-Z_][A-Z0-9_]*$")), value=text(), valueFrom=one_of("secretKeyRef", "configMapKeyRef", secretKeyRef=key_of, configMapKeyRef=key_of))
+variable = one_of(
+    "value",
+    "valueFrom",
+    name=text(re.compile(r"[A-Z_][A-Z0-9_]*$")),
+    value=text(),
+    valueFrom=one_of("secretKeyRef", "configMapKeyRef", secretKeyRef=key_of, configMapKeyRef=key_of),
+)
 container = fields(
-    ["name", "image", "resources", "securityContext"], name=name, image=text(), imagePullPolicy=text(values=["Always", "IfNotPresent", "Never"]), command=many(text(), 1), args=many(text()),
-    env=many(variable), ports=many(fields(["containerPort"], name=name, containerPort=whole(1, 65535), protocol=text(values=["TCP", "UDP", "SCTP"]))), readinessProbe=probe,
-    livenessProbe=probe, startupProbe=probe, resources=fields(["requests", "limits"], requests=table(quantity), limits=table(quantity)),
-    securityContext=fields(["allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"], allowPrivilegeEscalation=flag, readOnlyRootFilesystem=flag, privileged=flag,
-                           runAsNonRoot=flag, runAsUser=whole(1), capabilities=fields(drop=many(text()), add=many(text()))),
-    volumeMounts=many(fields(["name", "mountPath"], name=name, mountPath=text(re.compile("/")), readOnly=flag)))
-volume = one_of("emptyDir", "persistentVolumeClaim", "secret", name=name, emptyDir=fields(medium=text(), sizeLimit=quantity),
-                persistentVolumeClaim=fields(["claimName"], claimName=name, readOnly=flag), secret=fields(["secretName"], secretName=name, defaultMode=whole(0, 0o777)))
+    ["name", "image", "resources", "securityContext"],
+    name=name,
+    image=text(),
+    imagePullPolicy=text(values=["Always", "IfNotPresent", "Never"]),
+    command=many(text(), 1),
+    args=many(text()),
+    env=many(variable),
+    ports=many(
+        fields(
+            ["containerPort"], name=name, containerPort=whole(1, 65535), protocol=text(values=["TCP", "UDP", "SCTP"])
+        )
+    ),
+    readinessProbe=probe,
+    livenessProbe=probe,
+    startupProbe=probe,
+    resources=fields(["requests", "limits"], requests=table(quantity), limits=table(quantity)),
+    securityContext=fields(
+        ["allowPrivilegeEscalation", "readOnlyRootFilesystem", "capabilities"],
+        allowPrivilegeEscalation=flag,
+        readOnlyRootFilesystem=flag,
+        privileged=flag,
+        runAsNonRoot=flag,
+        runAsUser=whole(1),
+        capabilities=fields(drop=many(text()), add=many(text())),
+    ),
+    volumeMounts=many(fields(["name", "mountPath"], name=name, mountPath=text(re.compile("/")), readOnly=flag)),
+)
+volume = one_of(
+    "emptyDir",
+    "persistentVolumeClaim",
+    "secret",
+    name=name,
+    emptyDir=fields(medium=text(), sizeLimit=quantity),
+    persistentVolumeClaim=fields(["claimName"], claimName=name, readOnly=flag),
+    secret=fields(["secretName"], secretName=name, defaultMode=whole(0, 0o777)),
+)
 selector = fields(["matchLabels"], matchLabels=labels)
 pod = fields(
-    ["containers", "restartPolicy", "securityContext"], restartPolicy=text(values=["Always", "OnFailure", "Never"]), subdomain=name, hostname=name, automountServiceAccountToken=flag,
-    terminationGracePeriodSeconds=whole(), containers=many(container, 1), initContainers=many(container), volumes=many(volume),
-    securityContext=fields(["runAsNonRoot"], runAsNonRoot=flag, runAsUser=whole(1), runAsGroup=whole(1), fsGroup=whole(1), seccompProfile=seccomp),
-    topologySpreadConstraints=many(fields(["maxSkew", "topologyKey", "whenUnsatisfiable"], maxSkew=whole(1), topologyKey=text(), labelSelector=selector,
-                                          whenUnsatisfiable=text(values=["DoNotSchedule", "ScheduleAnyway"]))))
+    ["containers", "restartPolicy", "securityContext"],
+    restartPolicy=text(values=["Always", "OnFailure", "Never"]),
+    subdomain=name,
+    hostname=name,
+    automountServiceAccountToken=flag,
+    terminationGracePeriodSeconds=whole(),
+    containers=many(container, 1),
+    initContainers=many(container),
+    volumes=many(volume),
+    securityContext=fields(
+        ["runAsNonRoot"],
+        runAsNonRoot=flag,
+        runAsUser=whole(1),
+        runAsGroup=whole(1),
+        fsGroup=whole(1),
+        seccompProfile=seccomp,
+    ),
+    topologySpreadConstraints=many(
+        fields(
+            ["maxSkew", "topologyKey", "whenUnsatisfiable"],
+            maxSkew=whole(1),
+            topologyKey=text(),
+            labelSelector=selector,
+            whenUnsatisfiable=text(values=["DoNotSchedule", "ScheduleAnyway"]),
+        )
+    ),
+)
 template = fields(["metadata", "spec"], metadata=fields(["labels"], labels=labels, annotations=table(text())), spec=pod)
-job = fields(["template"], template=template, completionMode=text(values=["Indexed", "NonIndexed"]), completions=whole(1), parallelism=whole(1), backoffLimit=whole(),
-             backoffLimitPerIndex=whole(), activeDeadlineSeconds=whole(1), ttlSecondsAfterFinished=whole(), suspend=flag)
-deployment = fields(["selector", "template"], replicas=whole(), selector=selector, template=template, strategy=fields(["type"], type=text(values=["Recreate", "RollingUpdate"])))
-service = fields(["selector"], clusterIP=text(), type=text(values=["ClusterIP", "NodePort", "LoadBalancer"]), selector=labels, publishNotReadyAddresses=flag,
-                 ports=many(fields(["port"], name=name, port=whole(1, 65535), targetPort=port_or_name, protocol=text(values=["TCP", "UDP", "SCTP"]))))
+job = fields(
+    ["template"],
+    template=template,
+    completionMode=text(values=["Indexed", "NonIndexed"]),
+    completions=whole(1),
+    parallelism=whole(1),
+    backoffLimit=whole(),
+    backoffLimitPerIndex=whole(),
+    activeDeadlineSeconds=whole(1),
+    ttlSecondsAfterFinished=whole(),
+    suspend=flag,
+)
+deployment = fields(
+    ["selector", "template"],
+    replicas=whole(),
+    selector=selector,
+    template=template,
+    strategy=fields(["type"], type=text(values=["Recreate", "RollingUpdate"])),
+)
+service = fields(
+    ["selector"],
+    clusterIP=text(),
+    type=text(values=["ClusterIP", "NodePort", "LoadBalancer"]),
+    selector=labels,
+    publishNotReadyAddresses=flag,
+    ports=many(
+        fields(
+            ["port"],
+            name=name,
+            port=whole(1, 65535),
+            targetPort=port_or_name,
+            protocol=text(values=["TCP", "UDP", "SCTP"]),
+        )
+    ),
+)
 
 
 def resource(version, kind, spec):
-    return fields(["apiVersion", "kind", "metadata", "spec"], apiVersion=text(values=[version]), kind=text(values=[kind]), metadata=metadata, spec=spec)
+    return fields(
+        ["apiVersion", "kind", "metadata", "spec"],
+        apiVersion=text(values=[version]),
+        kind=text(values=[kind]),
+        metadata=metadata,
+        spec=spec,
+    )
 
 
-KINDS = {"Service": resource("v1", "Service", service), "Job": resource("batch/v1", "Job", job), "Deployment": resource("apps/v1", "Deployment", deployment)}
-KUSTOMIZATION = fields(["apiVersion", "kind", "resources"], apiVersion=text(values=["kustomize.config.k8s.io/v1beta1"]), kind=text(values=["Kustomization"]), resources=many(text(), 1),
-                       namespace=name, images=many(fields(["name"], name=text(), newName=text(), newTag=text(), digest=text())), secretGenerator=many(fields(["name", "files"], name=name, files=many(text(), 1))), generatorOptions=fields(disableNameSuffixHash=flag))
+KINDS = {
+    "Service": resource("v1", "Service", service),
+    "Job": resource("batch/v1", "Job", job),
+    "Deployment": resource("apps/v1", "Deployment", deployment),
+}
+KUSTOMIZATION = fields(
+    ["apiVersion", "kind", "resources"],
+    apiVersion=text(values=["kustomize.config.k8s.io/v1beta1"]),
+    kind=text(values=["Kustomization"]),
+    resources=many(text(), 1),
+    namespace=name,
+    images=many(fields(["name"], name=text(), newName=text(), newTag=text(), digest=text())),
+    secretGenerator=many(fields(["name", "files"], name=name, files=many(text(), 1))),
+    generatorOptions=fields(disableNameSuffixHash=flag),
+)
 
 
 # ---- what the files say about each other ----
@@ -160,7 +282,9 @@ def check_references(resources, secrets):
     pods = pods_of(resources)
     services = {r["metadata"]["name"]: r for r in resources if r["kind"] == "Service"}
     for service_name, one in services.items():
-        behind = [template for _, _, template in pods if matches(one["spec"]["selector"], template["metadata"]["labels"])]
+        behind = [
+            template for _, _, template in pods if matches(one["spec"]["selector"], template["metadata"]["labels"])
+        ]
         if len(behind) != 1:
             yield f"Service {service_name}: its selector matches {len(behind)} kinds of pods, not one"
             continue
@@ -173,7 +297,10 @@ def check_references(resources, secrets):
         where, spec = f"{one['kind']} {owner}", template["spec"]
         if one["kind"] == "Job" and spec["restartPolicy"] == "Always":
             yield f"{where}: a Job's restartPolicy is OnFailure or Never"
-        if one["kind"] == "Deployment" and (spec["restartPolicy"] != "Always" or not matches(one["spec"]["selector"]["matchLabels"], template["metadata"]["labels"])):
+        if one["kind"] == "Deployment" and (
+            spec["restartPolicy"] != "Always"
+            or not matches(one["spec"]["selector"]["matchLabels"], template["metadata"]["labels"])
+        ):
             yield f"{where}: needs restartPolicy Always and a selector that matches its own pods"
         for constraint in spec.get("topologySpreadConstraints", []):
             if not matches(constraint.get("labelSelector", {}).get("matchLabels", {}), template["metadata"]["labels"]):
@@ -204,7 +331,12 @@ def check_container(where, container, secrets):
         if target is not None and target not in ports:
             yield f"{where}: {kind} asks port {target}, which is not open"
     context = container["securityContext"]
-    if context["allowPrivilegeEscalation"] or context.get("privileged") or context["capabilities"].get("drop") != ["ALL"] or context["capabilities"].get("add"):
+    if (
+        context["allowPrivilegeEscalation"]
+        or context.get("privileged")
+        or context["capabilities"].get("drop") != ["ALL"]
+        or context["capabilities"].get("add")
+    ):
         yield f"{where}: has more privileges than it needs"
     for what, least in container["resources"]["requests"].items():
         if what in container["resources"]["limits"] and amount(least) > amount(container["resources"]["limits"][what]):
@@ -213,7 +345,18 @@ def check_container(where, container, secrets):
 
 def amount(value):
     number, unit = re.match(r"([0-9.]+)(.*)", str(value)).groups()
-    units = {"": 1, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+    units = {
+        "": 1,
+        "m": 1e-3,
+        "k": 1e3,
+        "M": 1e6,
+        "G": 1e9,
+        "T": 1e12,
+        "Ki": 2**10,
+        "Mi": 2**20,
+        "Gi": 2**30,
+        "Ti": 2**40,
+    }
     return float(number) * units[unit]
 
 
@@ -228,8 +371,13 @@ def check_job(resources):
         return
     (_, _, coordinator), (owner, workers, worker) = by_command["coordinator"][0], by_command["train"][0]
     environment = {variable["name"]: variable.get("value") for variable in worker.get("env", [])}
-    ranks = {"coordinator's --ranks": value_after(coordinator["args"], "--ranks"), "TRIREME_SIZE": environment.get("TRIREME_SIZE"), "--workers": value_after(worker["args"], "--workers"),
-             "completions": str(workers["spec"].get("completions")), "parallelism": str(workers["spec"].get("parallelism"))}
+    ranks = {
+        "coordinator's --ranks": value_after(coordinator["args"], "--ranks"),
+        "TRIREME_SIZE": environment.get("TRIREME_SIZE"),
+        "--workers": value_after(worker["args"], "--workers"),
+        "completions": str(workers["spec"].get("completions")),
+        "parallelism": str(workers["spec"].get("parallelism")),
+    }
     if len(set(ranks.values())) != 1:
         yield f"the number of ranks differs: {ranks}"
     if workers["spec"].get("completionMode") != "Indexed":
@@ -254,22 +402,34 @@ def check(folder):
     folder, faults, resources = pathlib.Path(folder), [], []
     try:
         kustomization = yaml.safe_load((folder / "kustomization.yaml").read_text())
-        documents = {path.name: list(yaml.safe_load_all(path.read_text())) for path in sorted(folder.glob("*.yaml")) if path.name != "kustomization.yaml"}
+        documents = {
+            path.name: list(yaml.safe_load_all(path.read_text()))
+            for path in sorted(folder.glob("*.yaml"))
+            if path.name != "kustomization.yaml"
+        }
     except (OSError, yaml.YAMLError) as error:
         return [f"cannot read the manifests: {error}"]
     faults += KUSTOMIZATION(kustomization, "kustomization.yaml")
     for file, found in documents.items():
         for i, document in enumerate(found):
             kind = document.get("kind") if isinstance(document, dict) else None
-            faults += KINDS[kind](document, f"{file}[{i}]") if kind in KINDS else [f"{file}[{i}]: kind {kind!r} is not known here"]
+            faults += (
+                KINDS[kind](document, f"{file}[{i}]")
+                if kind in KINDS
+                else [f"{file}[{i}]: kind {kind!r} is not known here"]
+            )
             resources.append(document)
     if faults:
         return faults  # what follows relies on the shape
     if sorted(kustomization["resources"]) != sorted(documents):
-        faults.append(f"kustomization.yaml lists {sorted(kustomization['resources'])}, the folder has {sorted(documents)}")
+        faults.append(
+            f"kustomization.yaml lists {sorted(kustomization['resources'])}, the folder has {sorted(documents)}"
+        )
     names = [(r["kind"], r["metadata"]["name"]) for r in resources]
     faults += [f"{kind} {name} is there twice" for kind, name in sorted({n for n in names if names.count(n) > 1})]
-    secrets = {s["name"]: [file.partition("=")[0] for file in s["files"]] for s in kustomization.get("secretGenerator", [])}
+    secrets = {
+        s["name"]: [file.partition("=")[0] for file in s["files"]] for s in kustomization.get("secretGenerator", [])
+    }
     return faults + list(check_references(resources, secrets)) + list(check_job(resources))
 
 

@@ -49,7 +49,9 @@ for path in sorted(root.glob("trireme/**/*")):
         if target.startswith("trireme/"):
             other = target.split("/")[1]
             if other.endswith(".h"):
-                faults.append(f"{where}:{number}: library code includes the public header <{target}>; include what it needs")
+                faults.append(
+                    f"{where}:{number}: library code includes the public header <{target}>; include what it needs"
+                )
             elif other not in level:
                 faults.append(f"{where}:{number}: <{target}> is in no known folder")
             elif other != folder and level[other] >= level[folder]:

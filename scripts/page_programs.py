@@ -57,9 +57,9 @@ def source(page):
         indented = "".join(f"  {line}\n" if line else "\n" for line in program.body.splitlines())
         parts.append(f"namespace program_{i} {{\nstatic void run() {{\n{indented}}}\n}}\n\n")
     parts.append("int main(int, char** arguments) {\n")
-    parts.append("  const std::string name = arguments[1] != nullptr ? arguments[1] : \"\";\n")
+    parts.append('  const std::string name = arguments[1] != nullptr ? arguments[1] : "";\n')
     for i, program in enumerate(programs):
-        parts.append(f"  if (name == \"{program.name}\") return program_{i}::run(), 0;\n")
+        parts.append(f'  if (name == "{program.name}") return program_{i}::run(), 0;\n')
     parts.append("  std::fprintf(stderr, \"no program '%s'\\n\", name.c_str());\n  return 2;\n}\n")
     return "".join(parts)
 

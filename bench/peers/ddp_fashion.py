@@ -6,12 +6,14 @@ from ddp_train import lenet
 
 DATA = "/usr/share/datasets/fashion-mnist"
 
+
 def load(part):
     with gzip.open(f"{DATA}/{part}-images-idx3-ubyte.gz") as f:
         x = np.frombuffer(f.read(), np.uint8, offset=16).reshape(-1, 1, 28, 28)
     with gzip.open(f"{DATA}/{part}-labels-idx1-ubyte.gz") as f:
         y = np.frombuffer(f.read(), np.uint8, offset=8)
     return torch.from_numpy(x.copy()).float().div_(255), torch.from_numpy(y.copy()).long()
+
 
 if __name__ == "__main__":
     epochs = int(sys.argv[2])
@@ -33,7 +35,7 @@ if __name__ == "__main__":
         order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))[rank::world]
         start = time.perf_counter()
         for i in range(0, len(order) - batch + 1, batch):
-            idx = order[i:i + batch]
+            idx = order[i : i + batch]
             optimizer.zero_grad(set_to_none=True)
             F.cross_entropy(model(x[idx]), y[idx]).backward()
             optimizer.step()
@@ -41,7 +43,9 @@ if __name__ == "__main__":
         if rank == 0:
             with torch.no_grad():
                 net = model.module if distributed else model
-                hits = sum((net(tx[i:i + 500]).argmax(1) == ty[i:i + 500]).sum().item() for i in range(0, len(tx), 500))
+                hits = sum(
+                    (net(tx[i : i + 500]).argmax(1) == ty[i : i + 500]).sum().item() for i in range(0, len(tx), 500)
+                )
             lines.append(json.dumps({"epoch": epoch + 1, "epoch_seconds": seconds, "test_accuracy": hits / len(tx)}))
         if distributed:
             dist.barrier()

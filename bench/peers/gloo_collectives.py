@@ -20,11 +20,13 @@ def measured(size):
     share = len(x) // ranks
     mine = torch.ones(share)
     if collective == "reduce-scatter":
+
         def reduce_scatter():
             dist.all_reduce(x)
-            mine.copy_(x[rank * share:(rank + 1) * share])
+            mine.copy_(x[rank * share : (rank + 1) * share])
+
         return reduce_scatter
-    blocks = list(x[:share * ranks].split(share))
+    blocks = list(x[: share * ranks].split(share))
     return lambda: dist.all_gather(blocks, mine)
 
 

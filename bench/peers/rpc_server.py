@@ -4,6 +4,7 @@ Rank 0 is the server: it keeps the parameters and applies each gradient as it ar
 pushes the gradients and brings the new parameters back, as in PyTorch's tutorial on asynchronous RPC.
 """
 import json, os, sys, threading, time
+
 os.environ.setdefault("GLOG_minloglevel", "1")  # its agents announce their end
 import torch, torch.distributed.rpc as rpc, torch.nn.functional as F
 from ddp_train import CASES
@@ -66,10 +67,14 @@ def main():
     make, batch, steps = CASES[name]
     if rank == 0:
         server = Server(make())
-    options = rpc.TensorPipeRpcBackendOptions(init_method="tcp://%s:%s" % (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]))
+    options = rpc.TensorPipeRpcBackendOptions(
+        init_method="tcp://%s:%s" % (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"])
+    )
     rpc.init_rpc("rank%d" % rank, rank=rank, world_size=world, rpc_backend_options=options)
     if rank == 0:
-        calls = [rpc.rpc_async("rank%d" % worker, train, args=(name, 20, steps), timeout=0) for worker in range(1, world)]
+        calls = [
+            rpc.rpc_async("rank%d" % worker, train, args=(name, 20, steps), timeout=0) for worker in range(1, world)
+        ]
         times = [call.wait() for call in calls]
         seconds = max(end for _, end in times) - min(begin for begin, _ in times)
         rate = (world - 1) * batch * steps / seconds

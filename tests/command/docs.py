@@ -20,8 +20,16 @@ HERE, SHORT, HOSTS, NEVER = "here", "short", "hosts", "never"
 STEPS = 6  # of a training that is bounded
 
 RULES = [
-    (r"^make (train|test|asan|tsan|bench|install)\b", NEVER, "continuous integration runs `make test` itself; test_make_train.py follows the steps of `make train`"),
-    (r"^(podman|kubectl) |kustomize ", NEVER, "needs a container engine or a Kubernetes cluster; tests/hosts/test_manifests.py checks the files"),
+    (
+        r"^make (train|test|asan|tsan|bench|install)\b",
+        NEVER,
+        "continuous integration runs `make test` itself; test_make_train.py follows the steps of `make train`",
+    ),
+    (
+        r"^(podman|kubectl) |kustomize ",
+        NEVER,
+        "needs a container engine or a Kubernetes cluster; tests/hosts/test_manifests.py checks the files",
+    ),
     (r"\b(srun|sbatch)\b|^#", HOSTS, "a script of sbatch, and with a Slurm of the test's own"),
     (r"--hosts |--hostfile |--host |--rdzv_endpoint|trireme join|trireme coordinator", HOSTS, ""),
     (r"^export |^(TRIREME_)?RANK=|DMLC_ROLE=|TRIREME_TOKEN=|MASTER_ADDR", HOSTS, ""),
@@ -36,7 +44,7 @@ RULES = [
 @dataclasses.dataclass(frozen=True)
 class Line:
     source: str  # "docs/comparing.md"
-    text: str    # without its comment
+    text: str  # without its comment
     comment: str
 
     def rule(self):
@@ -68,17 +76,23 @@ def pages():
 def commands():
     """Names of the sub-commands."""
     text = support.run("--help").stdout
-    return re.findall(r"^  ([a-z]+) {2,}\S", text[text.index("Subcommands:"):], re.M)
+    return re.findall(r"^  ([a-z]+) {2,}\S", text[text.index("Subcommands:") :], re.M)
 
 
 def lines_of_help(command):
     text = support.run(command, "--help").stdout
     examples = re.split(r"Examples?:\n", text)
-    return [Line(f"trireme {command} --help", *split_comment(line)) for line in (examples[1].splitlines() if len(examples) > 1 else []) if line.startswith("  trireme ")]
+    return [
+        Line(f"trireme {command} --help", *split_comment(line))
+        for line in (examples[1].splitlines() if len(examples) > 1 else [])
+        if line.startswith("  trireme ")
+    ]
 
 
 def all_lines():
-    return [line for page in pages() for line in lines_of_page(page)] + [line for command in commands() for line in lines_of_help(command)]
+    return [line for page in pages() for line in lines_of_page(page)] + [
+        line for command in commands() for line in lines_of_help(command)
+    ]
 
 
 def shortened(text):
@@ -87,7 +101,9 @@ def shortened(text):
     text = re.sub(r"^(trireme bench allreduce\b)", r"\1 --rounds 1 --sizes 4096 --ranks 2", text)
     text = re.sub(r"^(trireme bench (?:train|ps)\b)", r"\1 --rounds 1", text)
     text = re.sub(r"^(trireme tune\b)", r"\1 --rounds 1", text)
-    return re.sub(r"^(torchrun )", r"\1--tee 1 --redirects 1 ", text)  # what docs/running-under-torchrun.md says of Debian's
+    return re.sub(
+        r"^(torchrun )", r"\1--tee 1 --redirects 1 ", text
+    )  # what docs/running-under-torchrun.md says of Debian's
 
 
 def prepare(folder):
@@ -100,9 +116,26 @@ def prepare(folder):
     (folder / "my_training").symlink_to(build / "examples" / "01_linear")
     (folder / "my_worker").symlink_to(build / "examples" / "04_async_server")
     (folder / "hosts.txt").write_text("a slots=2\nb slots=2\n")
-    return {**support.environment(), "PATH": f"{build}:{os.environ['PATH']}", "HOME": str(folder), "XDG_CACHE_HOME": str(folder / "cache"),
-            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1", "OMPI_MCA_hwloc_base_binding_policy": "none"}
+    return {
+        **support.environment(),
+        "PATH": f"{build}:{os.environ['PATH']}",
+        "HOME": str(folder),
+        "XDG_CACHE_HOME": str(folder / "cache"),
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        "OMPI_MCA_hwloc_base_binding_policy": "none",
+    }
 
 
 def run_line(text, folder, env, limit=120):
-    return subprocess.run(["bash", "-c", text], cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=limit)
+    return subprocess.run(
+        ["bash", "-c", text],
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=limit,
+    )

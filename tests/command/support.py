@@ -23,11 +23,27 @@ def environment():
 
 def run(*args, cwd=None, limit=LIMIT):
     """Runs the command to its end: returncode, stdout, stderr."""
-    return subprocess.run([TRIREME, *map(str, args)], cwd=cwd, env=environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit)
+    return subprocess.run(
+        [TRIREME, *map(str, args)],
+        cwd=cwd,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=limit,
+    )
 
 
 def start(*args, cwd=None):
-    return subprocess.Popen([TRIREME, *map(str, args)], cwd=cwd, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [TRIREME, *map(str, args)],
+        cwd=cwd,
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def children(pid):
@@ -92,10 +108,11 @@ class CommandTest(unittest.TestCase):
 
 def read_safetensors(path):
     import numpy
+
     raw = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
-    header = json.loads(raw[8:8 + length])
-    data = raw[8 + length:]
+    header = json.loads(raw[8 : 8 + length])
+    data = raw[8 + length :]
     header.pop("__metadata__", None)
     types = {"F32": numpy.float32, "F64": numpy.float64, "I64": numpy.int64}
     result = {}
@@ -112,6 +129,7 @@ def write_idx(path, array):
 
 class SplitMix64:
     """data/random.h, once more."""
+
     MASK = (1 << 64) - 1
 
     def __init__(self, seed):

@@ -16,8 +16,9 @@ PAGE = support.ROOT / "docs" / "api.md"
 
 def run(command):
     environment = {**support.environment(), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                          timeout=support.LIMIT)
+    return subprocess.run(
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=support.LIMIT
+    )
 
 
 class Api(unittest.TestCase):

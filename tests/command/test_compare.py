@@ -14,7 +14,18 @@ import support
 EPOCHS = 3
 SMALL = ["mlp:16", "--data", "synthetic:200", "--batch", 20, "--workers", 2, "--lr", 0.01]
 MODES = ["shared", "allreduce", "central"]
-COLUMNS = ["mode", "epoch", "seconds", "samples_per_second", "loss", "test_loss", "test_accuracy", "staleness_mean", "staleness_max", "dropped"]
+COLUMNS = [
+    "mode",
+    "epoch",
+    "seconds",
+    "samples_per_second",
+    "loss",
+    "test_loss",
+    "test_accuracy",
+    "staleness_mean",
+    "staleness_max",
+    "dropped",
+]
 SVG = "{http://www.w3.org/2000/svg}"
 
 
@@ -23,7 +34,7 @@ def table(text):
     lines = text.splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("mode "))
     rows = {}
-    for line in lines[begin + 1:]:
+    for line in lines[begin + 1 :]:
         cells = line.split()
         if cells[0] not in MODES or cells[1] == "had":
             break
@@ -69,7 +80,10 @@ class Compare(support.CommandTest):
         return root
 
     def polylines(self, root):
-        return {line.find(f"{SVG}title").text: [tuple(map(float, point.split(","))) for point in line.get("points").split()] for line in root.iter(f"{SVG}polyline")}
+        return {
+            line.find(f"{SVG}title").text: [tuple(map(float, point.split(","))) for point in line.get("points").split()]
+            for line in root.iter(f"{SVG}polyline")
+        }
 
     # ---- what it finds ----
     def test_table_csv_and_plot_agree_with_the_reports(self):
@@ -80,17 +94,21 @@ class Compare(support.CommandTest):
             self.assertIn(f"--- mode {number} of 3: {mode}\n", result.stdout)
         reports = self.reports()
         rows, header = table(result.stdout)
-        self.assertEqual(header, ["mode", "samples/s", "staleness", "max", "dropped", "ep_1", "ep_2", "ep_3", "final", "s_to_0.3"])
+        self.assertEqual(
+            header, ["mode", "samples/s", "staleness", "max", "dropped", "ep_1", "ep_2", "ep_3", "final", "s_to_0.3"]
+        )
         self.assertEqual(list(rows), MODES)
         self.assertEqual(len(self.rows()), len(MODES) * EPOCHS)
         for mode, report in reports.items():
             with self.subTest(mode=mode):
                 self.assertEqual(report["sync"], mode)
                 epochs = report["epochs"]
-                seconds = [sum(e["seconds"] for e in epochs[:i + 1]) for i in range(EPOCHS)]
+                seconds = [sum(e["seconds"] for e in epochs[: i + 1]) for i in range(EPOCHS)]
                 servers = {member for member in report["metrics"] if member.startswith("server ")}
                 self.assertEqual(servers, set())  # none of these modes has any
-                for row, epoch, since_start in zip([row for row in self.rows() if row["mode"] == mode], epochs, seconds, strict=True):
+                for row, epoch, since_start in zip(
+                    [row for row in self.rows() if row["mode"] == mode], epochs, seconds, strict=True
+                ):
                     self.assertEqual(int(row["epoch"]), epoch["epoch"])
                     self.assertAlmostEqual(float(row["seconds"]), since_start, delta=1e-9)
                     for key in ("samples_per_second", "loss", "test_loss", "test_accuracy"):
@@ -111,18 +129,34 @@ class Compare(support.CommandTest):
         shutil.copy(support.TRIREME, self.folder / "trireme")
         (self.folder / "trireme-worker").write_text(WORKER)
         (self.folder / "trireme-worker").chmod(0o755)
-        result = subprocess.run([self.folder / "trireme", "compare", *map(str, SMALL), "--sync", ",".join(MODES), "--target", "0.25"], cwd=self.folder, env=support.environment(),
-                                capture_output=True, text=True, timeout=support.LIMIT)
+        result = subprocess.run(
+            [self.folder / "trireme", "compare", *map(str, SMALL), "--sync", ",".join(MODES), "--target", "0.25"],
+            cwd=self.folder,
+            env=support.environment(),
+            capture_output=True,
+            text=True,
+            timeout=support.LIMIT,
+        )
         self.assertEqual(result.returncode, 1, result.stderr)
         rows, _ = table(result.stdout)
-        self.assertEqual(rows["shared"], ["shared", "50,000", "-", "-", "-", "0.0000", "0.2500", "0.5000", "0.5000", "3.00"])
-        self.assertEqual(rows["allreduce"], ["allreduce", "50,000", "1.26", "7", "1,234", "0.0000", "0.2500", "0.5000", "0.5000", "3.00"])
+        self.assertEqual(
+            rows["shared"], ["shared", "50,000", "-", "-", "-", "0.0000", "0.2500", "0.5000", "0.5000", "3.00"]
+        )
+        self.assertEqual(
+            rows["allreduce"],
+            ["allreduce", "50,000", "1.26", "7", "1,234", "0.0000", "0.2500", "0.5000", "0.5000", "3.00"],
+        )
         self.assertRegex(result.stdout, r"(?m)^central +failed: .*report-central.json is not a report")
         self.assertIn("\nwarning: allreduce: the loss grows\n", result.stdout)
         self.assertNotIn("warning: shared: ", result.stdout)
         self.assertIn("warning: the fastest epoch of allreduce was 3.0 times as fast as its slowest", result.stdout)
-        self.assertEqual([list(row.values()) for row in self.rows() if row["epoch"] == "2"],
-                         [["shared", "2", "3", "50000", "1.5", "", "0.25", "", "", ""], ["allreduce", "2", "3", "50000", "1.5", "", "0.25", "1.256", "7", "1234"]])
+        self.assertEqual(
+            [list(row.values()) for row in self.rows() if row["epoch"] == "2"],
+            [
+                ["shared", "2", "3", "50000", "1.5", "", "0.25", "", "", ""],
+                ["allreduce", "2", "3", "50000", "1.5", "", "0.25", "1.256", "7", "1234"],
+            ],
+        )
 
     def test_the_target_is_an_epoch_end_or_not_reached(self):
         rows, _ = table(self.compare("--report", "report.json", "--target", 0, modes=MODES[:2]).stdout)
@@ -167,7 +201,21 @@ class Compare(support.CommandTest):
 
     def test_numbers_instead_of_classes(self):
         (self.folder / "line.csv").write_text("a,price\n" + "".join(f"{i / 100},{i / 50 + 0.25}\n" for i in range(100)))
-        result = support.run("compare", "linear", "--data", "line.csv", "--workers", 2, "--epochs", 2, "--sync", "shared,central", "--target", 1000, cwd=self.folder)
+        result = support.run(
+            "compare",
+            "linear",
+            "--data",
+            "line.csv",
+            "--workers",
+            2,
+            "--epochs",
+            2,
+            "--sync",
+            "shared,central",
+            "--target",
+            1000,
+            cwd=self.folder,
+        )
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("loss at the end of each epoch", result.stdout)
         rows, _ = table(result.stdout)
@@ -178,10 +226,21 @@ class Compare(support.CommandTest):
 
     # ---- settings ----
     def test_settings_of_one_mode(self):
-        result = self.compare("--report", "r.json", "--set", "central:lr=0.002", "--optimizer-of", "allreduce=adam", "--set", "allreduce:overlap=false")
+        result = self.compare(
+            "--report",
+            "r.json",
+            "--set",
+            "central:lr=0.002",
+            "--optimizer-of",
+            "allreduce=adam",
+            "--set",
+            "allreduce:overlap=false",
+        )
         reports = self.reports("r")
-        self.assertEqual({mode: (report["lr"], report["optimizer"]) for mode, report in reports.items()},
-                         {"shared": (0.01, "momentum"), "allreduce": (0.01, "adam"), "central": (0.002, "momentum")})
+        self.assertEqual(
+            {mode: (report["lr"], report["optimizer"]) for mode, report in reports.items()},
+            {"shared": (0.01, "momentum"), "allreduce": (0.01, "adam"), "central": (0.002, "momentum")},
+        )
         texts = [text.text for text in self.plot().iter(f"{SVG}text")]
         for mode, own in (("central", "lr=0.002"), ("allreduce", "overlap=false optimizer=adam")):
             self.assertIn(f"\n{mode} had {own}\n", result.stdout)
@@ -190,11 +249,26 @@ class Compare(support.CommandTest):
 
     def test_the_rate_is_for_modes_that_have_one(self):
         self.compare("--rate", "full", "--report", "r.json", modes=["shared", "async"])
-        self.assertEqual({mode: report["rate"] for mode, report in self.reports("r", ["shared", "async"]).items()}, {"shared": "share", "async": "full"})
+        self.assertEqual(
+            {mode: report["rate"] for mode, report in self.reports("r", ["shared", "async"]).items()},
+            {"shared": "share", "async": "full"},
+        )
 
     def test_flags_reach_the_training(self):
         """The same parameters as the same flags of `train` give."""
-        flags = ["--nesterov", "--no-overlap", "--seed", 7, "--epochs", 2, "--momentum", 0.5, "--schedule=cosine", "--max-steps", 15]
+        flags = [
+            "--nesterov",
+            "--no-overlap",
+            "--seed",
+            7,
+            "--epochs",
+            2,
+            "--momentum",
+            0.5,
+            "--schedule=cosine",
+            "--max-steps",
+            15,
+        ]
         self.compare(*flags, "--report", "r.json", "--save", "kept/m.safetensors", modes=["allreduce"])
         report = self.reports("r", ["allreduce"])["allreduce"]
         self.assertEqual(report["sha256"], self.train(*SMALL, *flags, "--sync", "allreduce")["sha256"])
@@ -202,35 +276,40 @@ class Compare(support.CommandTest):
         self.assertIn("1.weight", support.read_safetensors(self.folder / "kept" / "m-allreduce.safetensors"))
 
     def test_recipe(self):
-        (self.folder / "small.toml").write_text('model = "mlp:16"\ndata = "synthetic:200"\nworkers = 2\nepochs = 5\nsync = "central"\noverlap = false\nreport = "kept/a.json"\n')
+        (self.folder / "small.toml").write_text(
+            'model = "mlp:16"\ndata = "synthetic:200"\nworkers = 2\nepochs = 5\nsync = "central"\noverlap = false\nreport = "kept/a.json"\n'
+        )
         result = support.run("compare", "small.toml", "--epochs", 1, "--sync", "shared,allreduce", cwd=self.folder)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual({row["mode"] for row in self.rows()}, {"shared", "allreduce"})
         self.assertEqual(len(self.rows()), 2)
-        self.assertEqual(sorted(path.name for path in (self.folder / "kept").iterdir()), ["a-allreduce.json", "a-shared.json"])
+        self.assertEqual(
+            sorted(path.name for path in (self.folder / "kept").iterdir()), ["a-allreduce.json", "a-shared.json"]
+        )
 
     # ---- what is refused, before anything runs ----
     def test_refused(self):
         for args, says in (
-                (["--sync", "shared,alreduce"], ["'alreduce'", "did you mean 'allreduce'?"]),
-                (["--sync", "shared,central,shared"], ["'shared' twice"]),
-                (["--sync", ","], ["unknown sync mode ''"]),
-                (["--sync", ""], ["--sync"]),
-                ([], ["--sync is required"]),
-                (["--sync", "shared,central", "--set", "centrl:lr=1"], ["'centrl'", "did you mean 'central'?"]),
-                (["--sync", "shared", "--set", "shared:epoch=1"], ["'epoch'", "did you mean 'epochs'?"]),
-                (["--sync", "shared", "--set", "shared:sync=central"], ["'sync'"]),
-                (["--sync", "shared", "--set", "shared:report=x"], ["'report'"]),
-                (["--sync", "shared", "--set", "shared"], ["MODE:FLAG=VALUE"]),
-                (["--sync", "shared", "--set", "lr=1"], ["MODE:FLAG=VALUE"]),
-                (["--sync", "shared", "--optimizer-of", "shared"], ["MODE=OPTIMIZER"]),
-                (["--sync", "shared", "--optimizer-of", "shared=adan"], ["mode shared", "did you mean 'adam'?"]),
-                (["--sync", "shared,central", "--set", "central:lr=-1"], ["mode central", "learning rate"]),
-                (["--sync", "shared,central", "--set", "central:lr=x"], ["mode central", "lr"]),
-                (["--sync", "shared", "--target", "x"], ["--target"]),
-                (["--sync", "shared", "--tarket", "1"], ["did you mean '--target'?"]),
-                (["--sync", "shared", "--csv", "/proc/no/x"], ["/proc/no"]),
-                (["--sync", "shared", "--plot", "."], ["folder"])):
+            (["--sync", "shared,alreduce"], ["'alreduce'", "did you mean 'allreduce'?"]),
+            (["--sync", "shared,central,shared"], ["'shared' twice"]),
+            (["--sync", ","], ["unknown sync mode ''"]),
+            (["--sync", ""], ["--sync"]),
+            ([], ["--sync is required"]),
+            (["--sync", "shared,central", "--set", "centrl:lr=1"], ["'centrl'", "did you mean 'central'?"]),
+            (["--sync", "shared", "--set", "shared:epoch=1"], ["'epoch'", "did you mean 'epochs'?"]),
+            (["--sync", "shared", "--set", "shared:sync=central"], ["'sync'"]),
+            (["--sync", "shared", "--set", "shared:report=x"], ["'report'"]),
+            (["--sync", "shared", "--set", "shared"], ["MODE:FLAG=VALUE"]),
+            (["--sync", "shared", "--set", "lr=1"], ["MODE:FLAG=VALUE"]),
+            (["--sync", "shared", "--optimizer-of", "shared"], ["MODE=OPTIMIZER"]),
+            (["--sync", "shared", "--optimizer-of", "shared=adan"], ["mode shared", "did you mean 'adam'?"]),
+            (["--sync", "shared,central", "--set", "central:lr=-1"], ["mode central", "learning rate"]),
+            (["--sync", "shared,central", "--set", "central:lr=x"], ["mode central", "lr"]),
+            (["--sync", "shared", "--target", "x"], ["--target"]),
+            (["--sync", "shared", "--tarket", "1"], ["did you mean '--target'?"]),
+            (["--sync", "shared", "--csv", "/proc/no/x"], ["/proc/no"]),
+            (["--sync", "shared", "--plot", "."], ["folder"]),
+        ):
             with self.subTest(args=args):
                 before = scratch_folders()
                 text = self.refused("compare", *SMALL, *args, says=says)
@@ -238,7 +317,9 @@ class Compare(support.CommandTest):
                 self.assertEqual(scratch_folders() - before, set())
 
     def test_inside_a_launcher(self):
-        result = support.run("launch", "-n", 2, "--", support.TRIREME, "compare", *SMALL, "--sync", "shared", cwd=self.folder)
+        result = support.run(
+            "launch", "-n", 2, "--", support.TRIREME, "compare", *SMALL, "--sync", "shared", cwd=self.folder
+        )
         self.assertEqual(result.returncode, 2)
         self.assertIn("trireme launch has started it", result.stderr)
 
@@ -247,7 +328,9 @@ class Compare(support.CommandTest):
         result = self.compare("--set", "allreduce:lr=1e30", code=1)
         rows, _ = table(result.stdout)
         self.assertEqual(list(rows), MODES)
-        self.assertRegex(result.stdout, r"(?m)^allreduce +failed: the loss became .* smaller learning rate than 1e\+30$")
+        self.assertRegex(
+            result.stdout, r"(?m)^allreduce +failed: the loss became .* smaller learning rate than 1e\+30$"
+        )
         self.assertEqual({row["mode"] for row in self.rows()}, {"shared", "central"})
         self.assertEqual(list(self.polylines(self.plot())), ["shared", "central"])
 
@@ -258,7 +341,18 @@ class Compare(support.CommandTest):
 
     def begin(self, *args):
         """Starts a comparison whose second mode does not end by itself; returns it and that mode's workers."""
-        process = support.start("compare", *SMALL, "--sync", ",".join(MODES), "--epochs", 2, "--set", "allreduce:epochs=1000000", *args, cwd=self.folder)
+        process = support.start(
+            "compare",
+            *SMALL,
+            "--sync",
+            ",".join(MODES),
+            "--epochs",
+            2,
+            "--set",
+            "allreduce:epochs=1000000",
+            *args,
+            cwd=self.folder,
+        )
         self.addCleanup(self.end, process)
         seen = ""
         for line in process.stdout:
@@ -303,7 +397,18 @@ class Compare(support.CommandTest):
     def test_help(self):
         result = support.run("compare", "--help")
         self.assertEqual(result.returncode, 0)
-        for word in ("--sync", "--set", "--target", "--csv", "--plot", "--optimizer-of", "--workers", "--epochs", "Examples:", "recipes/lenet.toml"):
+        for word in (
+            "--sync",
+            "--set",
+            "--target",
+            "--csv",
+            "--plot",
+            "--optimizer-of",
+            "--workers",
+            "--epochs",
+            "Examples:",
+            "recipes/lenet.toml",
+        ):
             self.assertIn(word, result.stdout)
         self.assertRegex(support.run("--help").stdout, r"(?m)^  compare ")
 

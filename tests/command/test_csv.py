@@ -19,7 +19,7 @@ FILES = next((pathlib.Path(place) for place in PLACES if place and (pathlib.Path
 def metadata(path):
     data = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
-    return json.loads(data[8:8 + length])["__metadata__"]
+    return json.loads(data[8 : 8 + length])["__metadata__"]
 
 
 def flowers(rows=150, seed=1):
@@ -29,6 +29,7 @@ def flowers(rows=150, seed=1):
 
     def flower(k):
         return [r.gauss(5, 1), r.gauss(3, 0.5), r.gauss(2 * k, 0.3), r.gauss(1 - k, 0.3), kinds[k]]
+
     return [flower(k) for k in range(3) for _ in range(rows // 3)]
 
 
@@ -62,17 +63,22 @@ class Csv(CsvTest):
     def test_the_line_that_says_what_was_understood(self):
         self.write("iris.csv", flowers())
         accuracy, text = self.accuracy("mlp:64", "--data", "iris.csv")
-        self.assertIn("classification, 3 classes (setosa, versicolor, virginica), 4 features, normalised; "
-                      "120 training and 30 test rows", text.splitlines())
+        self.assertIn(
+            "classification, 3 classes (setosa, versicolor, virginica), 4 features, normalised; "
+            "120 training and 30 test rows",
+            text.splitlines(),
+        )
         self.assertGreaterEqual(accuracy, 0.93)
         self.assertIn("50 epochs of 2 updates", text)
 
     def test_other_dress_same_data(self):
         quoted = [[f'"{cell(c)}"' for c in row] for row in flowers()]
-        files = [self.write("a.csv", flowers()),
-                 self.write("b.csv.gz", flowers(), header="w;x;y;z;kind", delimiter=";"),
-                 self.write("c.tsv", flowers(), header="# written by hand\nw\tx\ty\tz\tkind", delimiter="\t"),
-                 self.write("d.data", quoted, header='"w, of it","x",y,z,kind')]
+        files = [
+            self.write("a.csv", flowers()),
+            self.write("b.csv.gz", flowers(), header="w;x;y;z;kind", delimiter=";"),
+            self.write("c.tsv", flowers(), header="# written by hand\nw\tx\ty\tz\tkind", delimiter="\t"),
+            self.write("d.data", quoted, header='"w, of it","x",y,z,kind'),
+        ]
         hashes = {self.train("linear", "--data", file, "--workers", 2, "--epochs", 3)["sha256"] for file in files}
         self.assertEqual(len(hashes), 1)
 
@@ -92,7 +98,9 @@ class Csv(CsvTest):
         rows = [[f"{1e6 + 1e3 * a:.2f}", f"{1e-3 * b:.3e}", "yes" if a + b > 0 else "no"] for a, b in pairs]
         self.write("a.csv", rows, header="a,b,sold")
         accuracy, text = self.accuracy("linear", "--data", "a.csv")
-        self.assertIn("classification, 2 classes (no, yes), 2 features, normalised; 320 training and 80 test rows", text)
+        self.assertIn(
+            "classification, 2 classes (no, yes), 2 features, normalised; 320 training and 80 test rows", text
+        )
         self.assertGreater(accuracy, 0.95)
         accuracy, text = self.accuracy("linear", "--data", "a.csv", "--normalize", "no", "--lr", 1e-9)
         self.assertIn("2 features; 320 training", text)
@@ -107,8 +115,11 @@ class Csv(CsvTest):
         self.write("homes.csv", rows, header="rooms,town,price")
         report, text = self.report_of("linear", "--data", "homes.csv", "--save", "m.safetensors", "--lr", 0.01)
         self.assertIn("regression of 'price', 2 features (4 inputs), normalised; 1600 training and 400 test rows", text)
-        self.assertIn("'price' has more than 1000 whole numbers in 2000 rows and is taken for a number to predict; "
-                      "--loss cross-entropy", text)
+        self.assertIn(
+            "'price' has more than 1000 whole numbers in 2000 rows and is taken for a number to predict; "
+            "--loss cross-entropy",
+            text,
+        )
         self.assertRegex(text, r"\d+ values missing \(\d+ in 'town'\)")
         last = report["epochs"][-1]
         for loss in (last["loss"], last["test_loss"]):
@@ -128,8 +139,9 @@ class Csv(CsvTest):
         known = metadata(self.folder / "m.safetensors")
         self.assertEqual((known["model"], known["producer"]), ("mlp:8", "trireme"))
         schema = json.loads(known["schema"])
-        self.assertEqual(schema["label"],
-                         {"name": "kind", "column": 4, "classes": ["setosa", "versicolor", "virginica"]})
+        self.assertEqual(
+            schema["label"], {"name": "kind", "column": 4, "classes": ["setosa", "versicolor", "virginica"]}
+        )
         for i, column in enumerate(schema["columns"]):
             values = [float(cell(row[i])) for row in flowers()]
             mean = sum(values) / len(values)
@@ -163,29 +175,36 @@ class ScikitLearn(CsvTest):
     def test_accuracies(self):
         digits = ", ".join(map(str, range(10)))
         for name, least, classes, rest in (
-                ("breast_cancer.csv", 0.95, "2 classes (malignant, benign)", "30 features, 455 and 114"),
-                ("wine_data.csv", 0.95, "3 classes (class_0, class_1, class_2)", "13 features, 142 and 36"),
-                ("iris.csv", 0.93, "3 classes (setosa, versicolor, virginica)", "4 features, 120 and 30"),
-                ("digits.csv.gz", 0.95, f"10 classes ({digits})", "64 features, 1438 and 359")):
+            ("breast_cancer.csv", 0.95, "2 classes (malignant, benign)", "30 features, 455 and 114"),
+            ("wine_data.csv", 0.95, "3 classes (class_0, class_1, class_2)", "13 features, 142 and 36"),
+            ("iris.csv", 0.93, "3 classes (setosa, versicolor, virginica)", "4 features, 120 and 30"),
+            ("digits.csv.gz", 0.95, f"10 classes ({digits})", "64 features, 1438 and 359"),
+        ):
             with self.subTest(name=name):
                 features, train, _, test = rest.rsplit(maxsplit=3)
                 accuracy, text = self.accuracy("mlp:64", "--data", FILES / name)
-                self.assertIn(f"classification, {classes}, {features} normalised; {train} training and {test} test rows",
-                              text.splitlines())
+                self.assertIn(
+                    f"classification, {classes}, {features} normalised; {train} training and {test} test rows",
+                    text.splitlines(),
+                )
                 self.assertGreaterEqual(accuracy, least)
 
     def test_numbers_to_predict(self):
         for name, label, features, train, test in (
-                ("diabetes_data_raw.csv.gz", "9", 9, 354, 88),
-                ("linnerud_exercise.csv", "Jumps", 2, 16, 4),
-                ("linnerud_physiological.csv", "Pulse", 2, 16, 4),
-                ("boston_house_prices.csv", "MEDV", 13, 405, 101)):
+            ("diabetes_data_raw.csv.gz", "9", 9, 354, 88),
+            ("linnerud_exercise.csv", "Jumps", 2, 16, 4),
+            ("linnerud_physiological.csv", "Pulse", 2, 16, 4),
+            ("boston_house_prices.csv", "MEDV", 13, 405, 101),
+        ):
             if not (FILES / name).exists():
                 continue  # newer packages have no boston_house_prices.csv
             with self.subTest(name=name):
                 text = self.run_train("mlp:64", "--data", FILES / name, "--workers", 2).stdout
-                self.assertIn(f"regression of '{label}', {features} features, normalised; "
-                              f"{train} training and {test} test rows", text.splitlines())
+                self.assertIn(
+                    f"regression of '{label}', {features} features, normalised; "
+                    f"{train} training and {test} test rows",
+                    text.splitlines(),
+                )
 
     def test_one_column(self):
         result = self.run_train("mlp:64", "--data", FILES / "diabetes_target.csv.gz", "--workers", 2, code=1)

@@ -20,7 +20,9 @@ class Deaths(support.CommandTest):
         """Starts a run that would not end by itself; returns (process, pids of its workers)."""
         process = support.start("train", *ENDLESS, "--workers", workers, *args, cwd=cwd or self.folder)
         self.addCleanup(self.end, process)
-        self.assertTrue(support.wait_until(lambda: len(support.children(process.pid)) == workers, 10), "the workers did not start")
+        self.assertTrue(
+            support.wait_until(lambda: len(support.children(process.pid)) == workers, 10), "the workers did not start"
+        )
         return process, support.children(process.pid)
 
     def end(self, process):
@@ -157,11 +159,16 @@ class Launch(support.CommandTest):
         return support.run("launch", "-n", ranks, "--", sys.executable, script, "--flag", "-n", "7", "--")
 
     def test_variables_arguments_and_prefixes(self):
-        result = self.python("print(*[os.environ[n] for n in ('WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'TRIREME_RANK', 'TRIREME_SIZE')], "
-                             "int(os.environ['MASTER_PORT']) > 0, sys.argv[1:])\nprint('to stderr', file=sys.stderr)", ranks=3)
+        result = self.python(
+            "print(*[os.environ[n] for n in ('WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'TRIREME_RANK', 'TRIREME_SIZE')], "
+            "int(os.environ['MASTER_PORT']) > 0, sys.argv[1:])\nprint('to stderr', file=sys.stderr)",
+            ranks=3,
+        )
         self.assertEqual(result.returncode, 0, result.stderr)
         arguments = "['--flag', '-n', '7', '--']"
-        self.assertEqual(sorted(result.stdout.splitlines()), [f"[{r}] 3 {r} 3 127.0.0.1 {r} 3 True {arguments}" for r in range(3)])
+        self.assertEqual(
+            sorted(result.stdout.splitlines()), [f"[{r}] 3 {r} 3 127.0.0.1 {r} 3 True {arguments}" for r in range(3)]
+        )
         self.assertEqual(sorted(result.stderr.splitlines()), [f"[{r}] to stderr" for r in range(3)])
 
     def test_without_dashes(self):
@@ -170,7 +177,9 @@ class Launch(support.CommandTest):
 
     def test_exit_code_and_last_lines_of_the_first_failed(self):
         started = time.monotonic()
-        result = self.python("if rank == 1:\n  print('first line')\n  print('my last words', file=sys.stderr)\n  sys.exit(7)\ntime.sleep(30)")
+        result = self.python(
+            "if rank == 1:\n  print('first line')\n  print('my last words', file=sys.stderr)\n  sys.exit(7)\ntime.sleep(30)"
+        )
         self.assertEqual(result.returncode, 7)
         self.assertLess(time.monotonic() - started, SOON + 1)
         self.assertRegex(result.stderr, r"trireme: rank 1 \(process \d+\) died first: exit code 7")
@@ -186,7 +195,9 @@ class Launch(support.CommandTest):
 
     def test_rank_that_ignores_the_end(self):
         started = time.monotonic()
-        result = self.python("import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: time.sleep(0.3); sys.exit(3)\ntime.sleep(30)")
+        result = self.python(
+            "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: time.sleep(0.3); sys.exit(3)\ntime.sleep(30)"
+        )
         self.assertEqual(result.returncode, 3)
         self.assertLess(time.monotonic() - started, SOON + 1)
 
@@ -199,11 +210,17 @@ class Launch(support.CommandTest):
             with self.subTest(attempt=attempt):
                 text = self.throwing(1, "uncaught").stderr
                 self.assertRegex(text, rf"trireme: rank 1 \(process \d+\) died first: {DAMAGED} \(after")
-                self.assertRegex(text, rf"\[0\] +what\(\):  rank 1 \(process \d+\) died of an {DAMAGED}; rank 0 needed it")
+                self.assertRegex(
+                    text, rf"\[0\] +what\(\):  rank 1 \(process \d+\) died of an {DAMAGED}; rank 0 needed it"
+                )
 
     def test_so_is_one_of_many_however_it_ends(self):
-        for culprit, way, words in ((2, "uncaught", DAMAGED), (1, "caught", "exit code 1"), (3, "exit", "exit code 3"),
-                                    (2, "before", "uncaught exception: no such file: weights.bin")):
+        for culprit, way, words in (
+            (2, "uncaught", DAMAGED),
+            (1, "caught", "exit code 1"),
+            (3, "exit", "exit code 3"),
+            (2, "before", "uncaught exception: no such file: weights.bin"),
+        ):
             with self.subTest(culprit=culprit, way=way):
                 text = self.throwing(culprit, way, 4).stderr
                 self.assertRegex(text, rf"trireme: rank {culprit} \(process \d+\) died first: {words}")

@@ -14,7 +14,11 @@ class Docs(support.CommandTest):
     def test_every_line_is_accounted_for(self):
         lines = docs.all_lines()
         self.assertGreater(len(lines), 30)
-        self.assertEqual([f"{line.source}: {line.text}" for line in lines if line.rule() is None], [], "no rule in tests/command/docs.py says how this is run")
+        self.assertEqual(
+            [f"{line.source}: {line.text}" for line in lines if line.rule() is None],
+            [],
+            "no rule in tests/command/docs.py says how this is run",
+        )
 
     def succeeds(self, text):
         result = docs.run_line(text, self.folder, self.env)
@@ -22,7 +26,11 @@ class Docs(support.CommandTest):
         return result.stdout
 
     def run_all(self, how, change=lambda text: text):
-        texts = {line.text: line for line in docs.all_lines() if line.how() == how and not line.text.startswith("trireme ctl")}
+        texts = {
+            line.text: line
+            for line in docs.all_lines()
+            if line.how() == how and not line.text.startswith("trireme ctl")
+        }
         self.assertTrue(texts)
         for text, line in texts.items():
             with self.subTest(source=line.source, line=text):
@@ -35,7 +43,21 @@ class Docs(support.CommandTest):
         self.run_all(docs.SHORT, docs.shortened)
 
     def test_lines_about_a_job_that_runs(self):
-        job = support.start("train", "lenet", "--data", "synthetic:2000", "--workers", 2, "--servers", 2, "--sync", "async", "--epochs", 100000, cwd=self.folder)
+        job = support.start(
+            "train",
+            "lenet",
+            "--data",
+            "synthetic:2000",
+            "--workers",
+            2,
+            "--servers",
+            2,
+            "--sync",
+            "async",
+            "--epochs",
+            100000,
+            cwd=self.folder,
+        )
         try:
             begun = lambda: docs.run_line("trireme ctl delay 0 0", self.folder, self.env).returncode == 0  # noqa: E731
             self.assertTrue(support.wait_until(begun, 60), "the job has not begun")

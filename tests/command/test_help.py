@@ -3,7 +3,21 @@ import json
 
 import support
 
-TRAIN_FLAGS = ["--data", "--workers", "--batch", "--epochs", "--optimizer", "--lr", "--accumulate", "--seed", "--sync", "--report", "--save", "--schedule", "--warmup"]
+TRAIN_FLAGS = [
+    "--data",
+    "--workers",
+    "--batch",
+    "--epochs",
+    "--optimizer",
+    "--lr",
+    "--accumulate",
+    "--seed",
+    "--sync",
+    "--report",
+    "--save",
+    "--schedule",
+    "--warmup",
+]
 
 
 class Help(support.CommandTest):
@@ -25,12 +39,29 @@ class Help(support.CommandTest):
 
     def test_train(self):
         text = self.succeeds("train", "--help")
-        for word in [*TRAIN_FLAGS, "sgd, momentum, adagrad, adam or adamw", "shared", "allreduce", "central", "constant, step or cosine", "up to rounding", "Examples:", ".toml"]:
+        for word in [
+            *TRAIN_FLAGS,
+            "sgd, momentum, adagrad, adam or adamw",
+            "shared",
+            "allreduce",
+            "central",
+            "constant, step or cosine",
+            "up to rounding",
+            "Examples:",
+            ".toml",
+        ]:
             self.assertIn(word, text)
 
     def test_others(self):
-        for args, words in ((["launch"], ["-n", "-- PROGRAM", "Examples:", "torchrun", "--hosts"]), (["bench"], ["allreduce", "train", "ratio above 1"]), (["bench", "allreduce"], ["--rounds", "--sizes"]),
-                            (["bench", "train"], ["--rounds", "--case"]), (["bench", "ps"], ["--rounds", "--case", "--sizes"]), (["models"], ["--help"]), (["doctor"], ["--help"])):
+        for args, words in (
+            (["launch"], ["-n", "-- PROGRAM", "Examples:", "torchrun", "--hosts"]),
+            (["bench"], ["allreduce", "train", "ratio above 1"]),
+            (["bench", "allreduce"], ["--rounds", "--sizes"]),
+            (["bench", "train"], ["--rounds", "--case"]),
+            (["bench", "ps"], ["--rounds", "--case", "--sizes"]),
+            (["models"], ["--help"]),
+            (["doctor"], ["--help"]),
+        ):
             with self.subTest(args=args):
                 text = self.succeeds(*args, "--help")
                 for word in words:
@@ -47,22 +78,56 @@ class Help(support.CommandTest):
 
     def test_doctor(self):
         text = self.succeeds("doctor")
-        for word in ("cores", "kernels", "libtorch", "shared memory", "process watch", "fashion-mnist", "ready to train"):
+        for word in (
+            "cores",
+            "kernels",
+            "libtorch",
+            "shared memory",
+            "process watch",
+            "fashion-mnist",
+            "ready to train",
+        ):
             self.assertIn(word, text)
         for line in text.splitlines():
             if "missing" in line:
                 self.assertIn("install", line)
 
     def test_plain_output(self):
-        result = support.run("train", "linear", "--data", "synthetic:200", "--workers", 2, "--epochs", 2, "--save", self.folder / "m.safetensors", cwd=self.folder)
+        result = support.run(
+            "train",
+            "linear",
+            "--data",
+            "synthetic:200",
+            "--workers",
+            2,
+            "--epochs",
+            2,
+            "--save",
+            self.folder / "m.safetensors",
+            cwd=self.folder,
+        )
         self.assertEqual((result.returncode, result.stderr), (0, ""))
         self.assertNotIn("\x1b", result.stdout)  # no terminal, no progress line
-        self.assertRegex(result.stdout, r"(?m)^epoch 2  loss \d\.\d+  test loss \d\.\d+  test accuracy \d\.\d+  [\d,]+ samples/s  \d+\.\d+ s$")
+        self.assertRegex(
+            result.stdout,
+            r"(?m)^epoch 2  loss \d\.\d+  test loss \d\.\d+  test accuracy \d\.\d+  [\d,]+ samples/s  \d+\.\d+ s$",
+        )
         self.assertIn(f"model saved to {self.folder / 'm.safetensors'}", result.stdout)
 
     def test_bench_allreduce(self):
-        lines = [json.loads(line) for line in self.succeeds("bench", "allreduce", "--rounds", 1, "--sizes", 4096, limit=120).splitlines()]
-        self.assertEqual([(line["bench"], line["case"]) for line in lines], [("allreduce", "2x4096B"), ("allreduce-private", "2x4096B"), ("allreduce", "4x4096B"), ("allreduce", "8x4096B")])
+        lines = [
+            json.loads(line)
+            for line in self.succeeds("bench", "allreduce", "--rounds", 1, "--sizes", 4096, limit=120).splitlines()
+        ]
+        self.assertEqual(
+            [(line["bench"], line["case"]) for line in lines],
+            [
+                ("allreduce", "2x4096B"),
+                ("allreduce-private", "2x4096B"),
+                ("allreduce", "4x4096B"),
+                ("allreduce", "8x4096B"),
+            ],
+        )
         for line in lines:
             self.assertEqual(list(line), ["bench", "case", "metric", "ours", "peers", "ratio", "samples"])
             self.assertEqual(line["metric"], "us")
@@ -74,7 +139,12 @@ class Help(support.CommandTest):
 
     def test_bench_of_other_collectives(self):
         for collective in "reduce-scatter", "all-gather":
-            line, = [json.loads(line) for line in self.succeeds("bench", collective, "--rounds", 1, "--sizes", 65536, "--ranks", 2, limit=120).splitlines()]
+            (line,) = [
+                json.loads(line)
+                for line in self.succeeds(
+                    "bench", collective, "--rounds", 1, "--sizes", 65536, "--ranks", 2, limit=120
+                ).splitlines()
+            ]
             self.assertEqual((line["bench"], line["case"], line["metric"]), (collective, "2x65536B", "us"))
             self.assertGreater(line["ours"], 0)
             self.assertLessEqual(set(line["peers"]), {"gloo"})

@@ -10,11 +10,23 @@ import numpy
 import support
 
 OLD_LIMIT = 5  # seconds after which ranks were killed once; what is slow here is slower
-SOON = 3       # promised is one second; the rest is for a busy machine
+SOON = 3  # promised is one second; the rest is for a busy machine
 ENDLESS = ["--data", "synthetic:2000", "--epochs", 100000, "--batch", 64]
 # Workers see a wish to stop when they meet: in an epoch of twenty seconds, or after so many steps.
-LONG_EPOCH = ["train", "mlp:1024,1024", "--data", "synthetic:120000", "--dtype", "f64", "--epochs", 1000, "--batch", 64,
-              "--workers", 2]
+LONG_EPOCH = [
+    "train",
+    "mlp:1024,1024",
+    "--data",
+    "synthetic:120000",
+    "--dtype",
+    "f64",
+    "--epochs",
+    1000,
+    "--batch",
+    64,
+    "--workers",
+    2,
+]
 STOPPING = support.PROGRAMS / "program_stopping"
 
 
@@ -52,8 +64,22 @@ class Interrupted(support.CommandTest):
             images = random.integers(0, 256, (count, 28, 28), numpy.uint8)
             support.write_idx(self.folder / f"{part}-images-idx3-ubyte", images)
             support.write_idx(self.folder / f"{part}-labels-idx1-ubyte", random.integers(0, 10, (count,), numpy.uint8))
-        return ["train", "mlp:1024,1024", "--data", self.folder, "--dtype", "f64", "--batch", 64, "--epochs", 1000,
-                "--workers", 2, "--save", self.model]
+        return [
+            "train",
+            "mlp:1024,1024",
+            "--data",
+            self.folder,
+            "--dtype",
+            "f64",
+            "--batch",
+            64,
+            "--epochs",
+            1000,
+            "--workers",
+            2,
+            "--save",
+            self.model,
+        ]
 
     def check_model(self):
         self.assertEqual(support.read_safetensors(self.model)["1.weight"].shape, (1024, 784))
@@ -122,8 +148,7 @@ class Interrupted(support.CommandTest):
 
     # ---- the other ends ----
     def test_a_second_one_ends_at_once_and_says_what_is_lost(self):
-        process, pids = self.begin(*LONG_EPOCH, "--sync", "local:1000000",
-                                   "--save", self.model, ready="parameters;")
+        process, pids = self.begin(*LONG_EPOCH, "--sync", "local:1000000", "--save", self.model, ready="parameters;")
         process.send_signal(signal.SIGINT)
         self.assertIn("stopping", process.stderr.readline())
         time.sleep(0.5)  # two that follow at once are one wish, which timeout(1) sends
@@ -165,8 +190,9 @@ class Interrupted(support.CommandTest):
         for sent in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # the program knows SIGINT alone
             with self.subTest(sent.name):
                 self.model.unlink(missing_ok=True)
-                process, pids = self.begin("launch", "-n", 2, "--", STOPPING, self.model, OLD_LIMIT + 1,
-                                           ready="training")
+                process, pids = self.begin(
+                    "launch", "-n", 2, "--", STOPPING, self.model, OLD_LIMIT + 1, ready="training"
+                )
                 process.send_signal(sent)
                 out, error = process.communicate(timeout=support.LIMIT)
                 self.assertEqual(process.returncode, 128 + sent, error)
@@ -188,8 +214,9 @@ class Interrupted(support.CommandTest):
         self.expect_nothing_left(pids)
 
     def test_a_program_without_a_handler(self):
-        process, pids = self.begin("launch", "-n", 2, "--", support.PROGRAMS / "program_throwing", 9, "endless",
-                                   ready="here")
+        process, pids = self.begin(
+            "launch", "-n", 2, "--", support.PROGRAMS / "program_throwing", 9, "endless", ready="here"
+        )
         since = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=20)

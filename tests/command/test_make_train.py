@@ -9,7 +9,10 @@ import support
 
 ROOT = support.ROOT
 NOT_FOR_TRAINING = re.compile(r"slurm|munge|python|gtest|openmpi|iproute")
-WITHOUT = ["-DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON", "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON"]  # as before `make test` has installed them
+WITHOUT = [
+    "-DCMAKE_DISABLE_FIND_PACKAGE_GTest=ON",
+    "-DCMAKE_DISABLE_FIND_PACKAGE_MPI=ON",
+]  # as before `make test` has installed them
 WITH = [flag.replace("=ON", "=OFF") for flag in WITHOUT]
 
 
@@ -27,7 +30,9 @@ def packages():
 class MakeTrain(support.CommandTest):
     def recipe_of(self, target):
         """What `make` would do, with a folder that is not there yet."""
-        return subprocess.run(["make", "-n", target, "BUILD=none"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(
+            ["make", "-n", target, "BUILD=none"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout
 
     def asked_of_apt(self, *options):
         """What scripts/setup would install on a machine that has nothing: the real script, between a dpkg that knows no package and an apt-get that tells."""
@@ -36,7 +41,12 @@ class MakeTrain(support.CommandTest):
             (self.folder / name).chmod(0o755)
         log = self.folder / "log"
         log.unlink(missing_ok=True)
-        subprocess.run([ROOT / "scripts/setup", *options], env={"PATH": f"{self.folder}:{os.environ['PATH']}", "LOG": str(log)}, check=True, capture_output=True)
+        subprocess.run(
+            [ROOT / "scripts/setup", *options],
+            env={"PATH": f"{self.folder}:{os.environ['PATH']}", "LOG": str(log)},
+            check=True,
+            capture_output=True,
+        )
         install = [line.split() for line in log.read_text().splitlines() if line.startswith("install")]
         return {word for words in install for word in words[1:] if not word.startswith("-")}
 
@@ -48,7 +58,9 @@ class MakeTrain(support.CommandTest):
     def test_every_package_has_its_place(self):
         sections = packages()
         self.assertEqual(self.asked_of_apt("--test"), {name for names in sections.values() for name in names})
-        self.assertEqual(self.asked_of_apt("--bench"), {name for key in ("train", "mpi", "bench") for name in sections[key]})
+        self.assertEqual(
+            self.asked_of_apt("--bench"), {name for key in ("train", "mpi", "bench") for name in sections[key]}
+        )
         self.assertEqual(self.asked_of_apt("--mpi"), {*sections["train"], *sections["mpi"]})
 
     def test_make_train_builds_the_command_and_no_tests(self):
@@ -59,7 +71,13 @@ class MakeTrain(support.CommandTest):
 
     def configure(self, *flags):
         build = self.folder / "build"
-        subprocess.run(["cmake", "--preset", "release", "-B", build, *flags], cwd=ROOT, check=True, capture_output=True, timeout=support.LIMIT)
+        subprocess.run(
+            ["cmake", "--preset", "release", "-B", build, *flags],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            timeout=support.LIMIT,
+        )
         return build
 
     def commands(self, build):
@@ -70,7 +88,12 @@ class MakeTrain(support.CommandTest):
     def test_without_what_tests_need_it_can_be_built_and_tests_continue_there(self):
         build = self.configure("-DTRIREME_UNITY=ON", *WITHOUT)
         first = self.commands(build)
-        steps = subprocess.run(["ninja", "-C", build, "-n", "trireme_command", "trireme_worker"], check=True, capture_output=True, text=True).stdout
+        steps = subprocess.run(
+            ["ninja", "-C", build, "-n", "trireme_command", "trireme_worker"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         self.assertNotIn("tests/", steps)
         self.assertNotIn("examples/", steps)
         self.assertFalse([output for output in first if "tests" in pathlib.PurePath(output).parts])

@@ -106,8 +106,13 @@ class Deaths(InTheSecondModel):
                 process = self.start(mode, "asleep", 2)
                 since = time.monotonic()
                 _, text = process.communicate(timeout=support.LIMIT)
-                self.assertLess(time.monotonic() - since, 5.5, text)  # 3 s, one for those who do not end by themselves, and a busy machine
-                self.assertRegex(text, r"worker 1 has not pushed its gradient of '\S+' of model 1 for step \d+|rank 1 \(process \d+, \w+\) did not come")
+                self.assertLess(
+                    time.monotonic() - since, 5.5, text
+                )  # 3 s, one for those who do not end by themselves, and a busy machine
+                self.assertRegex(
+                    text,
+                    r"worker 1 has not pushed its gradient of '\S+' of model 1 for step \d+|rank 1 \(process \d+, \w+\) did not come",
+                )
                 self.assertIn("A longer JoinOptions::timeout helps", text)
                 self.assertNotIn("--timeout", text)
 

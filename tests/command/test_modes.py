@@ -6,8 +6,20 @@ import unittest
 
 import support
 
-SHORT = ["--workers", 4, "--settings", "defaults", "--seeds", 1, "--max-steps", 300, "--limit", 8,
-         "--limit-dropping", 16]
+SHORT = [
+    "--workers",
+    4,
+    "--settings",
+    "defaults",
+    "--seeds",
+    1,
+    "--max-steps",
+    300,
+    "--limit",
+    8,
+    "--limit-dropping",
+    16,
+]
 MODES = ["async", "stale:3", "trylock:0.8", "round-robin", "hogwild", "local:10", "elastic:10,0.3"]
 FASHION = pathlib.Path("/usr/share/datasets/fashion-mnist")
 
@@ -16,8 +28,14 @@ FASHION = pathlib.Path("/usr/share/datasets/fashion-mnist")
 class Modes(support.CommandTest):
     def check(self, *args):
         command = [support.ROOT / "scripts" / "check_modes", "--trireme", support.TRIREME, *SHORT, *args]
-        return subprocess.run([str(word) for word in command], cwd=self.folder, env=support.environment(),
-                              capture_output=True, text=True, timeout=4 * support.LIMIT)
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd=self.folder,
+            env=support.environment(),
+            capture_output=True,
+            text=True,
+            timeout=4 * support.LIMIT,
+        )
 
     def test_the_rate_means_the_same_in_every_mode(self):
         result = self.check("--modes", *MODES)
@@ -32,8 +50,9 @@ class Modes(support.CommandTest):
 
     def test_a_training_that_only_guesses_says_so(self):
         args = ["lenet", "--workers", 4, "--sync", "round-robin", "--rate", "full", "--epochs", 3]
-        result = support.run("train", *args, "--report", "r.json", "--progress", "plain", cwd=self.folder,
-                             limit=3 * support.LIMIT)
+        result = support.run(
+            "train", *args, "--report", "r.json", "--progress", "plain", cwd=self.folder, limit=3 * support.LIMIT
+        )
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertEqual(result.stdout.count("warning: the loss is"), 1, result.stdout)
         for words in ("no better than guessing: ln(10 classes) is 2.3026", "learning rate than 0.05", "--rate share"):

@@ -29,8 +29,20 @@ def make_data(folder):
 
 
 def lenet():
-    return nn.Sequential(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(),
-                         nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10))
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 5, padding=2),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Conv2d(6, 16, 5),
+        nn.ReLU(),
+        nn.AvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(400, 120),
+        nn.ReLU(),
+        nn.Linear(120, 84),
+        nn.ReLU(),
+        nn.Linear(84, 10),
+    )
 
 
 def lenet_bn():
@@ -46,7 +58,10 @@ MODELS = {"lenet": lenet, "lenet-bn": lenet_bn, "mlp:40,30": mlp}
 OPTIMIZERS = {
     "sgd": ([], lambda p: torch.optim.SGD(p, 0.05)),
     "momentum": ([], lambda p: torch.optim.SGD(p, 0.05, momentum=0.9)),
-    "nesterov": (["--optimizer", "momentum", "--nesterov", "--weight-decay", "0.01"], lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, weight_decay=0.01)),
+    "nesterov": (
+        ["--optimizer", "momentum", "--nesterov", "--weight-decay", "0.01"],
+        lambda p: torch.optim.SGD(p, 0.05, momentum=0.9, nesterov=True, weight_decay=0.01),
+    ),
     "adagrad": (["--lr", "0.01"], lambda p: torch.optim.Adagrad(p, 0.01)),
     "adam": (["--lr", "0.001", "--weight-decay", "0.01"], lambda p: torch.optim.Adam(p, 0.001, weight_decay=0.01)),
     "adamw": (["--lr", "0.001", "--weight-decay", "0.1"], lambda p: torch.optim.AdamW(p, 0.001, weight_decay=0.1)),
@@ -65,7 +80,7 @@ def train_with_torch(model, optimizer, initial, images, labels, dtype, steps, se
     while step < steps:
         order, sums = support.epoch_order(len(y), seed, len(losses)), []
         for begin in range(0, len(y), batch):
-            picked = torch.tensor(order[begin:begin + batch])
+            picked = torch.tensor(order[begin : begin + batch])
             for group in update.param_groups:
                 group["lr"] = base * (rate(step) if rate else 1)
             update.zero_grad()
@@ -94,11 +109,30 @@ class Parity(support.CommandTest):
 
     def ours(self, model, optimizer, *args, dtype="f64", seed=3):
         kind = optimizer if optimizer != "nesterov" else "momentum"
-        return self.parameters(model, "--data", self.folder, "--batch", BATCH, "--dtype", dtype, "--seed", seed, "--epochs", STEPS, "--max-steps", STEPS, "--optimizer", kind,
-                               *OPTIMIZERS[optimizer][0], *args)
+        return self.parameters(
+            model,
+            "--data",
+            self.folder,
+            "--batch",
+            BATCH,
+            "--dtype",
+            dtype,
+            "--seed",
+            seed,
+            "--epochs",
+            STEPS,
+            "--max-steps",
+            STEPS,
+            "--optimizer",
+            kind,
+            *OPTIMIZERS[optimizer][0],
+            *args,
+        )
 
     def initial(self, model, dtype="f64", seed=3):
-        return self.parameters(model, "--data", self.folder, "--dtype", dtype, "--seed", seed, "--epochs", 0, "--workers", 1)[0]
+        return self.parameters(
+            model, "--data", self.folder, "--dtype", dtype, "--seed", seed, "--epochs", 0, "--workers", 1
+        )[0]
 
     def assert_near(self, ours, theirs, bound):
         self.assertEqual(sorted(ours), sorted(theirs))
@@ -109,7 +143,9 @@ class Parity(support.CommandTest):
 
     def check(self, model, optimizer, *args):
         initial = self.initial(model)
-        theirs, losses = train_with_torch(model, optimizer, initial, self.images, self.labels, torch.float64, STEPS, seed=3)
+        theirs, losses = train_with_torch(
+            model, optimizer, initial, self.images, self.labels, torch.float64, STEPS, seed=3
+        )
         moved = max(numpy.abs(theirs[name] - initial[name]).max() for name in theirs)
         self.assertGreater(moved, 1e-3)  # a program that does not train equals everything
         ours, report = self.ours(model, optimizer, *args)
@@ -128,8 +164,13 @@ class Parity(support.CommandTest):
         self.check("lenet", "adam", "--workers", 2, "--memory-format", "channels-last")
 
     def test_batch_norm_over_all_workers(self):
-        for args in (["--workers", 1], ["--workers", 2], ["--workers", 3, "--memory-format", "channels-last"],
-                     ["--workers", 3, "--sync", "allreduce"], ["--workers", 2, "--sync", "server"]):
+        for args in (
+            ["--workers", 1],
+            ["--workers", 2],
+            ["--workers", 3, "--memory-format", "channels-last"],
+            ["--workers", 3, "--sync", "allreduce"],
+            ["--workers", 2, "--sync", "server"],
+        ):
             with self.subTest(args=args):
                 self.check("lenet-bn", "momentum", *args, "--sync-batch-norm")
 
@@ -139,7 +180,9 @@ class Parity(support.CommandTest):
         two, _ = self.ours("lenet-bn", "momentum", "--workers", 2)
         self.assertGreater(max(numpy.abs(two[name] - one[name]).max() for name in one), 1e-4)
         for workers, flags, said in ((2, [], True), (1, [], False), (2, ["--sync-batch-norm"], False)):
-            printed = support.run("train", "lenet-bn", "--data", self.folder, "--workers", workers, "--epochs", 0, *flags).stdout
+            printed = support.run(
+                "train", "lenet-bn", "--data", self.folder, "--workers", workers, "--epochs", 0, *flags
+            ).stdout
             self.assertEqual("--sync-batch-norm" in printed, said, printed)
 
     def test_mlp_adam_3_workers(self):
@@ -162,19 +205,32 @@ class Parity(support.CommandTest):
             return (step + 1) / 10 if step < 10 else 0.5 * (1 + math.cos(math.pi * (step - 10) / (STEPS - 10)))
 
         initial = self.initial("mlp:40,30")
-        theirs, _ = train_with_torch("mlp:40,30", "momentum", initial, self.images, self.labels, torch.float64, STEPS, seed=3, rate=rate)
+        theirs, _ = train_with_torch(
+            "mlp:40,30", "momentum", initial, self.images, self.labels, torch.float64, STEPS, seed=3, rate=rate
+        )
         ours, _ = self.ours("mlp:40,30", "momentum", "--workers", 2, "--schedule", "cosine", "--warmup", 10)
         self.assert_near(ours, theirs, F64)
 
     def test_clipping_in_every_mode(self):
         """By the norm of the mean gradient where workers update together; where each does so alone, one worker is an ordinary program."""
         initial = self.initial("mlp:40,30")
-        theirs, _ = train_with_torch("mlp:40,30", "momentum", initial, self.images, self.labels, torch.float64, STEPS, seed=3, clip=1.5)
-        for args in (["--workers", 1], ["--workers", 3], ["--workers", 2, "--accumulate", 2, "--bucket-bytes", 4096],
-                     ["--workers", 2, "--sync", "allreduce"], ["--workers", 3, "--sync", "central"],
-                     ["--workers", 2, "--sync", "server"], ["--workers", 3, "--sync", "server", "--servers", 3, "--bucket-bytes", 4096],
-                     ["--workers", 2, "--sync", "stale:0"],
-                     *(["--workers", 1, "--sync", sync] for sync in ("async", "stale:3", "trylock:1", "round-robin", "hogwild", "local:1"))):
+        theirs, _ = train_with_torch(
+            "mlp:40,30", "momentum", initial, self.images, self.labels, torch.float64, STEPS, seed=3, clip=1.5
+        )
+        for args in (
+            ["--workers", 1],
+            ["--workers", 3],
+            ["--workers", 2, "--accumulate", 2, "--bucket-bytes", 4096],
+            ["--workers", 2, "--sync", "allreduce"],
+            ["--workers", 3, "--sync", "central"],
+            ["--workers", 2, "--sync", "server"],
+            ["--workers", 3, "--sync", "server", "--servers", 3, "--bucket-bytes", 4096],
+            ["--workers", 2, "--sync", "stale:0"],
+            *(
+                ["--workers", 1, "--sync", sync]
+                for sync in ("async", "stale:3", "trylock:1", "round-robin", "hogwild", "local:1")
+            ),
+        ):
             with self.subTest(args=args):
                 ours, _ = self.ours("mlp:40,30", "momentum", "--clip", 1.5, *args)
                 self.assert_near(ours, theirs, F64)
@@ -182,15 +238,24 @@ class Parity(support.CommandTest):
     def test_losses_in_f32(self):
         for model in ("lenet", "mlp:40,30"):
             initial = self.initial(model, "f32")
-            _, losses = train_with_torch(model, "momentum", initial, self.images, self.labels, torch.float32, STEPS, seed=3)
+            _, losses = train_with_torch(
+                model, "momentum", initial, self.images, self.labels, torch.float32, STEPS, seed=3
+            )
             _, report = self.ours(model, "momentum", "--workers", 2, dtype="f32")
             for epoch, loss in zip(report["epochs"], losses, strict=True):
                 self.assertAlmostEqual(epoch["loss"] / loss, 1, delta=1e-4, msg=model)
 
     def test_any_number_of_workers_and_any_sync(self):
         one, _ = self.ours("lenet", "momentum", "--workers", 1)
-        for args in (["--workers", 2], ["--workers", 3], ["--workers", 4], ["--workers", 4, "--accumulate", 3], ["--workers", 2, "--sync", "allreduce"],
-                     ["--workers", 3, "--sync", "central"], ["--workers", 4, "--sync", "allreduce", "--no-overlap", "--bucket-bytes", 4096]):
+        for args in (
+            ["--workers", 2],
+            ["--workers", 3],
+            ["--workers", 4],
+            ["--workers", 4, "--accumulate", 3],
+            ["--workers", 2, "--sync", "allreduce"],
+            ["--workers", 3, "--sync", "central"],
+            ["--workers", 4, "--sync", "allreduce", "--no-overlap", "--bucket-bytes", 4096],
+        ):
             with self.subTest(args=args):
                 many, report = self.ours("lenet", "momentum", *args)
                 self.assert_near(many, one, F64)
@@ -199,7 +264,9 @@ class Parity(support.CommandTest):
     def test_another_order_gives_other_parameters(self):
         """The bound is sharp enough to tell."""
         initial = self.initial("mlp:40,30")
-        theirs, _ = train_with_torch("mlp:40,30", "momentum", initial, self.images, self.labels, torch.float64, STEPS, seed=4)
+        theirs, _ = train_with_torch(
+            "mlp:40,30", "momentum", initial, self.images, self.labels, torch.float64, STEPS, seed=4
+        )
         ours, _ = self.ours("mlp:40,30", "momentum", "--workers", 2)
         self.assertGreater(max(numpy.abs(ours[name] - theirs[name]).max() for name in ours), 1e-4)
 
@@ -207,17 +274,48 @@ class Parity(support.CommandTest):
         random = numpy.random.RandomState(1)
         rows = random.randn(100, 4).round(4)
         rows[:, 3] = (rows[:, :3] @ [1, -2, 0.5] + 0.3).round(4)
-        (self.folder / "line.csv").write_text("a,b,c,price\n" + "".join(",".join(f"{v:.4f}" for v in row) + "\n" for row in rows))
+        (self.folder / "line.csv").write_text(
+            "a,b,c,price\n" + "".join(",".join(f"{v:.4f}" for v in row) + "\n" for row in rows)
+        )
         for workers in (1, 3):
-            weights, report = self.parameters("linear", "--data", self.folder / "line.csv", "--label", "price", "--normalize", "no", "--test", 0,
-                                              "--workers", workers, "--batch", 20, "--epochs", 60)
+            weights, report = self.parameters(
+                "linear",
+                "--data",
+                self.folder / "line.csv",
+                "--label",
+                "price",
+                "--normalize",
+                "no",
+                "--test",
+                0,
+                "--workers",
+                workers,
+                "--batch",
+                20,
+                "--epochs",
+                60,
+            )
             self.assertLess(report["epochs"][-1]["loss"], 1e-5)
             self.assertLess(numpy.abs(weights["1.weight"] - [[1, -2, 0.5]]).max(), 0.01)
 
-    @unittest.skipUnless(pathlib.Path("/usr/share/datasets/fashion-mnist").exists(), "apt-get install dataset-fashion-mnist")
+    @unittest.skipUnless(
+        pathlib.Path("/usr/share/datasets/fashion-mnist").exists(), "apt-get install dataset-fashion-mnist"
+    )
     def test_fashion_mnist_after_an_epoch(self):
         # The rate falls to 0 within the epoch: at full rate the accuracy jumps by a point from one step to the next, whoever computes.
-        args = ["lenet", "--data", "fashion-mnist", "--epochs", 1, "--lr", 0.03, "--schedule", "cosine", "--memory-format", "default"]
+        args = [
+            "lenet",
+            "--data",
+            "fashion-mnist",
+            "--epochs",
+            1,
+            "--lr",
+            0.03,
+            "--schedule",
+            "cosine",
+            "--memory-format",
+            "default",
+        ]
         accuracy = [self.train(*args, "--workers", n, limit=200)["epochs"][0]["test_accuracy"] for n in (1, 2)]
         self.assertLess(abs(accuracy[0] - accuracy[1]), 0.005, accuracy)
         self.assertGreater(accuracy[0], 0.75)

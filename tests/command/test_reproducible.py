@@ -7,7 +7,12 @@ SMALL = ["mlp:32", "--data", "synthetic:300", "--epochs", 2, "--batch", 32]
 
 class Reproducible(support.CommandTest):
     def test_same_seed_same_bits(self):
-        for args in (["--workers", 1], ["--workers", 2], ["--workers", 3, "--sync", "allreduce"], ["--workers", 2, "--sync", "central", "--accumulate", 2]):
+        for args in (
+            ["--workers", 1],
+            ["--workers", 2],
+            ["--workers", 3, "--sync", "allreduce"],
+            ["--workers", 2, "--sync", "central", "--accumulate", 2],
+        ):
             with self.subTest(args=args):
                 self.assertEqual(self.train(*SMALL, *args)["sha256"], self.train(*SMALL, *args)["sha256"])
 
@@ -25,9 +30,23 @@ class Reproducible(support.CommandTest):
         self.assertRegex(before, "^[0-9a-f]{64}$")
 
     def test_report_has_what_is_promised(self):
-        report = self.train(*SMALL, "--workers", 2, "--optimizer", "adam", "--lr", "0.01", "--seed", 7, "--accumulate", 2)
-        expected = {"model": "mlp:32", "data": "synthetic:300", "workers": 2, "batch": 32, "optimizer": "adam", "lr": 0.01, "seed": 7, "accumulate": 2, "sync": "shared",
-                    "parameters": 784 * 32 + 32 + 320 + 10, "updates": 20, "stopped": False}
+        report = self.train(
+            *SMALL, "--workers", 2, "--optimizer", "adam", "--lr", "0.01", "--seed", 7, "--accumulate", 2
+        )
+        expected = {
+            "model": "mlp:32",
+            "data": "synthetic:300",
+            "workers": 2,
+            "batch": 32,
+            "optimizer": "adam",
+            "lr": 0.01,
+            "seed": 7,
+            "accumulate": 2,
+            "sync": "shared",
+            "parameters": 784 * 32 + 32 + 320 + 10,
+            "updates": 20,
+            "stopped": False,
+        }
         self.assertEqual(expected, {key: report.get(key) for key in expected})
         self.assertEqual([epoch["epoch"] for epoch in report["epochs"]], [1, 2])
         for epoch in report["epochs"]:
@@ -46,20 +65,26 @@ class Reproducible(support.CommandTest):
         return path
 
     def test_recipe_equals_flags(self):
-        recipe = self.write_recipe('model = "mlp:32"\ndata = "synthetic:300"\nworkers = 2\nbatch = 32\nepochs = 2\nlr = 0.1\nnesterov = true\noverlap = false\n'
-                                   '[schedule_of_lr]\nschedule = "cosine"\n')
+        recipe = self.write_recipe(
+            'model = "mlp:32"\ndata = "synthetic:300"\nworkers = 2\nbatch = 32\nepochs = 2\nlr = 0.1\nnesterov = true\noverlap = false\n'
+            '[schedule_of_lr]\nschedule = "cosine"\n'
+        )
         flags = [*SMALL, "--workers", 2, "--lr", "0.1", "--nesterov", "--no-overlap", "--schedule", "cosine"]
         self.assertEqual(self.train(recipe)["sha256"], self.train(*flags)["sha256"])
 
     def test_flag_wins_over_recipe(self):
-        recipe = self.write_recipe('model = "mlp:32"\ndata = "synthetic:300"\nworkers = 2\nbatch = 32\nepochs = 2\nlr = 0.1\nnesterov = true\n')
+        recipe = self.write_recipe(
+            'model = "mlp:32"\ndata = "synthetic:300"\nworkers = 2\nbatch = 32\nepochs = 2\nlr = 0.1\nnesterov = true\n'
+        )
         report = self.train(recipe, "--lr", "0.02", "--workers", "1", "--nesterov=false")
         self.assertEqual((report["lr"], report["workers"], report["batch"]), (0.02, 1, 32))
         self.assertEqual(report["sha256"], self.train(*SMALL, "--workers", 1, "--lr", "0.02")["sha256"])
 
     def test_the_recipes_of_the_repository_are_valid(self):
         for recipe in (support.ROOT / "recipes").glob("*.toml"):
-            report = self.train(recipe, "--data", "synthetic:200", "--epochs", 1, "--save", self.folder / "model.safetensors")
+            report = self.train(
+                recipe, "--data", "synthetic:200", "--epochs", 1, "--save", self.folder / "model.safetensors"
+            )
             self.assertEqual(len(report["epochs"]), 1)
 
 

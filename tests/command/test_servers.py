@@ -23,7 +23,11 @@ def role(pid):
 
 class Modes(support.CommandTest):
     def test_synchronous_servers_give_the_bits_of_shared(self):
-        for args in (["--workers", 2], ["--workers", 3, "--optimizer", "adam", "--bucket-bytes", 4096], ["--workers", 2, "--accumulate", 2]):
+        for args in (
+            ["--workers", 2],
+            ["--workers", 3, "--optimizer", "adam", "--bucket-bytes", 4096],
+            ["--workers", 2, "--accumulate", 2],
+        ):
             expected = self.train(*SMALL, *args)
             for servers in (1, 3):
                 with self.subTest(args=args, servers=servers):
@@ -32,7 +36,10 @@ class Modes(support.CommandTest):
                     self.assertEqual(report["updates"], expected["updates"])
 
     def test_a_bound_of_zero_is_synchronous(self):
-        self.assertEqual(self.train(*SMALL, "--workers", 2, "--sync", "stale:0")["sha256"], self.train(*SMALL, "--workers", 2, "--sync", "server")["sha256"])
+        self.assertEqual(
+            self.train(*SMALL, "--workers", 2, "--sync", "stale:0")["sha256"],
+            self.train(*SMALL, "--workers", 2, "--sync", "server")["sha256"],
+        )
 
     def test_one_worker_that_always_tries_is_plain_sgd(self):
         plain = ["--workers", 1, "--optimizer", "sgd"]
@@ -52,7 +59,9 @@ class Modes(support.CommandTest):
         for sync in ASYNCHRONOUS:
             with self.subTest(sync=sync):
                 # Plain SGD: staleness acts like momentum, and together with momentum so small a run is unsteady.
-                report = self.train(*SMALL, "--workers", 2, "--sync", sync, "--epochs", 10, "--optimizer", "sgd", "--lr", 0.1)
+                report = self.train(
+                    *SMALL, "--workers", 2, "--sync", sync, "--epochs", 10, "--optimizer", "sgd", "--lr", 0.1
+                )
                 self.assertLess(report["epochs"][-1]["loss"], 0.6 * report["epochs"][0]["loss"])
                 self.assertGreater(report["epochs"][-1]["test_accuracy"], 0.5)
                 self.assertEqual(report["sync"], sync)
@@ -66,22 +75,37 @@ class Modes(support.CommandTest):
         before = self.train(*SMALL, "--workers", 2, "--epochs", 0)["sha256"]
         report = self.train(*SMALL, "--workers", 2, "--sync", "trylock:0")
         self.assertEqual(report["sha256"], before)
-        self.assertEqual(report["metrics"]["server 0"]["model 0"]["dropped"], 3 * 10 * 2)  # epochs, steps, pieces of a step
+        self.assertEqual(
+            report["metrics"]["server 0"]["model 0"]["dropped"], 3 * 10 * 2
+        )  # epochs, steps, pieces of a step
 
     def test_rules_for_gradients(self):
         plain = self.train(*SMALL, "--workers", 1, "--sync", "async")
         for args in (["--clip", 0.01], ["--weight-decay", 0.1]):
             self.assertNotEqual(self.train(*SMALL, "--workers", 1, "--sync", "async", *args)["sha256"], plain["sha256"])
         for rule in ("inverse", "compensated"):  # with one worker nothing is stale
-            self.assertEqual(self.train(*SMALL, "--workers", 1, "--sync", "async", "--stale-gradients", rule)["sha256"], plain["sha256"])
+            self.assertEqual(
+                self.train(*SMALL, "--workers", 1, "--sync", "async", "--stale-gradients", rule)["sha256"],
+                plain["sha256"],
+            )
 
     def test_the_rate_is_the_share_of_a_step(self):
-        half = [*SMALL, "--workers", 2, "--optimizer", "sgd", "--sync", "round-robin"]  # the order is fixed, and so are the bits
+        half = [
+            *SMALL,
+            "--workers",
+            2,
+            "--optimizer",
+            "sgd",
+            "--sync",
+            "round-robin",
+        ]  # the order is fixed, and so are the bits
         self.assertEqual(self.train(*half)["sha256"], self.train(*half, "--rate", "full", "--lr", 0.01)["sha256"])
         report = self.train(*half, "--rate", "full")
         self.assertNotEqual(report["sha256"], self.train(*half)["sha256"])
         self.assertEqual(report["rate"], "full")
-        (self.folder / "full.toml").write_text('model = "mlp:32"\ndata = "synthetic:300"\nsync = "async"\nworkers = 2\nepochs = 1\nrate = "full"\n')
+        (self.folder / "full.toml").write_text(
+            'model = "mlp:32"\ndata = "synthetic:300"\nsync = "async"\nworkers = 2\nepochs = 1\nrate = "full"\n'
+        )
         self.assertEqual(self.train("full.toml")["rate"], "full")
 
     def test_one_worker_has_the_bits_of_shared_with_momentum(self):
@@ -92,7 +116,16 @@ class Modes(support.CommandTest):
 
     def test_what_cannot_be_is_refused(self):
         for sync in ("shared", "allreduce", "server", "stale:0", "local:4"):
-            self.refused("train", *SMALL, "--sync", sync, "--rate", "full", says=["rate 'full'", f"'{sync}'", "one by one"], code=2)
+            self.refused(
+                "train",
+                *SMALL,
+                "--sync",
+                sync,
+                "--rate",
+                "full",
+                says=["rate 'full'", f"'{sync}'", "one by one"],
+                code=2,
+            )
         self.refused("train", *SMALL, "--rate", "ful", says=["did you mean 'full'"], code=2)
         self.refused("train", *SMALL, "--servers", 1, says=["--servers 1", "shared"], code=2)
         self.refused("train", *SMALL, "--sync", "stale", says=["stale:S"], code=2)
@@ -104,14 +137,29 @@ class Modes(support.CommandTest):
         self.refused("ctl", "--job", "x", says=["ctl"], code=2)
 
     def test_a_mode_with_a_comma_can_be_compared(self):
-        result = support.run("compare", *SMALL[:3], "--workers", 2, "--epochs", 1, "--sync", "shared,elastic:4,0.3,local:4", cwd=self.folder)
+        result = support.run(
+            "compare",
+            *SMALL[:3],
+            "--workers",
+            2,
+            "--epochs",
+            1,
+            "--sync",
+            "shared,elastic:4,0.3,local:4",
+            cwd=self.folder,
+        )
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.assertRegex(result.stdout, r"(?m)^elastic:4,0\.3 ")
         with open(self.folder / "out" / "compare.csv", newline="") as file:
-            self.assertEqual([(row["mode"], row["epoch"]) for row in csv.DictReader(file)], [("shared", "1"), ("elastic:4,0.3", "1"), ("local:4", "1")])
+            self.assertEqual(
+                [(row["mode"], row["epoch"]) for row in csv.DictReader(file)],
+                [("shared", "1"), ("elastic:4,0.3", "1"), ("local:4", "1")],
+            )
 
     def test_launched_programs_find_servers(self):
-        result = support.run("launch", "-n", 2, "--servers", 2, "--", "sh", "-c", "echo $TRIREME_SERVERS of $TRIREME_SIZE")
+        result = support.run(
+            "launch", "-n", 2, "--servers", 2, "--", "sh", "-c", "echo $TRIREME_SERVERS of $TRIREME_SIZE"
+        )
         self.assertEqual(result.stdout.count("2 of 2"), 2, result.stdout + result.stderr)
 
 
@@ -140,7 +188,11 @@ class Deaths(support.CommandTest):
                 break
         pids = support.children(process.pid)
         found = {kind: [pid for pid in pids if role(pid) == kind] for kind in ("worker", "server")}
-        self.assertEqual((len(found["worker"]), len(found["server"])), (workers, servers), process.stderr.read() if process.poll() else "")
+        self.assertEqual(
+            (len(found["worker"]), len(found["server"])),
+            (workers, servers),
+            process.stderr.read() if process.poll() else "",
+        )
         return process, found
 
     def end(self, process):
@@ -166,7 +218,9 @@ class Deaths(support.CommandTest):
                     process, found = self.begin("--sync", sync)
                     since = time.monotonic()
                     os.kill(found["server"][server], signal.SIGKILL)
-                    self.expect_end(process, found, since, [f"server {server} (process {found['server'][server]})", "SIGKILL"])
+                    self.expect_end(
+                        process, found, since, [f"server {server} (process {found['server'][server]})", "SIGKILL"]
+                    )
 
     def test_a_killed_worker_is_named(self):
         for sync in ("server", "async", "stale:1", "round-robin"):
@@ -201,7 +255,9 @@ class Deaths(support.CommandTest):
         status = lambda: members(*job)["server 0"]["metrics"]["model 0"]  # noqa: E731
         before = members(*job)
         self.assertEqual(list(before), ["rank 0", "rank 1", "server 0", "launcher"])
-        self.assertEqual([line["process"] for line in before.values()], [*found["worker"], *found["server"], process.pid])
+        self.assertEqual(
+            [line["process"] for line in before.values()], [*found["worker"], *found["server"], process.pid]
+        )
         self.assertEqual(before["launcher"]["metrics"], {"started": 3, "ended": 0, "deaths": 0, "restarts": 0})
         self.assertGreater(before["server 0"]["metrics"]["model 0"]["pushes"], 0)
         for worker in range(2):
@@ -225,8 +281,13 @@ class Deaths(support.CommandTest):
         for line in support.run("ctl", "status").stdout.splitlines():
             line = json.loads(line)
             jobs.setdefault(line["job"], []).append(line)
-        found = {tuple(line["process"] for line in lines): [line["member"] for line in lines] for lines in jobs.values()}
-        self.assertEqual(found[*with_server["worker"], *with_server["server"], first.pid], ["rank 0", "rank 1", "server 0", "launcher"])
+        found = {
+            tuple(line["process"] for line in lines): [line["member"] for line in lines] for lines in jobs.values()
+        }
+        self.assertEqual(
+            found[*with_server["worker"], *with_server["server"], first.pid],
+            ["rank 0", "rank 1", "server 0", "launcher"],
+        )
         self.assertEqual(found[*without["worker"], second.pid], ["rank 0", "rank 1", "launcher"])
         self.assertEqual(jobs[job_of(with_server["server"][0])][3]["process"], first.pid)
         shared = members("--job", next(job for job in jobs if jobs[job][0]["process"] == without["worker"][0]))
@@ -245,11 +306,17 @@ class Deaths(support.CommandTest):
 
 class Reports(support.CommandTest):
     def test_metrics_of_all_members(self):
-        for args, workers, servers in ((["--workers", 2], 2, 0), (["--workers", 3, "--sync", "async", "--servers", 2], 3, 2), (["--workers", 2, "--accumulate", 2], 2, 0)):
+        for args, workers, servers in (
+            (["--workers", 2], 2, 0),
+            (["--workers", 3, "--sync", "async", "--servers", 2], 3, 2),
+            (["--workers", 2, "--accumulate", 2], 2, 0),
+        ):
             with self.subTest(args=args):
                 report = self.train(*SMALL, *args)
                 metrics = report["metrics"]
-                self.assertEqual(list(metrics), [f"rank {r}" for r in range(workers)] + [f"server {s}" for s in range(servers)])
+                self.assertEqual(
+                    list(metrics), [f"rank {r}" for r in range(workers)] + [f"server {s}" for s in range(servers)]
+                )
                 ranks = [metrics[f"rank {r}"] for r in range(workers)]
                 self.assertEqual(sum(rank["samples"] for rank in ranks), 3 * 300)  # epochs, samples of an epoch
                 updates = [rank["updates"] for rank in ranks]
@@ -264,7 +331,9 @@ class Reports(support.CommandTest):
                         self.assertLessEqual(histogram["max"], histogram["sum"])
                     self.assertEqual({span["name"] for span in rank["spans"]}, {"forward", "backward", "exchange"})
                 if servers:  # a push for each chunk of the model, and none is lost
-                    self.assertEqual(sum(metrics[f"server {s}"]["model 0"]["pushes"] for s in range(servers)) % sum(updates), 0)
+                    self.assertEqual(
+                        sum(metrics[f"server {s}"]["model 0"]["pushes"] for s in range(servers)) % sum(updates), 0
+                    )
 
 
 if __name__ == "__main__":

@@ -8,8 +8,20 @@ import sys
 
 import support
 
-COMMON = ["train", "mlp:16", "--data", "synthetic:500", "--epochs", 1, "--workers", 2, "--timeout", 15,
-          "--progress", "plain"]
+COMMON = [
+    "train",
+    "mlp:16",
+    "--data",
+    "synthetic:500",
+    "--epochs",
+    1,
+    "--workers",
+    2,
+    "--timeout",
+    15,
+    "--progress",
+    "plain",
+]
 
 # Stands for a shell or an agent: starts the ranks that it reads, and ends with the worst of their exit codes.
 SHELL = """
@@ -41,8 +53,15 @@ class TwoJobs(support.CommandTest):
         return self.process(self.command(*args), {**self.variables, "RANK": str(rank), **more}, subprocess.DEVNULL)
 
     def process(self, words, variables, stdin):
-        process = subprocess.Popen(words, env={**support.environment(), **variables}, stdin=stdin, cwd=self.folder,
-                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            words,
+            env={**support.environment(), **variables},
+            stdin=stdin,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         self.addCleanup(self.end, process)
         return process
 
@@ -102,8 +121,10 @@ class TwoJobs(support.CommandTest):
                     self.assertTrue(rank.returncode == 0 or text.startswith("trireme: "), text)
 
     def test_a_stranger_alone_is_refused_by_both(self):
-        for args, words in (((["--lr", 0.1], ["--lr", 0.2]), ["--lr 0.1, rank 1 with --lr 0.2", "MASTER_PORT"]),
-                            ((["--save", "a.safetensors"], []), ["--save a.safetensors, rank 1 with no --save"])):
+        for args, words in (
+            ((["--lr", 0.1], ["--lr", 0.2]), ["--lr 0.1, rank 1 with --lr 0.2", "MASTER_PORT"]),
+            ((["--save", "a.safetensors"], []), ["--save a.safetensors, rank 1 with no --save"]),
+        ):
             with self.subTest(words):
                 ranks = [self.rank(rank, *args[rank]) for rank in (0, 1)]
                 for rank in ranks:

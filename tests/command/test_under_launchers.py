@@ -27,8 +27,15 @@ class UnderMpirun(support.CommandTest):
         """Its output goes to a file, as in a job's script."""
         path = self.folder / "output"
         with open(path, "wb") as out:
-            result = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), support.TRIREME, "train", *args], cwd=self.folder,
-                                    env=support.environment(), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE, timeout=support.LIMIT)
+            result = subprocess.run(
+                ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", str(ranks), support.TRIREME, "train", *args],
+                cwd=self.folder,
+                env=support.environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.PIPE,
+                timeout=support.LIMIT,
+            )
         self.assertEqual(result.returncode, 0, result.stderr.decode())
         return path.read_bytes().replace(b"\r\n", b"\n")  # a terminal's line ends, and mpirun's ranks have one
 
@@ -52,10 +59,23 @@ class Threads(support.CommandTest):
     def threads(self, *flags, **variables):
         """Of a rank that torchrun's variables have started, as its report says."""
         base = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        clean = {name: value for name, value in support.environment().items() if name not in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")}
-        ranks = [subprocess.Popen([support.TRIREME, "train", *SMALL, *flags, "--report", "report.json"], cwd=self.folder,
-                                  env={**clean, **base, "RANK": str(rank), **variables}, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-                 for rank in range(2)]
+        clean = {
+            name: value
+            for name, value in support.environment().items()
+            if name not in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        }
+        ranks = [
+            subprocess.Popen(
+                [support.TRIREME, "train", *SMALL, *flags, "--report", "report.json"],
+                cwd=self.folder,
+                env={**clean, **base, "RANK": str(rank), **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for rank in range(2)
+        ]
         for rank in ranks:
             text, _ = rank.communicate(timeout=support.LIMIT)
             self.assertEqual(rank.returncode, 0, text)
@@ -76,7 +96,15 @@ class Threads(support.CommandTest):
 class AddressLimit(support.CommandTest):
     def limited(self, kilobytes, *args):
         line = ["bash", "-c", f'ulimit -v {kilobytes} && exec "$0" "$@"', support.TRIREME, "train", *args]
-        return subprocess.run(line, cwd=self.folder, env=support.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=support.LIMIT)
+        return subprocess.run(
+            line,
+            cwd=self.folder,
+            env=support.environment(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=support.LIMIT,
+        )
 
     def test_training_fits_into_few_addresses(self):
         for sync in ("shared", "allreduce", "server", "hogwild", "local:2"):

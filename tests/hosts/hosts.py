@@ -28,7 +28,9 @@ _count = itertools.count()
 def _call(*command):
     result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30)
     if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}: {(result.stderr or result.stdout).strip() or f'exit code {result.returncode}'}")
+        raise RuntimeError(
+            f"{' '.join(command)}: {(result.stderr or result.stdout).strip() or f'exit code {result.returncode}'}"
+        )
     return result.stdout
 
 
@@ -74,8 +76,23 @@ class Hosts:
     def run(self, host, argv, env=None, **options):
         """Starts argv on that host; a Popen whose pid is the program's own. `env` replaces the environment, as with Popen."""
         options.setdefault("stdin", subprocess.DEVNULL)
-        process = subprocess.Popen(["ip", "netns", "exec", self.namespace(host), "unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', host, *map(str, argv)],
-                                   env=env, **options)
+        process = subprocess.Popen(
+            [
+                "ip",
+                "netns",
+                "exec",
+                self.namespace(host),
+                "unshare",
+                "--uts",
+                "sh",
+                "-c",
+                'hostname "$0" && exec "$@"',
+                host,
+                *map(str, argv),
+            ],
+            env=env,
+            **options,
+        )
         self._started.append(process)
         return process
 
@@ -84,14 +101,32 @@ class Hosts:
         process = self.run(host, argv, env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         out, error = process.communicate(timeout=limit)
         if process.returncode != 0:
-            raise RuntimeError(f"on {host}: {' '.join(map(str, argv))}: exit code {process.returncode}: {error.strip() or out.strip()}")
+            raise RuntimeError(
+                f"on {host}: {' '.join(map(str, argv))}: exit code {process.returncode}: {error.strip() or out.strip()}"
+            )
         return out
 
     def limit(self, host, rate):
         """The speed of the host's cable, each direction by itself: "1gbit", "200mbit"."""
         for namespace, device in self._cable(host):
             # A bucket of about 2 ms: smaller ones do not reach the rate with a coarse clock, larger ones let bursts through.
-            _call("tc", "-n", namespace, "qdisc", "replace", "dev", device, "root", "tbf", "rate", rate, "burst", "256kb", "latency", "100ms")
+            _call(
+                "tc",
+                "-n",
+                namespace,
+                "qdisc",
+                "replace",
+                "dev",
+                device,
+                "root",
+                "tbf",
+                "rate",
+                rate,
+                "burst",
+                "256kb",
+                "latency",
+                "100ms",
+            )
 
     def unlimit(self, host):
         for namespace, device in self._cable(host):
@@ -107,7 +142,12 @@ class Hosts:
     def pids(self, host=None):
         """Processes that are inside that host, or inside any."""
         namespaces = [self.namespace(host)] if host else [self.namespace(name) for name in self.names] + [self.switch]
-        return [int(pid) for namespace in namespaces if self._exists(namespace) for pid in _call("ip", "netns", "pids", namespace).split()]
+        return [
+            int(pid)
+            for namespace in namespaces
+            if self._exists(namespace)
+            for pid in _call("ip", "netns", "pids", namespace).split()
+        ]
 
     # ---- making and removing ----
     def __enter__(self):
@@ -130,7 +170,9 @@ class Hosts:
 
     def _make(self):
         _call("ip", "netns", "add", self.switch)
-        _call("ip", "-n", self.switch, "link", "add", "switch", "type", "bridge", "forward_delay", "0", "stp_state", "0")
+        _call(
+            "ip", "-n", self.switch, "link", "add", "switch", "type", "bridge", "forward_delay", "0", "stp_state", "0"
+        )
         _call("ip", "-n", self.switch, "link", "set", "switch", "up")
         lines = ["127.0.0.1 localhost", "::1 localhost"] + [f"{self.address(host)} {host}" for host in self.names]
         for host in self.names:
@@ -140,7 +182,21 @@ class Hosts:
             (folder / "hostname").write_text(host + "\n")
             namespace = self.namespace(host)
             _call("ip", "netns", "add", namespace)
-            _call("ip", "-n", self.switch, "link", "add", f"to-{host}", "type", "veth", "peer", "name", "eth0", "netns", namespace)
+            _call(
+                "ip",
+                "-n",
+                self.switch,
+                "link",
+                "add",
+                f"to-{host}",
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "netns",
+                namespace,
+            )
             _call("ip", "-n", self.switch, "link", "set", f"to-{host}", "master", "switch", "up")
             _call("ip", "-n", namespace, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
             _call("ip", "-n", namespace, "link", "set", "eth0", "up")

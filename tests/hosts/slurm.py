@@ -102,27 +102,43 @@ class Slurm:
     # ---- what a test uses ----
     def environment(self, **more):
         """This process's, without what an outer Slurm or launcher has set, and with the way to this one."""
-        ours = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "SRUN_", "PMI", "OMPI_", "TRIREME_", "DMLC_"))}
+        ours = {
+            k: v
+            for k, v in os.environ.items()
+            if not k.startswith(("SLURM_", "SRUN_", "PMI", "OMPI_", "TRIREME_", "DMLC_"))
+        }
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
             ours.pop(name, None)
         return {**ours, "SLURM_CONF": str(self.folder / "slurm.conf"), **more}
 
     def command(self, *argv, env=None, limit=60, node=None):
         """Runs a client such as sbatch or sinfo to its end: returncode, stdout, stderr."""
-        process = self._popen(node or self.nodes[0], argv, env or self.environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder)
+        process = self._popen(
+            node or self.nodes[0],
+            argv,
+            env or self.environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+        )
         try:
             out, error = process.communicate(timeout=limit)
         except subprocess.TimeoutExpired:
             process.kill()
             out, error = process.communicate()
-            raise RuntimeError(f"{' '.join(map(str, argv))} took more than {limit} s\n{out}{error}\n{self.logs()}") from None
+            raise RuntimeError(
+                f"{' '.join(map(str, argv))} took more than {limit} s\n{out}{error}\n{self.logs()}"
+            ) from None
         return subprocess.CompletedProcess(argv, process.returncode, out, error)
 
     def srun(self, *args, **options):
         return self.command("srun", *args, **options)
 
     def logs(self):
-        return "\n".join(f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in sorted(self.folder.glob("*.log")))
+        return "\n".join(
+            f"--- {path.name}\n{path.read_text(errors='replace')[-1500:]}" for path in sorted(self.folder.glob("*.log"))
+        )
 
     # ---- starting ----
     def _popen(self, node, argv, env, **options):
@@ -143,20 +159,34 @@ class Slurm:
         key.write_bytes(os.urandom(64))
         key.chmod(0o600)
         self._configure(munge / "socket")
-        self._daemon(first, "munged", "--foreground", "--force", f"--socket={munge}/socket", f"--key-file={key}", f"--pid-file={munge}/pid", f"--log-file={munge}/log",
-                     f"--seed-file={munge}/seed")
+        self._daemon(
+            first,
+            "munged",
+            "--foreground",
+            "--force",
+            f"--socket={munge}/socket",
+            f"--key-file={key}",
+            f"--pid-file={munge}/pid",
+            f"--log-file={munge}/log",
+            f"--seed-file={munge}/seed",
+        )
         self._wait(lambda: (munge / "socket").exists(), "munged")
         self._daemon(first, "slurmctld", "-D", "-i", "-f", self.folder / "slurm.conf")
         for node in self.nodes:
             self._daemon(node, "slurmd", "-D", "-N", node, "-f", self.folder / "slurm.conf")
-        self._wait(lambda: self.command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").stdout.split() == sorted(self.nodes), "all nodes to be idle")
+        self._wait(
+            lambda: self.command("sinfo", "-h", "-N", "-t", "idle", "-o", "%N").stdout.split() == sorted(self.nodes),
+            "all nodes to be idle",
+        )
 
     def _wait(self, condition, what, seconds=60):
         end = time.monotonic() + seconds
         while not condition():
             ended = [process.args for process in self.processes if process.poll() is not None]
             if ended or time.monotonic() > end:
-                raise RuntimeError(f"Slurm: waited for {what}" + (f", but {ended[0]} ended" if ended else "") + "\n" + self.logs())
+                raise RuntimeError(
+                    f"Slurm: waited for {what}" + (f", but {ended[0]} ended" if ended else "") + "\n" + self.logs()
+                )
             time.sleep(0.1)
 
     def _configure(self, munge_socket):
@@ -171,16 +201,41 @@ class Slurm:
             where = {node: (socket.gethostname(), "127.0.0.1") for node in self.nodes}
         control, address = where[self.nodes[0]]
         lines = [
-            "ClusterName=test", f"SlurmctldHost={control}({address})", f"SlurmctldPort={ports[0]}", "SlurmUser=root", "SlurmdUser=root",
-            "AuthType=auth/munge", f"AuthInfo=socket={munge_socket}", "CredType=cred/munge",
-            f"StateSaveLocation={folder}/state", f"SlurmdSpoolDir={folder}/spool-%n", f"SlurmctldPidFile={folder}/slurmctld.pid", f"SlurmdPidFile={folder}/slurmd-%n.pid",
-            f"SlurmctldLogFile={folder}/slurmctld.log", f"SlurmdLogFile={folder}/slurmd-%n.log",
-            "ProctrackType=proctrack/pgid", "TaskPlugin=task/none", "JobAcctGatherType=jobacct_gather/none", "AccountingStorageType=accounting_storage/none",
-            "SelectType=select/cons_tres", "SelectTypeParameters=CR_CPU", "SwitchType=switch/none", "MpiDefault=none", "ReturnToService=2",
-            "SlurmdParameters=config_overrides", "SlurmdTimeout=60", "InactiveLimit=0", "MinJobAge=300", "KillWait=2",
+            "ClusterName=test",
+            f"SlurmctldHost={control}({address})",
+            f"SlurmctldPort={ports[0]}",
+            "SlurmUser=root",
+            "SlurmdUser=root",
+            "AuthType=auth/munge",
+            f"AuthInfo=socket={munge_socket}",
+            "CredType=cred/munge",
+            f"StateSaveLocation={folder}/state",
+            f"SlurmdSpoolDir={folder}/spool-%n",
+            f"SlurmctldPidFile={folder}/slurmctld.pid",
+            f"SlurmdPidFile={folder}/slurmd-%n.pid",
+            f"SlurmctldLogFile={folder}/slurmctld.log",
+            f"SlurmdLogFile={folder}/slurmd-%n.log",
+            "ProctrackType=proctrack/pgid",
+            "TaskPlugin=task/none",
+            "JobAcctGatherType=jobacct_gather/none",
+            "AccountingStorageType=accounting_storage/none",
+            "SelectType=select/cons_tres",
+            "SelectTypeParameters=CR_CPU",
+            "SwitchType=switch/none",
+            "MpiDefault=none",
+            "ReturnToService=2",
+            "SlurmdParameters=config_overrides",
+            "SlurmdTimeout=60",
+            "InactiveLimit=0",
+            "MinJobAge=300",
+            "KillWait=2",
         ]
         for node, port in zip(self.nodes, ports[1:]):
-            lines.append(f"NodeName={node} NodeHostname={where[node][0]} NodeAddr={where[node][1]} Port={port} CPUs={self.cpus} State=UNKNOWN")
+            lines.append(
+                f"NodeName={node} NodeHostname={where[node][0]} NodeAddr={where[node][1]} Port={port} CPUs={self.cpus} State=UNKNOWN"
+            )
         lines.append(f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES MaxTime=INFINITE State=UP")
-        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")  # none is used; looking for the right one fails in a namespace
+        (folder / "cgroup.conf").write_text(
+            "CgroupPlugin=cgroup/v1\n"
+        )  # none is used; looking for the right one fails in a namespace
         (folder / "slurm.conf").write_text("\n".join(lines) + "\n")

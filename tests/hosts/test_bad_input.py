@@ -45,7 +45,9 @@ class BadInput(training.HostsTest):
         return error
 
     def coordinator(self, port, *args, env=None):
-        process = self.start("coordinator", "--ranks", 2, "--port", port, *args, env={"TRIREME_TOKEN": TOKEN, **(env or {})})
+        process = self.start(
+            "coordinator", "--ranks", 2, "--port", port, *args, env={"TRIREME_TOKEN": TOKEN, **(env or {})}
+        )
         self.assertIn("coordinator of job", process.stdout.readline())
         return process
 
@@ -55,11 +57,26 @@ class BadInput(training.HostsTest):
         coordinator.communicate(timeout=20)
 
     def join(self, port, *args, slots=1, token=TOKEN):
-        return self.start("join", f"a:{port}", "--slots", slots, "--timeout", LIMIT, *args, host="b", env={"TRIREME_TOKEN": token})
+        return self.start(
+            "join", f"a:{port}", "--slots", slots, "--timeout", LIMIT, *args, host="b", env={"TRIREME_TOKEN": token}
+        )
 
     def rank(self, port, rank, *args, **variables):
-        return self.start("train", *MODEL, "--timeout", LIMIT, *args, host="b",
-                          env={"TRIREME_TOKEN": TOKEN, "TRIREME_COORDINATOR": f"a:{port}", "TRIREME_SIZE": "2", "TRIREME_RANK": str(rank), **variables})
+        return self.start(
+            "train",
+            *MODEL,
+            "--timeout",
+            LIMIT,
+            *args,
+            host="b",
+            env={
+                "TRIREME_TOKEN": TOKEN,
+                "TRIREME_COORDINATOR": f"a:{port}",
+                "TRIREME_SIZE": "2",
+                "TRIREME_RANK": str(rank),
+                **variables,
+            },
+        )
 
     def certificates(self, name):
         folder = self.folder / name
@@ -71,13 +88,17 @@ class BadInput(training.HostsTest):
     def test_wrong_token(self):
         coordinator = self.coordinator(7201)
         self.refused(self.join(7201, token="another"), "host b", "a:7201", "refuses the token", "TRIREME_TOKEN")
-        self.refused(self.rank(7201, 1, TRIREME_TOKEN="another"), "host b", "a:7201", "refuses the token", "TRIREME_TOKEN")
+        self.refused(
+            self.rank(7201, 1, TRIREME_TOKEN="another"), "host b", "a:7201", "refuses the token", "TRIREME_TOKEN"
+        )
         self.stop(coordinator)
 
     def test_foreign_certificate_and_none(self):
         ours, theirs = self.certificates("ours"), self.certificates("theirs")
         coordinator = self.coordinator(7202, "--tls", ours)
-        self.refused(self.join(7202, "--tls", theirs), "host b", "a:7202", "foreign certificate", "Copy one folder", str(theirs))
+        self.refused(
+            self.join(7202, "--tls", theirs), "host b", "a:7202", "foreign certificate", "Copy one folder", str(theirs)
+        )
         self.refused(self.join(7202), "host b", "a:7202", "speaks TLS", "--tls")
         self.stop(coordinator)
         coordinator = self.coordinator(7203)
@@ -86,15 +107,50 @@ class BadInput(training.HostsTest):
 
     def test_expired_certificate(self):
         folder = self.certificates("old")
-        request = subprocess.run(["openssl", "req", "-new", "-key", folder / "node.key", "-subj", "/CN=trireme"], capture_output=True, check=True).stdout
-        expired = subprocess.run(["openssl", "x509", "-req", "-CA", folder / "ca.pem", "-CAkey", folder / "ca.key", "-set_serial", "7", "-days", "-1"], input=request, capture_output=True,
-                                 check=True).stdout
+        request = subprocess.run(
+            ["openssl", "req", "-new", "-key", folder / "node.key", "-subj", "/CN=trireme"],
+            capture_output=True,
+            check=True,
+        ).stdout
+        expired = subprocess.run(
+            [
+                "openssl",
+                "x509",
+                "-req",
+                "-CA",
+                folder / "ca.pem",
+                "-CAkey",
+                folder / "ca.key",
+                "-set_serial",
+                "7",
+                "-days",
+                "-1",
+            ],
+            input=request,
+            capture_output=True,
+            check=True,
+        ).stdout
         (folder / "node.pem").write_bytes(expired)
-        self.refused(self.start_train("a:1,b:1", *MODEL, "--tls", folder), "host a", str(folder / "node.pem"), "has expired on", "trireme tls init --force")
-        self.refused(self.join(7204, "--tls", folder), "host b", str(folder / "node.pem"), "has expired on", "trireme tls init --force")
+        self.refused(
+            self.start_train("a:1,b:1", *MODEL, "--tls", folder),
+            "host a",
+            str(folder / "node.pem"),
+            "has expired on",
+            "trireme tls init --force",
+        )
+        self.refused(
+            self.join(7204, "--tls", folder),
+            "host b",
+            str(folder / "node.pem"),
+            "has expired on",
+            "trireme tls init --force",
+        )
 
     def test_training_with_tls(self):
-        for name, args, env in (("flag", ["--tls", self.certificates("flag")], None), ("variable", [], {"TRIREME_TLS": str(self.certificates("variable"))})):
+        for name, args, env in (
+            ("flag", ["--tls", self.certificates("flag")], None),
+            ("variable", [], {"TRIREME_TLS": str(self.certificates("variable"))}),
+        ):
             with self.subTest(name):
                 process = self.start_train("a:1,b:1", *MODEL, *args, env=env)
                 out, error = process.communicate(timeout=60)
@@ -111,33 +167,60 @@ class BadInput(training.HostsTest):
             (folder / "data.csv").write_text("a,b\n1,0\n2,1\n3,0\n4,1\n" + f"{5 + rank},0\n6,1\n")
             variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7290"}
             command = [training.TRIREME, "train", "linear", "--data", "data.csv", "--test", "0", "--epochs", "1"]
-            process = self.hosts.run(host, command, env={**support.environment(), **variables}, cwd=folder,
-                                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            process = self.hosts.run(
+                host,
+                command,
+                env={**support.environment(), **variables},
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
             self.addCleanup(self.end, process)
             ranks.append(process)
-        self.refused(ranks[1], "data.csv on this machine (rank 1)", "other names, categories or numbers", "Copy the same files")
+        self.refused(
+            ranks[1], "data.csv on this machine (rank 1)", "other names, categories or numbers", "Copy the same files"
+        )
         ranks[0].communicate(timeout=30)
         self.assertNotEqual(ranks[0].returncode, 0)
 
     # ---- where they meet ----
     def test_port_in_use(self):
-        listener = self.hosts.run("a", [sys.executable, "-c", LISTEN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        listener = self.hosts.run(
+            "a", [sys.executable, "-c", LISTEN], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         self.addCleanup(self.end, listener)
         self.assertEqual(listener.stdout.readline(), "ready\n")
-        for process in (self.start_train("a:1,b:1", *MODEL, "--port", 7300), self.start("coordinator", "--ranks", 2, "--port", 7300),
-                        self.start("train", *MODEL, env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7299"})):
+        for process in (
+            self.start_train("a:1,b:1", *MODEL, "--port", 7300),
+            self.start("coordinator", "--ranks", 2, "--port", 7300),
+            self.start(
+                "train", *MODEL, env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7299"}
+            ),
+        ):
             self.refused(process, "host a", "7300", "Address already in use", "another --port")
         listener.kill()
         listener.wait()
 
     def test_unknown_host(self):
-        self.refused(self.start_train("a,nosuchhost", *MODEL), "host 'nosuchhost' cannot be found", "Check the spelling")
-        self.refused(self.start("join", "nosuchhost:7200", "--timeout", 1, host="b", env={"TRIREME_TOKEN": TOKEN}), "host b", "nosuchhost", "is not known")
+        self.refused(
+            self.start_train("a,nosuchhost", *MODEL), "host 'nosuchhost' cannot be found", "Check the spelling"
+        )
+        self.refused(
+            self.start("join", "nosuchhost:7200", "--timeout", 1, host="b", env={"TRIREME_TOKEN": TOKEN}),
+            "host b",
+            "nosuchhost",
+            "is not known",
+        )
 
     def test_host_that_is_down(self):
         self.hosts.down("b")
         self.addCleanup(self.hosts.up, "b")
-        error = self.refused(self.start_train("a:1,b:1", *MODEL, "--timeout", LIMIT), "host b has not joined the job within 3 s", within=20)
+        error = self.refused(
+            self.start_train("a:1,b:1", *MODEL, "--timeout", LIMIT),
+            "host b has not joined the job within 3 s",
+            within=20,
+        )
         self.assertIn("host b: the coordinator at 10.77.0.1:", error)
 
     def test_nobody_listens(self):
@@ -147,10 +230,18 @@ class BadInput(training.HostsTest):
         for port in (7205, 7210):  # nobody listens; somebody listens who says nothing
             with self.subTest(port=port):
                 if port == 7210:
-                    listener = self.hosts.run("a", [sys.executable, "-c", LISTEN.replace("7300", "7210")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+                    listener = self.hosts.run(
+                        "a",
+                        [sys.executable, "-c", LISTEN.replace("7300", "7210")],
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                    )
                     self.addCleanup(self.end, listener)
                     self.assertEqual(listener.stdout.readline(), "ready\n")
-                process = self.start("join", f"a:{port}", "--slots", 1, "--timeout", 60, host="b", env={"TRIREME_TOKEN": TOKEN})
+                process = self.start(
+                    "join", f"a:{port}", "--slots", 1, "--timeout", 60, host="b", env={"TRIREME_TOKEN": TOKEN}
+                )
                 time.sleep(1)  # nothing can be seen from outside
                 self.assertIsNone(process.poll())
                 process.send_signal(signal.SIGINT)
@@ -168,7 +259,13 @@ class BadInput(training.HostsTest):
 
     def test_two_jobs_at_one_coordinator(self):
         coordinator = self.coordinator(7207, "--job", "first")
-        self.refused(self.rank(7207, 0, TRIREME_JOB="second"), "host b", "a:7207", "serves job 'first', not 'second'", "one coordinator per job")
+        self.refused(
+            self.rank(7207, 0, TRIREME_JOB="second"),
+            "host b",
+            "a:7207",
+            "serves job 'first', not 'second'",
+            "one coordinator per job",
+        )
         self.refused(self.rank(7207, 0, TRIREME_SIZE="3"), "host b", "3 ranks", "give both the same number")
         holder = self.rank(7207, 0, "--timeout", 60, TRIREME_JOB="first")
         self.assertIn("rank 0 on host b", coordinator.stdout.readline())
@@ -201,40 +298,106 @@ class BadInput(training.HostsTest):
 
     # ---- flags ----
     def test_hosts(self):
-        for spec, says in (("a:0", "'0' is not a number of ranks"), ("a:two", "'two' is not a number of ranks"), ("", "--hosts a:2,b:2"), ("a,,b", "'' is not a host name"),
-                           ("a:2,a:2", "host 'a' is there twice"), ("-x", "'-x' is not a host name")):
+        for spec, says in (
+            ("a:0", "'0' is not a number of ranks"),
+            ("a:two", "'two' is not a number of ranks"),
+            ("", "--hosts a:2,b:2"),
+            ("a,,b", "'' is not a host name"),
+            ("a:2,a:2", "host 'a' is there twice"),
+            ("-x", "'-x' is not a host name"),
+        ):
             with self.subTest(spec):
-                self.refused(self.start("train", *MODEL, f"--hosts={spec}" if spec else "--hosts", *([] if spec else [""]), "--remote", self.remote()), "--hosts", says)
+                self.refused(
+                    self.start(
+                        "train",
+                        *MODEL,
+                        f"--hosts={spec}" if spec else "--hosts",
+                        *([] if spec else [""]),
+                        "--remote",
+                        self.remote(),
+                    ),
+                    "--hosts",
+                    says,
+                )
 
     def test_hostfile(self):
         file = self.folder / "hosts.txt"
-        for text, says in (("a slots=2\n# nothing\nb slots=x\n", ":3: 'x' is not a number of ranks"), ("a 1 2\n", ":1: nothing is expected after '1'"), ("a\na\n", ":2: host 'a' is there twice"),
-                           ("# nobody\n", "names no host")):
+        for text, says in (
+            ("a slots=2\n# nothing\nb slots=x\n", ":3: 'x' is not a number of ranks"),
+            ("a 1 2\n", ":1: nothing is expected after '1'"),
+            ("a\na\n", ":2: host 'a' is there twice"),
+            ("# nobody\n", "names no host"),
+        ):
             with self.subTest(text):
                 file.write_text(text)
-                self.refused(self.start("train", *MODEL, "--hostfile", file, "--remote", self.remote()), str(file), says)
+                self.refused(
+                    self.start("train", *MODEL, "--hostfile", file, "--remote", self.remote()), str(file), says
+                )
         self.refused(self.start("train", *MODEL, "--hostfile", self.folder / "none.txt"), "none.txt", "No such file")
 
     def test_remote(self):
-        self.refused(self.start("train", *MODEL, "--hosts", "a:1,b:1", "--remote", "ssh {host}"), "--remote 'ssh {host}'", "{command}", "Example")
-        self.refused(self.start("train", *MODEL, "--hosts", "b:1", "--remote", "none"), "host a is not in the host list")
-        error = self.refused(self.start("train", *MODEL, "--hosts", "a:1,b:1", "--remote", "nosuchprogram {host} {command}"), "cannot start nosuchprogram", within=20)
+        self.refused(
+            self.start("train", *MODEL, "--hosts", "a:1,b:1", "--remote", "ssh {host}"),
+            "--remote 'ssh {host}'",
+            "{command}",
+            "Example",
+        )
+        self.refused(
+            self.start("train", *MODEL, "--hosts", "b:1", "--remote", "none"), "host a is not in the host list"
+        )
+        error = self.refused(
+            self.start("train", *MODEL, "--hosts", "a:1,b:1", "--remote", "nosuchprogram {host} {command}"),
+            "cannot start nosuchprogram",
+            within=20,
+        )
         self.assertIn("the agent of host b", error)
 
     def test_engine(self):
-        error = self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "nccl"), "this libtorch has no NCCL", "--engine gloo")
+        error = self.refused(
+            self.start_train("a:1,b:1", *MODEL, "--engine", "nccl"), "this libtorch has no NCCL", "--engine gloo"
+        )
         self.assertEqual(error.count("NCCL"), 1, error)  # not by every worker
-        self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "mpi"), "--engine mpi needs ranks that mpirun has started", "--engine gloo")
-        self.refused(self.start("train", *MODEL, "--engine", "mpi", env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}),
-                     "engine 'mpi' needs processes that mpirun has started")
-        self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "gluo"), "unknown --engine 'gluo'", "did you mean 'gloo'?")
-        self.refused(self.start_train("a:1,b:1", *MODEL, "--engine", "nonsense"), "unknown --engine 'nonsense'", "auto, gloo, mpi or nccl")
+        self.refused(
+            self.start_train("a:1,b:1", *MODEL, "--engine", "mpi"),
+            "--engine mpi needs ranks that mpirun has started",
+            "--engine gloo",
+        )
+        self.refused(
+            self.start(
+                "train",
+                *MODEL,
+                "--engine",
+                "mpi",
+                env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"},
+            ),
+            "engine 'mpi' needs processes that mpirun has started",
+        )
+        self.refused(
+            self.start_train("a:1,b:1", *MODEL, "--engine", "gluo"), "unknown --engine 'gluo'", "did you mean 'gloo'?"
+        )
+        self.refused(
+            self.start_train("a:1,b:1", *MODEL, "--engine", "nonsense"),
+            "unknown --engine 'nonsense'",
+            "auto, gloo, mpi or nccl",
+        )
 
     def test_more_workers_than_samples_of_a_batch(self):
-        self.refused(self.start_train("a:2,b:2", *MODEL, "--batch", 3), "--batch 3", "number of workers (4)", "at least 4")
+        self.refused(
+            self.start_train("a:2,b:2", *MODEL, "--batch", 3), "--batch 3", "number of workers (4)", "at least 4"
+        )
 
     def test_hosts_and_a_launcher(self):
-        self.refused(self.start("train", *MODEL, "--hosts", "a:1,b:1", env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"}), "--hosts", "torchrun-style variables")
+        self.refused(
+            self.start(
+                "train",
+                *MODEL,
+                "--hosts",
+                "a:1,b:1",
+                env={"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "29500"},
+            ),
+            "--hosts",
+            "torchrun-style variables",
+        )
 
 
 if __name__ == "__main__":

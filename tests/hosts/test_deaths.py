@@ -9,8 +9,8 @@ from training import support
 FAR_HOST = training.ON_HOST.with_name("far_host")
 DAMAGED = "uncaught exception: the 3rd shard is damaged"  # tests/programs/throwing.cpp
 LIMIT = 2  # seconds of silence that count as death, in these tests
-SOON = 2   # promised on top of it
-BUSY = 3   # more, for a machine that is busy
+SOON = 2  # promised on top of it
+BUSY = 3  # more, for a machine that is busy
 LONG_EPOCH = ["train", "mlp:1024,1024", "--data", "synthetic:120000", "--dtype", "f64", "--epochs", 1000, "--batch", 64]
 ENDLESS = ["mlp:64", "--data", "synthetic:2000", "--epochs", 100000, "--batch", 64, "--heartbeat-limit", LIMIT]
 
@@ -98,8 +98,15 @@ class Deaths(training.HostsTest):
         self.assertTrue(support.wait_until(lambda: not self.hosts.pids(), 5))
 
     def test_a_second_interrupt_ends_everybody_far_away(self):
-        process = self.begin_far("b:2", *LONG_EPOCH, "--sync", "local:1000000", "--save", self.folder / "lost.safetensors",
-                                 ready="parameters;")
+        process = self.begin_far(
+            "b:2",
+            *LONG_EPOCH,
+            "--sync",
+            "local:1000000",
+            "--save",
+            self.folder / "lost.safetensors",
+            ready="parameters;",
+        )
         process.send_signal(signal.SIGINT)
         self.assertIn("stopping", process.stderr.readline())
         time.sleep(0.5)  # two that follow at once are one wish

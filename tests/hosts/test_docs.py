@@ -48,21 +48,48 @@ COORDINATOR = "trireme coordinator --ranks 4 --port 7070"
 TOGETHER = {  # (host, line): all at a time, after the exports
     "every rank by hand": (
         ["export TRIREME_TOKEN=... TRIREME_COORDINATOR=a:7070 TRIREME_SIZE=4"],
-        [("a", COORDINATOR),
-         ("a", "TRIREME_RANK=0 trireme train lenet --workers 4 & TRIREME_RANK=1 trireme train lenet --workers 4 &"),
-         ("b", "TRIREME_RANK=2 trireme train lenet --workers 4 & TRIREME_RANK=3 trireme train lenet --workers 4 &")]),
+        [
+            ("a", COORDINATOR),
+            ("a", "TRIREME_RANK=0 trireme train lenet --workers 4 & TRIREME_RANK=1 trireme train lenet --workers 4 &"),
+            ("b", "TRIREME_RANK=2 trireme train lenet --workers 4 & TRIREME_RANK=3 trireme train lenet --workers 4 &"),
+        ],
+    ),
     "mpirun at a coordinator": (
         [f"export TRIREME_TOKEN={TOKEN}"],
-        [("a", COORDINATOR), ("a", "mpirun -x TRIREME_COORDINATOR=a:7070 -x TRIREME_TOKEN --host a:2,b:2 -n 4 trireme train lenet --workers 4")]),
+        [
+            ("a", COORDINATOR),
+            (
+                "a",
+                "mpirun -x TRIREME_COORDINATOR=a:7070 -x TRIREME_TOKEN --host a:2,b:2 -n 4 trireme train lenet --workers 4",
+            ),
+        ],
+    ),
     "torchrun": (
-        [], [(host, "torchrun --no_python --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint a:29500 ./my_training") for host in "ab"]),
+        [],
+        [
+            (
+                host,
+                "torchrun --no_python --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint a:29500 ./my_training",
+            )
+            for host in "ab"
+        ],
+    ),
     "torchrun's variables": (
-        ["export WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=29500"], [("a", "RANK=0 ./my_training"), ("b", "RANK=1 ./my_training")]),
+        ["export WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=29500"],
+        [("a", "RANK=0 ./my_training"), ("b", "RANK=1 ./my_training")],
+    ),
     "ps-lite's variables": (
         ["export DMLC_NUM_WORKER=2 DMLC_NUM_SERVER=0 DMLC_PS_ROOT_URI=10.0.0.1 DMLC_PS_ROOT_PORT=9000"],
-        [("a", "DMLC_ROLE=scheduler trireme train lenet --data fashion-mnist"), *[(host, "DMLC_ROLE=worker trireme train lenet --data fashion-mnist") for host in "ab"]]),
+        [
+            ("a", "DMLC_ROLE=scheduler trireme train lenet --data fashion-mnist"),
+            *[(host, "DMLC_ROLE=worker trireme train lenet --data fashion-mnist") for host in "ab"],
+        ],
+    ),
 }
-BY_HAND = ["trireme train lenet --data fashion-mnist --hosts a:2,b:2 --remote none --port 7070", "TRIREME_TOKEN=... trireme join 10.0.0.1:7070 --host b --timeout 600"]
+BY_HAND = [
+    "trireme train lenet --data fashion-mnist --hosts a:2,b:2 --remote none --port 7070",
+    "TRIREME_TOKEN=... trireme join 10.0.0.1:7070 --host b --timeout 600",
+]
 MAKES_A_TOKEN = "export TRIREME_TOKEN=$(openssl rand -hex 32)"
 SRUN = "srun -N 2 -n 8 trireme train lenet --data fashion-mnist --workers 8"
 SLURM_PAGE = "docs/running-under-slurm.md"
@@ -85,15 +112,30 @@ class Docs(training.HostsTest):
         (shims / "ssh").write_text(SSH % (training.ON_HOST, self.hosts.prefix))
         (shims / "ssh").chmod(0o755)
         self.env["PATH"] = f"{shims}:{self.env['PATH']}"
-        self.env.update({f"OMPI_MCA_{name}": value for name, value in MPI.items()}, OMPI_MCA_orte_tmpdir_base=str(self.folder))
+        self.env.update(
+            {f"OMPI_MCA_{name}": value for name, value in MPI.items()}, OMPI_MCA_orte_tmpdir_base=str(self.folder)
+        )
 
     def begin(self, host, line, *exports):
         """Starts a line in a shell on a host."""
         text = docs.shortened(line)
         if text.endswith("&"):
             text += " wait -n && wait -n"
-        text = "\n".join([*exports, text]).replace("...", TOKEN).replace("10.0.0.1", self.hosts.address("a")).replace("/shared/", f"{self.folder}/")
-        process = self.hosts.run(host, ["bash", "-c", text], env=self.env, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        text = (
+            "\n".join([*exports, text])
+            .replace("...", TOKEN)
+            .replace("10.0.0.1", self.hosts.address("a"))
+            .replace("/shared/", f"{self.folder}/")
+        )
+        process = self.hosts.run(
+            host,
+            ["bash", "-c", text],
+            env=self.env,
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self.addCleanup(self.end_of, process)
         return process
 
@@ -106,17 +148,28 @@ class Docs(training.HostsTest):
     def finish(self, *processes):
         for process in processes:
             text, _ = process.communicate(timeout=LIMIT)
-            if "trireme doctor" in process.args[-1] and process.returncode == 1:  # on a busy machine it may find a wire slow
+            if (
+                "trireme doctor" in process.args[-1] and process.returncode == 1
+            ):  # on a busy machine it may find a wire slow
                 problems = [line for line in text.splitlines() if line.startswith("PROBLEM")]
                 self.assertTrue(problems and all("Gbit/s" in line or "round trip" in line for line in problems), text)
                 continue
             self.assertEqual(process.returncode, 0, f"{process.args[-1]}\n{text}")
 
     def test_every_line_about_hosts_is_run_here(self):
-        run_here = {*ONE_BY_ONE, *BY_HAND, MAKES_A_TOKEN, SRUN, *[line for _, lines in TOGETHER.values() for _, line in lines], *[line for exports, _ in TOGETHER.values() for line in exports]}
+        run_here = {
+            *ONE_BY_ONE,
+            *BY_HAND,
+            MAKES_A_TOKEN,
+            SRUN,
+            *[line for _, lines in TOGETHER.values() for _, line in lines],
+            *[line for exports, _ in TOGETHER.values() for line in exports],
+        }
         written = {line.text for line in docs.all_lines() if line.how() == docs.HOSTS and line.source != SLURM_PAGE}
         self.assertEqual(written - run_here, set(), "say here how it is run")
-        self.assertEqual(run_here - written - {SRUN, f"export TRIREME_TOKEN={TOKEN}"}, set(), "no page has this any more")
+        self.assertEqual(
+            run_here - written - {SRUN, f"export TRIREME_TOKEN={TOKEN}"}, set(), "no page has this any more"
+        )
 
     def test_one_by_one(self):
         for line in ONE_BY_ONE:
@@ -141,7 +194,11 @@ class Docs(training.HostsTest):
             printed = first.stdout.readline()
             self.assertTrue(printed, "it ended without a word about host b")
         command = printed.split(":", 1)[1].strip()
-        words = re.sub(r"TRIREME_TOKEN=\S+", "TRIREME_TOKEN=...", command).replace(self.hosts.address("a"), "10.0.0.1").replace(support.TRIREME, "trireme")
+        words = (
+            re.sub(r"TRIREME_TOKEN=\S+", "TRIREME_TOKEN=...", command)
+            .replace(self.hosts.address("a"), "10.0.0.1")
+            .replace(support.TRIREME, "trireme")
+        )
         self.assertEqual(words.replace(os.path.realpath(support.TRIREME), "trireme"), BY_HAND[1])
         self.finish(self.begin("b", command), first)
 
@@ -158,8 +215,20 @@ class Docs(training.HostsTest):
             script = [line.text for line in page if line.text != SRUN]
             self.assertEqual([line[:2] for line in script], ["#!", "#S", "ex", "sr"])
             (self.folder / "job.sh").write_text("\n".join(docs.shortened(line) for line in script) + "\n")
-            result = cluster.command("sbatch", "--wait", "--chdir", self.folder, "--output", self.folder / "job.out", self.folder / "job.sh", env=env, limit=LIMIT)
-            self.assertEqual(result.returncode, 0, result.stdout + result.stderr + (self.folder / "job.out").read_text())
+            result = cluster.command(
+                "sbatch",
+                "--wait",
+                "--chdir",
+                self.folder,
+                "--output",
+                self.folder / "job.out",
+                self.folder / "job.sh",
+                env=env,
+                limit=2 * LIMIT,
+            )  # Slurm may take a minute to see that a script has ended
+            self.assertEqual(
+                result.returncode, 0, result.stdout + result.stderr + (self.folder / "job.out").read_text()
+            )
             self.assertTrue((self.folder / "lenet.safetensors").exists())
 
 

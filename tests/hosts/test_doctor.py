@@ -31,7 +31,9 @@ class Doctor(training.HostsTest):
     def test_two_good_hosts(self):
         text = self.doctor("a,b:4", 0)
         for host in "ab":
-            self.assertRegex(text, rf"(?m)^ +{host} +{re.escape(self.hosts.address(host))} +\d+\.\d+\.\d+ +[-+]\d+\.\d ms  ok$")
+            self.assertRegex(
+                text, rf"(?m)^ +{host} +{re.escape(self.hosts.address(host))} +\d+\.\d+\.\d+ +[-+]\d+\.\d ms  ok$"
+            )
         for a, b in ("ab", "ba"):
             gbit, verdict = self.link(text, a, b)
             self.assertTrue(0.3 < gbit < 0.7, gbit)
@@ -63,7 +65,13 @@ class Doctor(training.HostsTest):
             self.assertEqual(self.link(text, a, b)[1], "ok")
 
     def test_bad_hosts_do_not_hide_the_others(self):
-        process = self.start("doctor", "--hosts", "a,nowhere,b,c", "--remote", f"{training.ON_HOST.with_name('no-such-program')} {{host}} {{command}}")
+        process = self.start(
+            "doctor",
+            "--hosts",
+            "a,nowhere,b,c",
+            "--remote",
+            f"{training.ON_HOST.with_name('no-such-program')} {{host}} {{command}}",
+        )
         text, error = process.communicate(timeout=60)
         self.assertEqual(process.returncode, 1, text + error)
         self.assertRegex(text, r"(?m)^PROBLEM  host 'nowhere' cannot be found: .*spelling")
@@ -88,7 +96,10 @@ class Tune(training.HostsTest):
         return out
 
     def train_here(self):
-        self.assertIn("epoch 1 ", self.run_here("train", self.MODEL[0], "--hosts", "a:1,b:1", "--remote", self.remote(), *self.MODEL[1:]))
+        self.assertIn(
+            "epoch 1 ",
+            self.run_here("train", self.MODEL[0], "--hosts", "a:1,b:1", "--remote", self.remote(), *self.MODEL[1:]),
+        )
 
     def cache(self):
         return self.folder / "trireme" / "network.json"
@@ -110,7 +121,9 @@ class Tune(training.HostsTest):
         for choice in (0, "all"):
             self.cache().write_text(json.dumps({"gloo, 3 machines": {"direct_bytes": choice}}))
             save = self.folder / f"{choice}.safetensors"
-            self.run_here("train", self.MODEL[0], "--hosts", "a:1,b:1,c:1", "--remote", remote, *self.MODEL[1:], "--save", save)
+            self.run_here(
+                "train", self.MODEL[0], "--hosts", "a:1,b:1,c:1", "--remote", remote, *self.MODEL[1:], "--save", save
+            )
             models[choice] = save.read_bytes()
         self.assertNotEqual(models[0], models["all"])
 

@@ -32,7 +32,9 @@ while time.monotonic() < end: connection.sendall(bytes(1 << 16))
 
 def traces():
     """What a harness may leave behind."""
-    names = {path.name for path in pathlib.Path("/run/netns").glob("tri*")} | {path.name for path in hosts.NAMES_FOLDER.glob("tri*")}
+    names = {path.name for path in pathlib.Path("/run/netns").glob("tri*")} | {
+        path.name for path in hosts.NAMES_FOLDER.glob("tri*")
+    }
     return {name for name in names if name.startswith(f"tri{os.getpid()}-")}
 
 
@@ -85,8 +87,16 @@ class Network(unittest.TestCase):
     def test_a_pulled_cable(self):
         with hosts.Hosts(2) as network:
             reach = [sys.executable, "-c", "import socket; socket.create_connection(('b', 5001), 1)"]
-            server = network.run("b", [sys.executable, "-c", "import socket, time; s = socket.create_server(('', 5001)); print('ready', flush=True); time.sleep(60)"], stdout=subprocess.PIPE,
-                                 text=True)
+            server = network.run(
+                "b",
+                [
+                    sys.executable,
+                    "-c",
+                    "import socket, time; s = socket.create_server(('', 5001)); print('ready', flush=True); time.sleep(60)",
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
             self.assertEqual(server.stdout.readline(), "ready\n")
             network.check("a", reach)
             network.down("b")
@@ -136,13 +146,19 @@ class OwnSlurm(unittest.TestCase):
         with slurm.Slurm() as cluster:
             folder = cluster.folder
             result = cluster.srun("-N", 2, "-n", 2, "-l", "printenv", "SLURMD_NODENAME")
-            self.assertEqual((result.returncode, sorted(result.stdout.splitlines())), (0, ["0: n1", "1: n2"]), result.stderr)
+            self.assertEqual(
+                (result.returncode, sorted(result.stdout.splitlines())), (0, ["0: n1", "1: n2"]), result.stderr
+            )
         self.assertEqual([pid for pid in slurm.descendants() - before if hosts.alive(pid)], [])
         self.assertFalse(folder.exists())
 
     def test_a_step_does_not_outlive_it(self):
         with hosts.Hosts(2) as network, slurm.Slurm(network) as cluster, tempfile.TemporaryDirectory() as folder:
-            client = network.run("a", ["srun", "-N", "2", "-n", "2", "sh", "-c", f"echo $$ > {folder}/$SLURM_PROCID; exec sleep 100"], env=cluster.environment())
+            client = network.run(
+                "a",
+                ["srun", "-N", "2", "-n", "2", "sh", "-c", f"echo $$ > {folder}/$SLURM_PROCID; exec sleep 100"],
+                env=cluster.environment(),
+            )
             files = [pathlib.Path(folder, str(rank)) for rank in range(2)]
             end = time.monotonic() + 20
             while not all(file.exists() and file.read_text().strip() for file in files) and time.monotonic() < end:

@@ -38,16 +38,26 @@ class Launched(training.HostsTest):
         self.words = [*TRAINING, "--report", self.report]
 
     def run_on(self, host, argv, env):
-        process = self.hosts.run(host, argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder)
+        process = self.hosts.run(
+            host, argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder
+        )
         self.addCleanup(self.end, process)
         return process
 
     def rank(self, host, *args, **variables):
         """A rank as a launcher would start it there."""
-        return self.run_on(host, [training.TRIREME, *map(str, self.words), *map(str, args)], clean_environment(**{name: str(value) for name, value in variables.items()}))
+        return self.run_on(
+            host,
+            [training.TRIREME, *map(str, self.words), *map(str, args)],
+            clean_environment(**{name: str(value) for name, value in variables.items()}),
+        )
 
     def coordinator(self, ranks, port, *args):
-        process = self.run_on("a", [training.TRIREME, "coordinator", "--ranks", str(ranks), "--port", str(port), *args], clean_environment(TRIREME_TOKEN=TOKEN))
+        process = self.run_on(
+            "a",
+            [training.TRIREME, "coordinator", "--ranks", str(ranks), "--port", str(port), *args],
+            clean_environment(TRIREME_TOKEN=TOKEN),
+        )
         self.assertIn("coordinator of job", process.stdout.readline())
         return process
 
@@ -62,7 +72,12 @@ class Launched(training.HostsTest):
         """That `text` names the launcher once, and that the losses are those of one process."""
         lines = [line for line in text.splitlines() if line.startswith("started by ")]
         self.assertEqual(len(lines), 1, text)
-        self.assertTrue(lines[0].startswith(f"started by {launcher}: {ranks} ranks on {machines} machine{'s' if machines > 1 else ''}; shared memory"), lines[0])
+        self.assertTrue(
+            lines[0].startswith(
+                f"started by {launcher}: {ranks} ranks on {machines} machine{'s' if machines > 1 else ''}; shared memory"
+            ),
+            lines[0],
+        )
         self.assertIn(engine, lines[0])
         epochs = json.loads(self.report.read_text())["epochs"]
         self.assertEqual(len(epochs), 2)
@@ -82,15 +97,49 @@ class ByMpirun(Launched):
     def agent(self):
         """What ssh is on real hosts: hands its words to a shell there, and little of the environment."""
         script = self.folder / "agent"
-        script.write_text(f'#!/bin/sh\nhost=$1\nshift\nexec {training.ON_HOST} {self.hosts.prefix} "$host" env -i PATH="$PATH" HOME="$HOME" sh -c "$*"\n')
+        script.write_text(
+            f'#!/bin/sh\nhost=$1\nshift\nexec {training.ON_HOST} {self.hosts.prefix} "$host" env -i PATH="$PATH" HOME="$HOME" sh -c "$*"\n'
+        )
         script.chmod(0o755)
         return script
 
     def mpirun(self, hosts, ranks, *args, mpi=()):
-        command = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--mca", "orte_tmpdir_base", self.folder, "--mca", "plm", "rsh", "--mca", "plm_rsh_agent", self.agent(),
-                   # Host names, boot ids and memory of these hosts are one machine's: nothing but TCP is between real ones.
-                   "--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0",
-                   "--host", hosts, "-n", ranks, *mpi, training.TRIREME, *self.words, *args]
+        command = [
+            "mpirun",
+            "--allow-run-as-root",
+            "--bind-to",
+            "none",
+            "--mca",
+            "orte_tmpdir_base",
+            self.folder,
+            "--mca",
+            "plm",
+            "rsh",
+            "--mca",
+            "plm_rsh_agent",
+            self.agent(),
+            # Host names, boot ids and memory of these hosts are one machine's: nothing but TCP is between real ones.
+            "--mca",
+            "pml",
+            "ob1",
+            "--mca",
+            "btl",
+            "tcp,self",
+            "--mca",
+            "btl_tcp_if_include",
+            "eth0",
+            "--mca",
+            "oob_tcp_if_include",
+            "eth0",
+            "--host",
+            hosts,
+            "-n",
+            ranks,
+            *mpi,
+            training.TRIREME,
+            *self.words,
+            *args,
+        ]
         text = self.outcome([self.run_on("a", list(map(str, command)), clean_environment())])
         return text
 
@@ -101,7 +150,13 @@ class ByMpirun(Launched):
         self.check(self.mpirun("a:2,b:2", 4, "--workers", 4), "Open MPI", 4, 2, "Open MPI v")
 
     def test_gloo_met_at_the_host_of_rank_0(self):
-        self.check(self.mpirun("a:1,b:1", 2, "--engine", "gloo", mpi=("-x", "MASTER_ADDR=a", "-x", "MASTER_PORT=29600")), "Open MPI", 2, 2, "Gloo")
+        self.check(
+            self.mpirun("a:1,b:1", 2, "--engine", "gloo", mpi=("-x", "MASTER_ADDR=a", "-x", "MASTER_PORT=29600")),
+            "Open MPI",
+            2,
+            2,
+            "Gloo",
+        )
 
     def test_gloo_met_through_mpi(self):
         self.check(self.mpirun("a:1,b:1", 2, mpi=("-x", "TRIREME_ENGINE=gloo")), "Open MPI", 2, 2, "Gloo")
@@ -113,8 +168,26 @@ class ByMpirun(Launched):
         self.outcome([coordinator])
 
     def test_one_machine(self):
-        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2", training.TRIREME, *map(str, self.words)]
-        result = subprocess.run(command, env=clean_environment(), cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT)
+        command = [
+            "mpirun",
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "--bind-to",
+            "none",
+            "-n",
+            "2",
+            training.TRIREME,
+            *map(str, self.words),
+        ]
+        result = subprocess.run(
+            command,
+            env=clean_environment(),
+            cwd=self.folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=LIMIT,
+        )
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         self.check(result.stdout, "Open MPI", 2, 1, "")
 
@@ -130,7 +203,9 @@ class BySrun(Launched):
         pass  # the daemons are
 
     def srun(self, *args):
-        result = self.slurm.srun(*args, training.TRIREME, *self.words, env={**self.slurm.environment(), "TRIREME_TOKEN": TOKEN})
+        result = self.slurm.srun(
+            *args, training.TRIREME, *self.words, env={**self.slurm.environment(), "TRIREME_TOKEN": TOKEN}
+        )
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         return result.stdout
 
@@ -161,7 +236,13 @@ class ByVariables(Launched):
 
     def test_of_ps_lite_with_servers(self):
         common = {"DMLC_NUM_WORKER": 2, "DMLC_NUM_SERVER": 2, "DMLC_PS_ROOT_URI": "a", "DMLC_PS_ROOT_PORT": 9010}
-        roles = [("a", "worker"), ("b", "server"), ("b", "worker"), ("a", "server"), ("a", "scheduler")]  # in no order: all run the same command
+        roles = [
+            ("a", "worker"),
+            ("b", "server"),
+            ("b", "worker"),
+            ("a", "server"),
+            ("a", "scheduler"),
+        ]  # in no order: all run the same command
         processes = [self.rank(host, "--sync", "server", DMLC_ROLE=role, **common) for host, role in roles]
         self.check(self.outcome(processes), "ps-lite variables", 2, 2, "Gloo")
         self.assertEqual(json.loads(self.report.read_text())["sync"], "server")
@@ -176,14 +257,21 @@ class ByVariables(Launched):
     def test_of_our_own(self):
         coordinator = self.coordinator(2, 7070)
         common = {"TRIREME_COORDINATOR": "a:7070", "TRIREME_SIZE": 2, "TRIREME_TOKEN": TOKEN}
-        text = self.outcome([self.rank("a", "--workers", 2, TRIREME_RANK=0, **common), self.rank("b", "--workers", 2, TRIREME_RANK=1, **common)])
+        text = self.outcome(
+            [
+                self.rank("a", "--workers", 2, TRIREME_RANK=0, **common),
+                self.rank("b", "--workers", 2, TRIREME_RANK=1, **common),
+            ]
+        )
         self.check(text, "trireme launch", 2, 2, "Gloo")
         self.assertIn("all 2 ranks have registered", self.outcome([coordinator]))
 
     def test_of_kubernetes(self):
         coordinator = self.coordinator(2, 7071)
         common = {"TRIREME_COORDINATOR": "a:7071", "TRIREME_SIZE": 2, "TRIREME_TOKEN": TOKEN}
-        text = self.outcome([self.rank("a", JOB_COMPLETION_INDEX=0, **common), self.rank("b", JOB_COMPLETION_INDEX=1, **common)])
+        text = self.outcome(
+            [self.rank("a", JOB_COMPLETION_INDEX=0, **common), self.rank("b", JOB_COMPLETION_INDEX=1, **common)]
+        )
         self.check(text, "Kubernetes indexed Job", 2, 2, "Gloo")
         self.outcome([coordinator])
 
@@ -191,7 +279,11 @@ class ByVariables(Launched):
 class ByHand(Launched):
     def launcher(self, **variables):
         """A job that waits for host b; (process, what it tells to start there)."""
-        process = self.run_on("a", [training.TRIREME, *map(str, self.words), "--hosts", "a:1,b:1", "--remote", "none"], clean_environment(**variables))
+        process = self.run_on(
+            "a",
+            [training.TRIREME, *map(str, self.words), "--hosts", "a:1,b:1", "--remote", "none"],
+            clean_environment(**variables),
+        )
         line = process.stdout.readline()
         self.assertTrue(line.startswith("start on host b"), line + process.stderr.read() if not line else line)
         return process, line

@@ -12,7 +12,11 @@ import slurm
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 TRIREME = os.environ.get("TRIREME", str(ROOT / "build" / "trireme"))
-DOCTOR = ["sh", "-c", f"'{TRIREME}' doctor || true"]  # what else it finds is not the question here, and a failed rank ends the others
+DOCTOR = [
+    "sh",
+    "-c",
+    f"'{TRIREME}' doctor || true",
+]  # what else it finds is not the question here, and a failed rank ends the others
 
 
 def place(text):
@@ -50,7 +54,9 @@ class OfSlurm(unittest.TestCase):
         submitted = self.slurm.command("sbatch", "-N", 2, "-n", 4, "-o", out, script)
         self.assertEqual(submitted.returncode, 0, submitted.stderr)
         number = submitted.stdout.split()[-1]
-        self.slurm._wait(lambda: self.slurm.command("squeue", "-h", "-j", number).stdout.strip() == "", f"job {number} to end")
+        self.slurm._wait(
+            lambda: self.slurm.command("squeue", "-h", "-j", number).stdout.strip() == "", f"job {number} to end"
+        )
         return out.read_text()
 
     def test_what_srun_sets(self):
@@ -58,8 +64,17 @@ class OfSlurm(unittest.TestCase):
         seen = variables(result.stdout)
         self.assertEqual(sorted(seen), [0, 1], result.stderr)
         for rank, node in ((0, "a"), (1, "b")):
-            expected = {"SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "a,b", "SLURM_STEP_ID": "0",
-                        "SLURM_NODEID": str(rank), "SLURM_LOCALID": "0", "SLURMD_NODENAME": node}
+            expected = {
+                "SLURM_PROCID": str(rank),
+                "SLURM_NTASKS": "2",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_NUM_NODES": "2",
+                "SLURM_STEP_NODELIST": "a,b",
+                "SLURM_STEP_ID": "0",
+                "SLURM_NODEID": str(rank),
+                "SLURM_LOCALID": "0",
+                "SLURMD_NODENAME": node,
+            }
             self.assertEqual({name: seen[rank].get(name) for name in expected}, expected)
 
     def test_what_a_batch_script_has(self):
@@ -71,9 +86,15 @@ class OfSlurm(unittest.TestCase):
     def test_node_0_is_the_first_of_the_list_wherever_rank_0_is(self):
         order = self.slurm.folder / "order"
         order.write_text("b\na\nb\n")
-        result = self.slurm.srun("-n", 3, "-m", "arbitrary", "-w", order, "-l", "env", env=self.slurm.environment(SLURM_HOSTFILE=str(order)))
+        result = self.slurm.srun(
+            "-n", 3, "-m", "arbitrary", "-w", order, "-l", "env", env=self.slurm.environment(SLURM_HOSTFILE=str(order))
+        )
         seen = variables(result.stdout)
-        self.assertEqual([(seen[r]["SLURMD_NODENAME"], seen[r]["SLURM_NODEID"]) for r in range(3)], [("b", "1"), ("a", "0"), ("b", "1")], result.stderr)
+        self.assertEqual(
+            [(seen[r]["SLURMD_NODENAME"], seen[r]["SLURM_NODEID"]) for r in range(3)],
+            [("b", "1"), ("a", "0"), ("b", "1")],
+            result.stderr,
+        )
         self.assertEqual(seen[0]["SLURM_STEP_NODELIST"], "a,b")
 
     def test_places_of_tasks(self):
@@ -90,9 +111,19 @@ class OfSlurm(unittest.TestCase):
 @unittest.skipIf(shutil.which("mpirun") is None, "no mpirun (apt-get install openmpi-bin)")
 class OfMpirun(unittest.TestCase):
     def mpirun(self, *command):
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_", "TRIREME_"))}
-        result = subprocess.run(["mpirun", "--allow-run-as-root", "--oversubscribe", "--tag-output", "-n", "2", *command], env=clean, stdin=subprocess.DEVNULL, capture_output=True, text=True,
-                                timeout=60)
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("OMPI_", "PMI", "SLURM_", "TRIREME_"))
+        }
+        result = subprocess.run(
+            ["mpirun", "--allow-run-as-root", "--oversubscribe", "--tag-output", "-n", "2", *command],
+            env=clean,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         self.assertEqual(sorted(set(re.findall(r"^\[\d+,(\d+)\]", result.stdout, re.M))), ["0", "1"], result.stderr)
         return ["\n".join(re.findall(rf"^\[\d+,{rank}\]<stdout>: ?(.*)$", result.stdout, re.M)) for rank in range(2)]
 
@@ -105,19 +136,48 @@ class OfMpirun(unittest.TestCase):
         self.assertEqual(names[0], names[1])
 
     def test_places(self):
-        self.assertEqual([place(text) for text in self.mpirun(*DOCTOR)], [f"Open MPI: rank {rank} of 2" for rank in range(2)])
+        self.assertEqual(
+            [place(text) for text in self.mpirun(*DOCTOR)], [f"Open MPI: rank {rank} of 2" for rank in range(2)]
+        )
 
 
 @unittest.skipIf(shutil.which("torchrun") is None, "no torchrun (apt-get install python3-torch)")
 class OfTorchrun(unittest.TestCase):
     def test_two_hosts(self):
         # Debian's torchrun fails without --tee and --redirects: its default of 0 is not found by Python 3.11.
-        command = ["torchrun", "--tee", "1", "--redirects", "1", "--no_python", "--nnodes", "2", "--nproc_per_node", "2", "--rdzv_backend", "c10d", "--rdzv_endpoint", "a:29500", *DOCTOR]
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI_", "PMI", "SLURM_", "TRIREME_"))}
+        command = [
+            "torchrun",
+            "--tee",
+            "1",
+            "--redirects",
+            "1",
+            "--no_python",
+            "--nnodes",
+            "2",
+            "--nproc_per_node",
+            "2",
+            "--rdzv_backend",
+            "c10d",
+            "--rdzv_endpoint",
+            "a:29500",
+            *DOCTOR,
+        ]
+        clean = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("OMPI_", "PMI", "SLURM_", "TRIREME_"))
+        }
         with hosts.Hosts(2) as network:
-            agents = [network.run(host, command, env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for host in network.names]
+            agents = [
+                network.run(host, command, env=clean, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+                for host in network.names
+            ]
             texts = [agent.communicate(timeout=90)[0] for agent in agents]
-        places = [place("\n".join(re.findall(rf"^\[default{local}\]:(.*)$", text, re.M))) for text in texts for local in range(2)]
+        places = [
+            place("\n".join(re.findall(rf"^\[default{local}\]:(.*)$", text, re.M)))
+            for text in texts
+            for local in range(2)
+        ]
         self.assertEqual(sorted(places), [f"torchrun-style variables: rank {rank} of 4" for rank in range(4)])
 
 

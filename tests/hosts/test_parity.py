@@ -31,8 +31,12 @@ class Parity(training.HostsTest):
     def check(self, spec, model, *args, bound=1e-9, workers=1):
         arguments = [model, "--data", self.folder, *ARGS, *args]
         theirs, expected = self.alone(*arguments, workers=workers)
-        start, _ = self.alone(model, "--data", self.folder, "--seed", 3, "--epochs", 0, *(["--dtype", "f64"] if "f64" in args else []))
-        self.assertGreater(max(numpy.abs(theirs[name] - start[name]).max() for name in theirs), 1e-3)  # it trains at all
+        start, _ = self.alone(
+            model, "--data", self.folder, "--seed", 3, "--epochs", 0, *(["--dtype", "f64"] if "f64" in args else [])
+        )
+        self.assertGreater(
+            max(numpy.abs(theirs[name] - start[name]).max() for name in theirs), 1e-3
+        )  # it trains at all
         ours, report, printed = self.train(spec, *arguments)
         self.assertIn("2 machines" if spec.count(",") == 1 else "3 machines", printed)
         for name in theirs:
@@ -79,14 +83,18 @@ class Parity(training.HostsTest):
     def test_numbers_that_are_none_end_all_hosts_alike(self):
         for extra in ([], ["--clip", 1e300], ["--sync", "allreduce"]):
             with self.subTest(extra=extra):
-                process = self.start_train("a:2,b:1", "mlp:40,30", "--data", self.folder, *ARGS, "--dtype", "f64", "--lr", "1e200", *extra)
+                process = self.start_train(
+                    "a:2,b:1", "mlp:40,30", "--data", self.folder, *ARGS, "--dtype", "f64", "--lr", "1e200", *extra
+                )
                 _, text = process.communicate(timeout=60)
                 self.assertNotEqual(process.returncode, 0)
                 self.assertRegex(text, "became (NaN|infinite|NaN or infinite) on rank [0-2] at update [0-9]+")
                 self.assertIn("smaller learning rate than 1e+200", text)
 
     def test_three_hosts_allreduce(self):
-        self.check("a:1,b:1,c:1", "mlp:40,30", "--dtype", "f64", "--sync", "allreduce", "--optimizer", "adamw", "--lr", 0.002)
+        self.check(
+            "a:1,b:1,c:1", "mlp:40,30", "--dtype", "f64", "--sync", "allreduce", "--optimizer", "adamw", "--lr", 0.002
+        )
 
     def test_central(self):
         self.check("a:1,b:2", "mlp:40,30", "--dtype", "f64", "--sync", "central")

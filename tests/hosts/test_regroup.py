@@ -19,12 +19,20 @@ class Regroup(unittest.TestCase):
         self.hosts = hosts.Hosts(3)
         self.hosts.__enter__()
         self.addCleanup(self.hosts.__exit__)
-        self.environment = {**os.environ, "TRIREME_SIZE": "4", "TRIREME_JOB": "job", "TRIREME_TOKEN": "secret", "TRIREME_COORDINATOR": f"{self.hosts.address('a')}:7070"}
+        self.environment = {
+            **os.environ,
+            "TRIREME_SIZE": "4",
+            "TRIREME_JOB": "job",
+            "TRIREME_TOKEN": "secret",
+            "TRIREME_COORDINATOR": f"{self.hosts.address('a')}:7070",
+        }
         coordinator = self.start("a", "coordinator", 7070, 4)
         self.assertEqual(coordinator.stdout.readline(), "ready\n")
 
     def start(self, host, *arguments):
-        process = self.hosts.run(host, [PROGRAM, *arguments], env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        process = self.hosts.run(
+            host, [PROGRAM, *arguments], env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.stdin.close)
         return process
@@ -67,8 +75,10 @@ class Regroup(unittest.TestCase):
         forks = {host: self.start(host, "ranks") for host in RANKS}
         times = sorted(self.one_try(forks, victim) for victim in [1, 0, 3, 2, 1] * ((TRIES + 4) // 5))
         tenth = len(times) // 10
-        print(f"from the notice to the new group, 4 ranks on 3 hosts: {len(times)} tries, median {statistics.median(times):.1f} ms, "
-              f"10 % {times[tenth]:.1f}, 90 % {times[-1 - tenth]:.1f}, longest {times[-1]:.1f}")
+        print(
+            f"from the notice to the new group, 4 ranks on 3 hosts: {len(times)} tries, median {statistics.median(times):.1f} ms, "
+            f"10 % {times[tenth]:.1f}, 90 % {times[-1 - tenth]:.1f}, longest {times[-1]:.1f}"
+        )
 
 
 if __name__ == "__main__":

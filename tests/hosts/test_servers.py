@@ -50,7 +50,21 @@ class Servers(training.HostsTest):
         for sync in ("async", "stale:2", "elastic:4,0.3"):
             with self.subTest(sync=sync):
                 # Plain SGD: staleness acts like momentum, and together with momentum so small a run is unsteady.
-                _, report, _ = self.train("a:1,b:1", "mlp:32", *ARGS[1:], "--sync", sync, "--servers", 2, "--epochs", 10, "--optimizer", "sgd", "--lr", 0.1)
+                _, report, _ = self.train(
+                    "a:1,b:1",
+                    "mlp:32",
+                    *ARGS[1:],
+                    "--sync",
+                    sync,
+                    "--servers",
+                    2,
+                    "--epochs",
+                    10,
+                    "--optimizer",
+                    "sgd",
+                    "--lr",
+                    0.1,
+                )
                 self.assertLess(report["epochs"][-1]["loss"], 0.6 * report["epochs"][0]["loss"])
 
     def test_with_certificates(self):
@@ -62,15 +76,23 @@ class Servers(training.HostsTest):
         for line in process.stdout:
             if line.startswith("epoch 1 "):
                 break
-        asked = lambda host: [json.loads(line) for line in self.hosts.check(host, [training.TRIREME, "ctl", "status"]).splitlines()]  # noqa: E731
+        asked = lambda host: [
+            json.loads(line) for line in self.hosts.check(host, [training.TRIREME, "ctl", "status"]).splitlines()
+        ]  # noqa: E731
         everybody = ["rank 0", "rank 1", "server 0", "server 1"]
-        self.assertTrue(support.wait_until(lambda: [line["member"] for line in asked("a")] == everybody, 10), asked("a"))
+        self.assertTrue(
+            support.wait_until(lambda: [line["member"] for line in asked("a")] == everybody, 10), asked("a")
+        )
         lines = asked("a")
         self.assertEqual(len({line["job"] for line in lines}), 1)
         self.assertEqual([line["host"] for line in lines], ["a", "b", "a", "b"])
         self.assertEqual([line["age_seconds"] > 0 for line in lines], [False, True, False, True])
-        self.assertEqual([line["member"] for line in asked("b")], ["rank 1", "server 1"])  # who is here answers by himself
-        grown = lambda: all(now["metrics"]["updates"] > then["metrics"]["updates"] for now, then in zip(asked("a")[:2], lines))  # noqa: E731
+        self.assertEqual(
+            [line["member"] for line in asked("b")], ["rank 1", "server 1"]
+        )  # who is here answers by himself
+        grown = lambda: all(
+            now["metrics"]["updates"] > then["metrics"]["updates"] for now, then in zip(asked("a")[:2], lines)
+        )  # noqa: E731
         self.assertTrue(support.wait_until(grown, 10), asked("a"))
 
     def test_a_killed_server_is_named(self):
@@ -90,14 +112,24 @@ class Servers(training.HostsTest):
 
 class Models(training.HostsTest):
     """Several models in one program: tests/programs/several_models.cpp."""
+
     PROGRAM = support.PROGRAMS / "program_several_models"
 
     def launch(self, spec, servers, *words):
-        return self.start("launch", "--hosts", spec, "--remote", self.remote(), "--servers", servers, "--", self.PROGRAM, *words)
+        return self.start(
+            "launch", "--hosts", spec, "--remote", self.remote(), "--servers", servers, "--", self.PROGRAM, *words
+        )
 
     def test_several_models_by_turns_and_one_after_another(self):
-        for spec, servers, mode in (("a:1,b:1", 2, "server"), ("a:2,b:1", 1, "server"), ("a:1,b:1", 2, "async"), ("a:2,b:2", 0, "shared"),
-                                    ("a:1,b:1", 0, "allreduce"), ("a:1,b:1", 2, "stale:3"), ("a:1,b:1", 2, "local:4")):
+        for spec, servers, mode in (
+            ("a:1,b:1", 2, "server"),
+            ("a:2,b:1", 1, "server"),
+            ("a:1,b:1", 2, "async"),
+            ("a:2,b:2", 0, "shared"),
+            ("a:1,b:1", 0, "allreduce"),
+            ("a:1,b:1", 2, "stale:3"),
+            ("a:1,b:1", 2, "local:4"),
+        ):
             for what, count in (("pair", 1), ("sequence", 3)):
                 with self.subTest(spec=spec, mode=mode, what=what):
                     out, error = self.launch(spec, servers, mode, what).communicate(timeout=60)
@@ -113,7 +145,11 @@ class Models(training.HostsTest):
         for line in process.stdout:
             if "the second model trains" in line:
                 break
-        victim = [pid for pid in self.hosts.pids("b") if pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("program_several")]
+        victim = [
+            pid
+            for pid in self.hosts.pids("b")
+            if pathlib.Path(f"/proc/{pid}/comm").read_text().startswith("program_several")
+        ]
         self.assertEqual(len(victim), 1)
         os.kill(victim[0], signal.SIGKILL)
         _, text = process.communicate(timeout=60)

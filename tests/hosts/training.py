@@ -20,6 +20,7 @@ ON_HOST = pathlib.Path(__file__).with_name("on_host")
 
 class HostsTest(unittest.TestCase):
     """Two hosts per class, a folder per test."""
+
     HOSTS = 2
 
     @classmethod
@@ -35,8 +36,15 @@ class HostsTest(unittest.TestCase):
         return f"{ON_HOST} {self.hosts.prefix} {{host}} {{command}}"
 
     def start(self, *words, host="a", env=None):
-        process = self.hosts.run(host, [TRIREME, *map(str, words)], env={**support.environment(), **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                 cwd=self.folder)
+        process = self.hosts.run(
+            host,
+            [TRIREME, *map(str, words)],
+            env={**support.environment(), **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=self.folder,
+        )
         self.addCleanup(self.end, process)
         return process
 
