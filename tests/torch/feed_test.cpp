@@ -184,7 +184,7 @@ TEST(Feed, BreaksOffAndGoesOn) {
       Feed feed(train, sets.train, {.batch = 4});
       for (int e : {0, 0, 1, 5}) {  // the number is an order of samples; it may come again
         size_t batches = 0;
-        for (auto& batch : feed.epoch(e, 7)) {
+        for (auto& batch : feed.epoch(e, {.end = 7})) {
           EXPECT_EQ(batch.step, batches);
           train.step(batch, [&] { return net.parameter.sum(); });
           if (++batches == 3 && e == 1) break;

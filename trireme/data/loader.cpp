@@ -83,26 +83,46 @@ Batch Stock::batch(const std::vector<uint32_t>& order, int64_t piece, int micro)
   return batch;
 }
 
-Epoch::Epoch(const Stock& stock, exchange::WorkSource& source, int64_t number, size_t most_steps)
-    : Epoch(stock, &source, nullptr, number, most_steps) {}
+Epoch::Epoch(const Stock& stock, exchange::WorkSource& source, int64_t number, Stretch stretch, Meetings* meetings)
+    : Epoch(stock, &source, nullptr, number, stretch, meetings) {}
 
 Epoch::Epoch(const Stock& stock, int rank, int64_t number)
     : Epoch(stock, nullptr, std::make_unique<exchange::OwnShare>(rank, stock.cut.ranks, stock.cut.accumulate), number,
-            stock.cut.steps()) {}
+            {}, nullptr) {}
 
 Epoch::Epoch(const Stock& stock, exchange::WorkSource* source, std::unique_ptr<exchange::WorkSource> own,
-             int64_t number, size_t most_steps)
+             int64_t number, Stretch stretch, Meetings* meetings)
     : stock_(stock),
       own_(std::move(own)),
       source_(own_ ? *own_ : *source),
+      meetings_(meetings),
       number_(number),
-      steps_(std::min(most_steps, stock.cut.steps())),
+      steps_(std::min(stretch.end, stock.cut.steps())),
       pieces_(static_cast<int64_t>(steps_) * stock.cut.ranks),
-      aim_(source_.rank()),
+      reached_(std::min(stretch.first, steps_)),
+      aim_(static_cast<int64_t>(reached_) * stock.cut.ranks + source_.rank()),
       stride_(stock.cut.ranks),
       limit_(stock.options.ahead) {
-  source_.begin(number * static_cast<int64_t>(stock.cut.steps()), static_cast<int64_t>(steps_));
+  begin_course(reached_);
   producer_ = std::thread([this] { produce(); });
+}
+
+/// The source gives work from step `first` on, until ranks meet or the epoch ends.
+void Epoch::begin_course(size_t first) {
+  const int64_t done = number_ * static_cast<int64_t>(stock_.cut.steps()) + static_cast<int64_t>(first);
+  const size_t left = steps_ - first;
+  const int64_t until = meetings_ != nullptr && left > 0 ? meetings_->until_next(done) : 0;
+  course_ = first;
+  course_end_ = first + (until > 0 ? std::min(left, static_cast<size_t>(until)) : left);
+  source_.begin(done, static_cast<int64_t>(course_end_ - course_));
+}
+
+/// At the end of a course: true when there is another one.
+bool Epoch::meet() {
+  if (course_end_ >= steps_) return false;
+  meetings_->meet(number_ * static_cast<int64_t>(stock_.cut.steps()) + static_cast<int64_t>(course_end_));
+  begin_course(course_end_);
+  return true;
 }
 
 Epoch::~Epoch() {
@@ -181,12 +201,15 @@ bool Epoch::next(Batch& batch) {
 }
 
 bool Epoch::take_piece() {
-  const ps::Lease lease = source_.take();
+  ps::Lease lease = source_.take();
+  while (lease.what == ps::Lease::end && meet()) lease = source_.take();
   stopped_ = lease.what == ps::Lease::stopped;
   if (lease.what != ps::Lease::piece) return false;
+  const int64_t piece = static_cast<int64_t>(course_) * stock_.cut.ranks + lease.index;
+  reached_ = static_cast<size_t>(piece / stock_.cut.ranks) + 1;
   Lock lock(mutex_);
-  if (taken_ != kNone) stride_ = std::max<int64_t>(1, lease.index - taken_);
-  taken_ = lease.index;
+  if (taken_ != kNone) stride_ = std::max<int64_t>(1, piece - taken_);
+  taken_ = piece;
   made_here_ = !foreseen();
   if (made_here_) {
     guess_anew();

@@ -61,6 +61,23 @@ struct Stock {
   Batch batch(const std::vector<uint32_t>& order, int64_t piece, int micro) const;
 };
 
+/// Steps of an epoch, all of them unless said otherwise.
+struct Stretch {
+  size_t first = 0;                                 // the first one
+  size_t end = std::numeric_limits<size_t>::max();  // behind the last one
+};
+
+/// Where all ranks come together in the middle of an epoch, between two updates: to save, to decide. In every mode all
+/// pieces of the steps before are done then, and none of the steps behind.
+class Meetings {
+ public:
+  virtual ~Meetings() = default;
+  /// After so many steps of the run, on all ranks alike: how many until they meet, at least 1.
+  virtual int64_t until_next(int64_t done) = 0;
+  /// They meet. Collective.
+  virtual void meet(int64_t done) = 0;
+};
+
 /// One pass over a data set: the batches of the pieces that a source of work gives, one after another. What is
 /// determined in advance is prepared in advance, by a thread of its own: all of a rank's own share; of pieces that
 /// ranks take, those that it will probably get. A wrong guess is made up for by the caller, and the next one is more
@@ -70,8 +87,9 @@ struct Stock {
 /// the middle is fine. Use from the thread that trains.
 class Epoch {
  public:
-  /// The stock and the source outlive it. Trains `most_steps` steps at most.
-  Epoch(const Stock& stock, exchange::WorkSource& source, int64_t number, size_t most_steps);
+  /// The stock, the source and the meetings, if there are any, outlive it.
+  Epoch(const Stock& stock, exchange::WorkSource& source, int64_t number, Stretch stretch = {},
+        Meetings* meetings = nullptr);
   /// The share of one rank, without anybody to ask.
   Epoch(const Stock& stock, int rank, int64_t number);
   ~Epoch();
@@ -79,8 +97,10 @@ class Epoch {
   Epoch& operator=(const Epoch&) = delete;
 
   int64_t number() const { return number_; }
-  /// Of all ranks together.
+  /// Of all ranks together; the epoch ends behind this one.
   size_t steps() const { return steps_; }
+  /// Behind the last step that this rank has had a piece of.
+  size_t reached() const { return reached_; }
 
   /// The next batch; false at the end, or when somebody has stopped. Blocks where the source does, and until the batch
   /// is there. With their own shares all ranks get the same number of batches, some of them empty when samples run
@@ -112,7 +132,9 @@ class Epoch {
 
  private:
   Epoch(const Stock& stock, exchange::WorkSource* source, std::unique_ptr<exchange::WorkSource> own, int64_t number,
-        size_t most_steps);
+        Stretch stretch, Meetings* meetings);
+  void begin_course(size_t first);
+  bool meet();
   void produce();
   void produce_piece(Lock& lock) TRIREME_REQUIRES(mutex_);
   template <class Until>
@@ -127,9 +149,12 @@ class Epoch {
   const Stock& stock_;
   std::unique_ptr<exchange::WorkSource> own_;
   exchange::WorkSource& source_;
+  Meetings* meetings_;
   int64_t number_;
   size_t steps_;
   int64_t pieces_;
+  size_t course_ = 0, course_end_ = 0;  // the steps that the source knows of: until ranks meet, or the epoch ends
+  size_t reached_;
   std::vector<uint32_t> order_;  // by the producer, before it is ordered_
 
   // Of the piece that is under way.
@@ -186,14 +211,15 @@ class Feed {
 
   const Dataset& dataset() const { return stock_.set; }
   size_t steps_per_epoch() const { return stock_.cut.steps(); }
-  /// Epoch `number` is steps number · steps_per_epoch() and following of the run; `most_steps` of them at most.
-  Epoch epoch(int64_t number, size_t most_steps = std::numeric_limits<size_t>::max()) {
-    return Epoch(stock_, source_, number, most_steps);
-  }
+  /// Epoch `number` is steps number · steps_per_epoch() and following of the run.
+  Epoch epoch(int64_t number, Stretch stretch = {}) { return Epoch(stock_, source_, number, stretch, meetings_); }
+  /// From the next epoch on, ranks meet as it says; null: they do not. It outlives the epochs.
+  void meet_at(Meetings* meetings) { meetings_ = meetings; }
 
  private:
   exchange::WorkSource& source_;
   Stock stock_;
+  Meetings* meetings_ = nullptr;
 };
 
 }  // namespace trireme::data

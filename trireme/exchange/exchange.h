@@ -181,11 +181,12 @@ class Exchange {
   /// on with. Nothing changes, but that ranks which go at their own pace have the newest parameters afterwards. Not
   /// between settle() and resume(). Nobody goes on before all have shown theirs.
   void visit(state::Visitor& visitor, const state::Extras& extras = {});
-  /// Collective, between steps, with the same settings but for the number of ranks and the cut of buckets: what
-  /// owners() gives this rank comes from `source`. All is checked on all ranks before anything is changed. Throws
-  /// InvalidArgument that names both sides where a rank's source is of another model or optimizer or lacks something;
-  /// Mismatch on the other ranks then. `extras` are shown and taken beside it.
-  void restore(state::Source& source, const state::Extras& extras = {});
+  /// Collective, between steps, with the same model and optimizer; ranks, buckets and sync mode may be others: what
+  /// owners() gives this rank comes from `kept`, adapted to this crew (state/adapt.h). All is checked on all ranks
+  /// before anything is changed. Throws InvalidArgument that names both sides where a rank's source is of another model
+  /// or optimizer or lacks something; Mismatch on the other ranks then. `extras` are shown and taken beside it. Returns
+  /// what had to be adapted, as a sentence, or "".
+  std::string restore(state::Source& kept, const state::Extras& extras = {});
 
  protected:
   /// What one rank has of a bucket.

@@ -31,11 +31,12 @@ void Pile::restore_position(const Position& position) {
 }
 
 ps::Lease Pile::take() {
-  if (stopped()) return {ps::Lease::stopped};
+  const bool stop = stopped();
   const int64_t first = course_.number * Shared::kPieces;
   for (int64_t seen = shared().next.load();;) {
     const int64_t now = std::max(seen, first), piece = now - first;
-    if (piece >= course_.steps * ranks()) return {ps::Lease::end};
+    if (piece >= course_.steps * ranks()) return {ps::Lease::end};  // for all alike: they may meet there
+    if (stop && piece % ranks() == 0) return {ps::Lease::stopped};  // no step is left in the middle
     if (shared().next.compare_exchange_weak(seen, now + 1))
       return {ps::Lease::piece, course_.first_step + piece / ranks(), piece};
   }

@@ -3,6 +3,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/exchange/exchange.h>
+#include <trireme/state/adapt.h>
 
 namespace trireme::exchange {
 namespace {
@@ -112,8 +113,9 @@ void Exchange::check_source(const state::Source& source, const Scalars& scalars,
   check(source, wanted);
 }
 
-void Exchange::restore(state::Source& source, const state::Extras& extras) {
+std::string Exchange::restore(state::Source& kept, const state::Extras& extras) {
   land();
+  state::Adapted source(kept, layout_, about().workers);
   const Scalars names = scalars();
   std::exception_ptr error;
   try {
@@ -131,6 +133,7 @@ void Exchange::restore(state::Source& source, const state::Extras& extras) {
   restore_scalars(values);
   for (const auto& [name, value] : extras.scalars) *value = *source.scalar(name);
   group().barrier("state was restored");
+  return source.remark();
 }
 
 }  // namespace trireme::exchange

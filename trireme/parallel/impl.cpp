@@ -209,12 +209,13 @@ void Parallel::Impl::visit(state::Visitor& visitor) {
   exchange_->visit(visitor, extras(buffers));
 }
 
-void Parallel::Impl::restore(state::Source& source) {
+std::string Parallel::Impl::restore(state::Source& source) {
   land_between_updates();
   const BufferState buffers = this->buffers();
-  exchange_->restore(source, extras(buffers));
+  std::string remark = exchange_->restore(source, extras(buffers));
   buffers.store();
   leased_.reset();
+  return remark;
 }
 
 BufferState Parallel::Impl::buffers() const {

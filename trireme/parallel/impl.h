@@ -37,7 +37,7 @@ class Parallel::Impl {
 
   state::OwnerMap owners() const;
   void visit(state::Visitor& visitor);
-  void restore(state::Source& source);
+  std::string restore(state::Source& source);
 
   const Group& group() const { return group_; }
   const Ties& ties() const { return ties_; }

@@ -35,7 +35,7 @@ const exchange::Exchange& Parallel::exchange() const { return impl_->exchange();
 
 state::OwnerMap Parallel::owners() const { return impl_->owners(); }
 void Parallel::visit(state::Visitor& visitor) { impl_->visit(visitor); }
-void Parallel::restore(state::Source& source) { impl_->restore(source); }
+std::string Parallel::restore(state::Source& source) { return impl_->restore(source); }
 
 std::string Parallel::sha256() {
   Sha256 hash;

@@ -114,8 +114,9 @@ class Parallel {
   state::OwnerMap owners() const;
   /// Collective: shows this rank's part. Buffers are averaged first, as in settled().
   void visit(state::Visitor& visitor);
-  /// Collective: takes this rank's part back. Throws as Exchange::restore() does, and nothing has changed then.
-  void restore(state::Source& source);
+  /// Collective: takes this rank's part back. Returns and throws as Exchange::restore() does; nothing has changed when
+  /// it has thrown.
+  std::string restore(state::Source& source);
 };
 
 /// `auto train = trireme::parallel(world, *net, trireme::momentum({.lr = 0.05}));` Where only the exchange is asked

@@ -68,9 +68,10 @@ void Service::take(Incoming in) {
   const auto epoch = static_cast<int64_t>(r.version);
   if (epoch > epoch_) epoch_ = epoch, next_piece_ = 0;
   const bool end = epoch < epoch_ || next_piece_ >= static_cast<int64_t>(r.bytes);
-  if (stopped_ || end) {
-    worker.clock = kGone;  // nobody waits for one that has nothing to do
-    answer(in, {.status = stopped_ ? Status::stopped : Status::end});
+  const bool stops = stopped_ && next_piece_ % static_cast<int64_t>(r.extra) == 0;  // no step is left in the middle
+  if (stops || end) {
+    worker.clock = kGone;                                         // nobody waits for one that has nothing to do
+    answer(in, {.status = end ? Status::end : Status::stopped});  // an end is one for all alike: they may meet there
     release_waiting();
     if (neighbours_ != nullptr) neighbours_->rests(*this, in.from->worker);
     return;

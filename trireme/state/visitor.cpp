@@ -45,11 +45,6 @@ void check_about(const About& kept, const About& here, const std::string& who) {
   if (kept.optimizer != here.optimizer)
     fail<InvalidArgument>("the state is of {}, {} trains with {}: use the optimizer that it was kept with",
                           name_of(kept.optimizer), who, name_of(here.optimizer));
-  if (kept.workers != here.workers)
-    fail<InvalidArgument>(
-        "the state has a part for each of {} workers, the job of {} one for each of {}: go on with as "
-        "many workers and the sync mode that it was kept with",
-        kept.workers, who, here.workers);
   for (size_t i = 0; i < std::max(kept.tables.size(), here.tables.size()); i++)
     if (describe(kept.tables, i) != describe(here.tables, i))
       fail<InvalidArgument>("the state's table {} is {}, that of {} is {}", i, describe(kept.tables, i), who,

@@ -244,7 +244,7 @@ class Run {
     const auto first = number * static_cast<int64_t>(feed.steps_per_epoch());
     if (stop_.load()) train.request_stop();
     const int64_t left = options_.max_steps > 0 ? options_.max_steps - first : std::numeric_limits<int64_t>::max();
-    data::Epoch batches = feed.epoch(number, static_cast<size_t>(left));
+    data::Epoch batches = feed.epoch(number, {.end = static_cast<size_t>(left)});
     for (const data::Batch& batch : batches) {
       const Step done = step(train, batch);
       if (!train.lockstep()) pace.samples += batch.samples();

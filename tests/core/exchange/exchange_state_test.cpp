@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cmath>
+#include <cstring>
 #include <mutex>
 #include <thread>
 
@@ -501,11 +502,75 @@ TEST(WrongState, MissingScalar) {
   expect_refused({.ranks = 2}, small_model(), space::momentum(), without, {"no 'step'", "rank 1"});
 }
 
-TEST(WrongState, AnotherNumberOfWorkersWithStateOfTheirOwn) {
-  const Image image = good_image({.sync = Sync::hogwild, .ranks = 2}, space::momentum());
-  expect_refused({.sync = Sync::hogwild, .ranks = 3}, small_model(), space::momentum(), image,
-                 {"each of 2 workers", "each of 3"});
-  expect_refused({.ranks = 2}, small_model(), space::momentum(), image, {"each of 2 workers", "each of 0"});
+// ---- any crew goes on with any other's state ----
+
+using Numbers = std::vector<double>;
+
+/// Element by element; counts of steps too.
+Numbers numbers_of(const Image& image, const std::string& vector) {
+  Numbers numbers;
+  for (const state::Holding& holding : image.contents().of(vector)) {
+    const std::vector<std::byte> bytes = image.bytes_of(vector, holding.range);
+    for (size_t at = 0; at < bytes.size(); at += 8) {
+      double value = 0;
+      int64_t count = 0;
+      std::memcpy(&value, bytes.data() + at, 8);
+      std::memcpy(&count, bytes.data() + at, 8);
+      numbers.push_back(vector.ends_with(state::kSteps) ? static_cast<double>(count) : value);
+    }
+  }
+  return numbers;
+}
+
+/// What a vector should be when the state of `was`, whose crew had `workers` states of their own, goes on: plainly, by
+/// what the words say.
+Numbers wanted_of(const Image& was, int workers, const std::string& vector, int workers_now) {
+  const bool own = vector.starts_with("worker/");
+  const std::string base = own ? vector.substr(vector.find('/', 7) + 1) : vector;
+  const bool kept_as_it_is = own ? workers == workers_now : true;
+  if (kept_as_it_is && !was.contents().of(vector).empty()) return numbers_of(was, vector);
+  Numbers all;
+  int count = 0;
+  for (int worker = 0; worker < workers; worker++) {
+    const Numbers one = numbers_of(was, fmt::format("worker/{}/{}", worker, base));
+    if (one.empty()) continue;
+    count++;
+    all.resize(one.size());
+    for (size_t i = 0; i < one.size(); i++) all[i] = base == state::kSteps ? std::max(all[i], one[i]) : all[i] + one[i];
+  }
+  if (count == 0) return numbers_of(was, base);
+  for (double& number : all) number /= base == state::kSteps ? 1 : count;
+  return all;
+}
+
+TEST(AnotherCrew, AnyGoesOnWithTheStateOfAnyOther) {
+  const std::vector<Crew> some = {
+      {.sync = Sync::shared, .ranks = 3},
+      {.sync = Sync::shared, .ranks = 2, .machine_of = {0, 1}, .bucket_bytes = 9000},
+      {.sync = Sync::allreduce, .ranks = 2},
+      {.sync = Sync::central, .ranks = 2},
+      {.sync = Sync::server, .ranks = 2, .servers = 2},
+      {.sync = Sync::async, .ranks = 2, .servers = 1},
+      {.sync = Sync::hogwild, .ranks = 3},
+      {.sync = Sync::local_for(3), .ranks = 2},
+      {.sync = Sync::elastic_with(2, 0.3), .ranks = 2, .servers = 2},
+  };
+  for (const Crew& from : some) {
+    const Image was = good_image(from, space::adam());
+    for (const Crew& to : some) {
+      const Images everywhere(static_cast<size_t>(to.ranks), was);
+      const Ended after = job(to, space::adam(), &everywhere, 3, 4, 3);
+      const Image is = all_of(after.images);
+      for (const std::string& vector : is.contents().vectors()) {
+        const Numbers got = numbers_of(is, vector);
+        const Numbers wanted = wanted_of(was, was.about().workers, vector, is.about().workers);
+        ASSERT_EQ(got.size(), wanted.size()) << describe(from) << " to " << describe(to) << ", " << vector;
+        for (size_t i = 0; i < got.size(); i++)
+          ASSERT_NEAR(got[i], wanted[i], 1e-15) << describe(from) << " to " << describe(to) << ", " << vector;
+      }
+      EXPECT_GE(is.contents().vectors().size(), 3U) << describe(to);
+    }
+  }
 }
 
 }  // namespace
