@@ -16,7 +16,12 @@ Allreduce::Allreduce(const Group& group, const space::Layout& layout,
   if (optimizer) updater_.emplace(*optimizer, bucket_ranges());
 }
 
-void Allreduce::publish() { group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "initial parameters"); }
+Allreduce::~Allreduce() { before_writing(); }
+
+void Allreduce::publish() {
+  before_writing();
+  group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "initial parameters");
+}
 
 void Allreduce::ready(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];

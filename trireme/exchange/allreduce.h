@@ -11,6 +11,7 @@ class Allreduce final : public Exchange {
  public:
   Allreduce(const Group& group, const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer,
             const Options& options);
+  ~Allreduce() override;
 
   void publish() override;
   void ready(size_t bucket) override;

@@ -18,7 +18,12 @@ Central::Central(comm::Communicator& group, const space::Layout& layout, const s
   updater_.emplace(optimizer, all);
 }
 
-void Central::publish() { group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters"); }
+Central::~Central() { before_writing(); }
+
+void Central::publish() {
+  if (group_.rank() != 0) before_writing();
+  group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
+}
 
 void Central::close() {
   for (const space::Bucket& bucket : buckets_) zero_absent(layout_, bucket, flags(), gradients());

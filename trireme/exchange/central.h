@@ -10,6 +10,7 @@ class Central final : public Exchange {
  public:
   Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
           const Options& options);
+  ~Central() override;
 
   void publish() override;
   void ready(size_t) override {}

@@ -16,6 +16,7 @@
 #include <trireme/ps/client.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/updater.h>
+#include <trireme/state/snapshot.h>
 #include <trireme/state/visitor.h>
 
 namespace trireme::exchange {
@@ -181,6 +182,14 @@ class Exchange {
   /// on with. Nothing changes, but that ranks which go at their own pace have the newest parameters afterwards. Not
   /// between settle() and resume(). Nobody goes on before all have shown theirs.
   void visit(state::Visitor& visitor, const state::Extras& extras = {});
+  /// Collective, between steps: what visit() would show, of which this rank keeps what `division` gives its number;
+  /// that must be a part of what owners() does. Reading it is for another thread (state/snapshot.h). Where this rank's
+  /// updates are made in this process it takes no longer than it takes to list the parts, and nobody waits for anybody;
+  /// otherwise parts are copied first. Throws InvalidArgument for a division that gives it something else.
+  std::shared_ptr<state::Snapshot> snapshot(const state::OwnerMap& division, const state::Extras& extras = {});
+  /// Whoever writes to parameters() other than by steps and the verbs here calls this before, on all ranks that have
+  /// some of them, and then lets them meet: what snapshots have not read yet is copied.
+  void before_writing();
   /// Collective, between steps, with the same model and optimizer; ranks, buckets and sync mode may be others: what
   /// owners() gives this rank comes from `kept`, adapted to this crew (state/adapt.h). All is checked on all ranks
   /// before anything is changed. Throws InvalidArgument that names both sides where a rank's source is of another model
@@ -196,6 +205,11 @@ class Exchange {
   };
   virtual Share share_of(int /*rank*/, size_t /*bucket*/) const { return {}; }
   virtual comm::Communicator& group() const = 0;
+  /// Whether parameters and optimizer state of this rank change by update() alone, and where before_writing() was
+  /// called: then a snapshot needs no copies. Their destructors call it too, while the memory is there.
+  virtual bool follows_writes() const { return updater_.has_value() && traits_.lockstep; }
+  bool changes_by_update(const state::Part& part) const;
+  void visit_rest(state::Visitor& visitor, const state::Extras& extras);
   /// Until no rank changes anything any more.
   virtual void come_to_rest() {}
   virtual state::About about() const;

@@ -50,7 +50,10 @@ Local::Local(const Group& group, const space::Layout& layout, const space::Updat
   if (options.sync.kind == Sync::elastic) own_ = space::Arena::of_process(layout_.bytes());
 }
 
+Local::~Local() { before_writing(); }
+
 void Local::publish() {
+  before_writing();
   group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
   if (!servers_) return;
   std::memcpy((*servers_)->parameters(), parameters(), layout_.bytes());
@@ -77,6 +80,7 @@ void Local::meet() {
 }
 
 void Local::average() {
+  before_writing();
   if (!servers_) {
     for (const space::Slot& slot : layout_.slots())
       if (slot.dtype == DType::f32 || slot.dtype == DType::f64)
@@ -95,6 +99,7 @@ void Local::average() {
 }
 
 void Local::draw_nearer() {
+  before_writing();
   ps::Client& client = **servers_;
   client.pull(whole()).wait();
   const double rho = options_.sync.rho;
@@ -109,6 +114,7 @@ void Local::draw_nearer() {
 
 void Local::settle() {
   if (options_.sync.kind == Sync::local) return average();
+  before_writing();
   ps::Client& client = **servers_;
   client.barrier();
   client.pull(whole()).wait();

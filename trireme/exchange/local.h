@@ -13,6 +13,7 @@ class Local final : public Exchange {
  public:
   Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
         const Options& options);
+  ~Local() override;
 
   void publish() override;
   void ready(size_t) override {}
@@ -39,6 +40,7 @@ class Local final : public Exchange {
   state::OwnerMap owners() const override;
   Share share_of(int rank, size_t bucket) const override;
   comm::Communicator& group() const override { return group_; }
+  bool follows_writes() const override { return true; }
   void come_to_rest() override;
   std::vector<state::Part> parts() override;
   Scalars scalars() override;

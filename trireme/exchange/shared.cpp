@@ -33,6 +33,8 @@ Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, cons
   source_ = std::make_unique<OwnShare>(local_.rank(), local_.size());
 }
 
+Shared::~Shared() { before_writing(); }
+
 void Shared::publish() { local_.barrier("parameters"); }
 
 void Shared::open() {

@@ -17,6 +17,7 @@ class Shared : public Exchange {
  public:
   Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
          const Options& options);
+  ~Shared() override;
 
   void publish() override;
   void open() override;

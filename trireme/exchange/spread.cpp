@@ -59,6 +59,8 @@ Spread::~Spread() {
 }
 
 void Spread::publish() {
+  before_writing();
+  local_.barrier("before parameters come");
   if (local_.rank() == 0) lane_->broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
   local_.barrier("parameters");
 }

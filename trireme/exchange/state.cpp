@@ -94,12 +94,49 @@ void Exchange::visit(state::Visitor& visitor, const state::Extras& extras) {
   land();
   come_to_rest();
   visitor.about(about());
-  for (const auto& list : {parts(), extras.parts})
-    for (const state::Part& part : list) visitor.part(part.vector, part.range, part.bytes);
+  for (const state::Part& part : parts()) visitor.part(part.vector, part.range, part.bytes);
+  visit_rest(visitor, extras);
+  group().barrier("state was shown");
+}
+
+/// What is not in parts().
+void Exchange::visit_rest(state::Visitor& visitor, const state::Extras& extras) {
+  for (const state::Part& part : extras.parts) visitor.part(part.vector, part.range, part.bytes);
   for (const Scalar& scalar : scalars()) visitor.scalar(scalar.name, scalar.value);
   for (const auto& [name, value] : extras.scalars) visitor.scalar(name, *value);
   visit_elsewhere(visitor);
-  group().barrier("state was shown");
+}
+
+bool Exchange::changes_by_update(const state::Part& part) const {
+  const std::byte* const begin = part.bytes.data();
+  return updater_->keeps(begin) || (begin >= parameters() && begin < parameters() + layout_.bytes());
+}
+
+/// In lockstep nobody waits: a part is written to only by its owner's next update, and thus after its own snapshot.
+std::shared_ptr<state::Snapshot> Exchange::snapshot(const state::OwnerMap& division, const state::Extras& extras) {
+  state::Snapshot::Builder builder(division, group().rank());
+  if (!follows_writes()) {
+    visit(builder, extras);
+    return builder.finish();
+  }
+  land();
+  come_to_rest();
+  builder.about(about());
+  for (const state::Part& part : parts())
+    if (changes_by_update(part))
+      builder.live(part.vector, part.range, part.bytes);
+    else
+      builder.part(part.vector, part.range, part.bytes);
+  visit_rest(builder, extras);
+  if (!traits_.lockstep) group().barrier("state was shown");
+  auto originals = builder.originals();
+  auto made = builder.finish();
+  updater_->follow(std::move(originals));
+  return made;
+}
+
+void Exchange::before_writing() {
+  if (updater_) updater_->save_originals();
 }
 
 /// Everything that restore() needs is in `source`; throws otherwise.
@@ -115,6 +152,7 @@ void Exchange::check_source(const state::Source& source, const Scalars& scalars,
 
 std::string Exchange::restore(state::Source& kept, const state::Extras& extras) {
   land();
+  before_writing();
   state::Adapted source(kept, layout_, about().workers);
   const Scalars names = scalars();
   std::exception_ptr error;

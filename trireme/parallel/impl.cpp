@@ -154,6 +154,7 @@ void Parallel::Impl::use_loader(const std::shared_ptr<const std::string>& terms)
 
 void Parallel::Impl::exclusive(const std::function<void()>& change) {
   land();
+  exchange_->before_writing();
   group_.comm().barrier("exclusive: begin");
   const torch::NoGradGuard no_grad;
   const bool one_decides = exchange_->traits().shared || exchange_->traits().kept_elsewhere;
@@ -207,6 +208,13 @@ void Parallel::Impl::visit(state::Visitor& visitor) {
   sync_buffers();
   const BufferState buffers = this->buffers();
   exchange_->visit(visitor, extras(buffers));
+}
+
+std::shared_ptr<state::Snapshot> Parallel::Impl::snapshot(const state::OwnerMap& division) {
+  land_between_updates();
+  sync_buffers();
+  const BufferState buffers = this->buffers();
+  return exchange_->snapshot(division, extras(buffers));
 }
 
 std::string Parallel::Impl::restore(state::Source& source) {

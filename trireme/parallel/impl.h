@@ -37,6 +37,7 @@ class Parallel::Impl {
 
   state::OwnerMap owners() const;
   void visit(state::Visitor& visitor);
+  std::shared_ptr<state::Snapshot> snapshot(const state::OwnerMap& division);
   std::string restore(state::Source& source);
 
   const Group& group() const { return group_; }

@@ -35,6 +35,9 @@ const exchange::Exchange& Parallel::exchange() const { return impl_->exchange();
 
 state::OwnerMap Parallel::owners() const { return impl_->owners(); }
 void Parallel::visit(state::Visitor& visitor) { impl_->visit(visitor); }
+std::shared_ptr<state::Snapshot> Parallel::snapshot(const state::OwnerMap& division) {
+  return impl_->snapshot(division);
+}
 std::string Parallel::restore(state::Source& source) { return impl_->restore(source); }
 
 std::string Parallel::sha256() {

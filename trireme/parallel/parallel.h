@@ -114,6 +114,10 @@ class Parallel {
   state::OwnerMap owners() const;
   /// Collective: shows this rank's part. Buffers are averaged first, as in settled().
   void visit(state::Visitor& visitor);
+  /// Collective: the same as of now, to be read in another thread while training goes on; of it this rank keeps what
+  /// `division` gives its number, as Exchange::snapshot() says. Hardly takes time where updates are made in the
+  /// workers.
+  std::shared_ptr<state::Snapshot> snapshot(const state::OwnerMap& division);
   /// Collective: takes this rank's part back. Returns and throws as Exchange::restore() does; nothing has changed when
   /// it has thrown.
   std::string restore(state::Source& source);

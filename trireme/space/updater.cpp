@@ -133,6 +133,7 @@ void Updater::begin_step(double lr) {
   lr_ = lr;
   scale_ = 1;
   steps_++;
+  if (!followers_.empty()) std::erase_if(followers_, [](const auto& originals) { return originals->released(); });
 }
 
 bool Updater::update(size_t index, Range range, DType dtype, std::byte* parameters,
@@ -178,7 +179,37 @@ bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameter
   update.correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps));
   update.scale = scale_;
   update.watch = watch_;
-  return kernels().update(update);
+  return followers_.empty() ? kernels().update(update) : save_and_update(update);
+}
+
+/// What is saved is in a cache when it is updated. In whole blocks, so that those which watch() leaves out stay the
+/// same.
+bool Updater::save_and_update(const Update& all) const {
+  constexpr size_t kPiece = Originals::kChunk / sizeof(float);
+  static_assert(kPiece % kBlock == 0);
+  std::array<const void*, 256> gradients{};
+  const size_t width = size_of(all.dtype);
+  bool fine = true;
+  for (size_t at = 0; at < all.count; at += kPiece) {
+    Update piece = all;
+    piece.count = std::min(kPiece, all.count - at);
+    const auto moved = [&](const auto* begin) { return static_cast<const std::byte*>(begin) + at * width; };
+    for (int k = 0; k < all.sources; k++) gradients[static_cast<size_t>(k)] = moved(all.gradients[k]);
+    piece.gradients = gradients.data();
+    for (void** home : {&piece.parameters, &piece.state[0], &piece.state[1]}) {
+      if (*home == nullptr) continue;
+      *home = static_cast<std::byte*>(*home) + at * width;
+      for (const auto& originals : followers_)
+        originals->save(static_cast<const std::byte*>(*home), piece.count * width);
+    }
+    fine = kernels().update(piece) && fine;
+  }
+  return fine;
+}
+
+void Updater::save_originals() {
+  for (const auto& originals : followers_) originals->save_all();
+  followers_.clear();
 }
 
 bool update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range,

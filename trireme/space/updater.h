@@ -9,6 +9,7 @@
 #include <trireme/space/arena.h>
 #include <trireme/space/kernels.h>
 #include <trireme/space/layout.h>
+#include <trireme/space/originals.h>
 #include <trireme/space/range.h>
 
 namespace trireme::space {
@@ -97,9 +98,15 @@ class Updater {
   };
   /// All state, vector by vector and in each by owned range. Valid as long as this lives. Between steps.
   std::vector<View> views();
+  /// Whether this is a byte of theirs.
+  bool keeps(const std::byte* byte) const { return byte >= state_.data() && byte < state_.data() + state_.bytes(); }
   /// The steps of each of the `slots` slots of owned range `index`; empty where the optimizer does not count them. A
   /// view, as above. Slots outside of the owned range stay at 0.
   std::span<int64_t> slot_steps(size_t index, size_t slots);
+  /// From now on: what is updated is saved for them before, until they are released. Between steps.
+  void follow(std::shared_ptr<Originals> originals) { followers_.push_back(std::move(originals)); }
+  /// Somebody else will write to parameters or state: all that is followed is saved.
+  void save_originals();
   /// So many steps have been: the next begin_step() starts another one.
   void restart(int64_t steps);
 
@@ -116,6 +123,7 @@ class Updater {
   int64_t steps_of(size_t index, size_t slot) const { return counts() ? counts_[index].steps[slot] : steps_; }
   bool apply(size_t index, Range range, DType dtype, std::byte* parameters, std::span<const std::byte* const> gradients,
              int64_t steps);
+  bool save_and_update(const Update& all) const;
 
   UpdaterOptions options_;
   bool shared_;
@@ -127,6 +135,7 @@ class Updater {
   int64_t steps_ = 0;
   double lr_ = 0, scale_ = 1;
   bool watch_ = false;
+  std::vector<std::shared_ptr<Originals>> followers_;
 };
 
 /// Updates `range`, which lies inside owned range `index` and covers slots [first, last) or parts of them, with the sum
