@@ -7,10 +7,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <trireme/base/clock.h>
@@ -46,6 +48,8 @@ class Files {
   virtual int list(const std::string& path, std::vector<std::string>& names) = 0;
   /// A hint that this part will not change: it may go to the disk.
   virtual void start_writing(int /*file*/, uint64_t /*at*/, uint64_t /*bytes*/) {}
+  /// A hint that all of it will be read, from the beginning on.
+  virtual void expect_reading(int /*file*/) {}
   virtual std::unique_ptr<Changes> watch(const std::string& folder) = 0;
 };
 
@@ -67,6 +71,7 @@ class File {
   void read_at(uint64_t at, std::span<std::byte> into) const;
   void write_at(uint64_t at, std::span<const std::byte> bytes) const;
   void start_writing(uint64_t at, uint64_t bytes) const;
+  void expect_reading() const;
   /// Its size becomes `bytes`, with room on the disk for all of them where the file system can promise that.
   void reserve(uint64_t bytes) const;
   void resize(uint64_t bytes) const;
@@ -88,7 +93,8 @@ std::optional<std::vector<std::string>> names_in(Files& files, const std::string
 std::string read_text(Files& files, const std::string& path, size_t most);
 /// The file is the old one or the whole new one at any moment, and the new one durable when this returns: temporary
 /// name, fsync, rename, fsync of the folder. Throws IoError, and leaves nothing behind.
-void replace_file(Files& files, const std::string& path, std::span<const std::byte> bytes);
+void replace_file(Files& files, const std::string& path, const std::function<void(const File&)>& write);
+void replace_file(Files& files, const std::string& path, std::string_view text);
 /// Of a folder without folders in it: `first` goes first, durably, then all the rest. Throws IoError.
 void remove_folder(Files& files, const std::string& path, const std::string& first = "");
 /// The folder that a path is in: "." for "a".

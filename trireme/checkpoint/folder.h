@@ -13,8 +13,8 @@
 
 namespace trireme::checkpoint {
 
-enum class Condition { complete, half_written, damaged };
-/// "complete", "half-written", "damaged"
+enum class Condition { complete, half_written, damaged, newer };  // newer: of a version that this one cannot read
+/// "complete", "half-written", "damaged", "newer"
 std::string name_of(Condition condition);
 
 /// One checkpoint of a folder.
@@ -85,7 +85,7 @@ struct Retired {
 };
 
 /// What to delete, oldest first, each with its reason. Counts complete ones only, and never names the newest of them;
-/// half-written ones are not its business, damaged ones go when they are older than all that are kept. Pure.
+/// half-written ones are not its business, damaged ones go when they are older than the newest that are kept. Pure.
 std::vector<Retired> retire(std::span<const Entry> newest_first, const KeepRule& rule);
 
 }  // namespace trireme::checkpoint

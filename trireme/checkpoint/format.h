@@ -18,6 +18,8 @@ inline constexpr const char* kLockName = "trireme.lock";
 inline constexpr const char* kSuffix = ".safetensors";
 inline constexpr const char* kStepPrefix = "step-";  // and at least nine digits, then ".2", ".3", … for later ones
 inline constexpr const char* kNoticePrefix = "notice-";
+inline constexpr const char *kModelPrefix = "model", *kRowsPrefix = "rows-", *kExtraPrefix = "extra-";  // of files
+inline constexpr const char* kTiesEntry = "ties";  // of the model's metadata: other name -> name, as JSON
 
 inline constexpr size_t kFileBytes = size_t{256} << 20;         // tensors are cut into files of about so many
 inline constexpr size_t kRowBytes = size_t{64} << 20;           // rows in one file of a writer

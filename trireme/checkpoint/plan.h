@@ -41,6 +41,7 @@ struct PlannedTensor {
   Order order;           // of its elements in memory
   size_t file = 0;       // number of it
   uint64_t begin = 0;    // in the file
+  std::string name;      // in the file
 };
 
 struct PlannedFile {

@@ -25,6 +25,8 @@ struct NamedTensor {
 /// beside `path` and renames it: `path` is the old file or the whole new one, never a part. Throws IoError.
 void write_safetensors(const std::string& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata);
+void write_safetensors(Files& files, const std::string& path, const std::vector<NamedTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata);
 
 /// What a file says besides its tensors; reads the header alone. Throws IoError, and Corruption when it is no such
 /// file.

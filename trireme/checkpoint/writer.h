@@ -69,6 +69,9 @@ class Writer final : public state::Visitor {
   std::unique_ptr<Impl> impl_;
 };
 
+/// The same for a rank whose Writer could not be made.
+void give_up(Files& files, const Attempt& attempt, int rank, const std::string& why) noexcept;
+
 struct CommitOptions {
   int writers = 1;
   Seconds limit{300};  // for the notices of all writers
