@@ -2,6 +2,7 @@
 // Batches in every mode: each sample once an epoch, prepared in the background, and schedule and stop follow.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <set>
@@ -202,6 +203,97 @@ TEST(Feed, RefusesOtherMicroBatchesThanTheUpdateHas) {
     EXPECT_THROW(Feed(train, sets.train, {.batch = 8, .accumulate = 4}), InvalidArgument);
     EXPECT_THROW(Feed(train, sets.train, {.batch = 1}), InvalidArgument);
   });
+}
+
+/// Meets every three steps, and counts the pieces that had been trained by then.
+struct EveryThree final : Meetings {
+  EveryThree(World& world, std::atomic<int64_t>& trained) : world(world), trained(trained) {}
+  int64_t until_next(int64_t done) override { return 3 - done % 3; }
+  void meet(int64_t done) override {
+    world.comm().barrier("meeting");
+    seen.emplace_back(done, trained.load());
+    world.comm().barrier("seen");
+  }
+  World& world;
+  std::atomic<int64_t>& trained;
+  std::vector<std::pair<int64_t, int64_t>> seen;
+};
+
+/// 9 steps an epoch, 3 ranks: after `done` steps exactly their pieces have been trained, in every mode.
+TEST(Feed, RanksMeetBetweenTheSameTwoSteps) {
+  for (const Sync& sync : all_modes()) {
+    std::atomic<int64_t> trained{0};
+    run(3, sync, [&](World& world) {
+      const auto sets = open(world.local(), "synthetic:100");
+      Net net;
+      auto train = parallel(world, net, sgd({.lr = 1e-3}), {.sync = sync});
+      Feed feed(train, sets.train, {.batch = 12});
+      EveryThree meetings(world, trained);
+      feed.meet_at(&meetings);
+      for (int64_t e = 0; e < 2; e++) {
+        for (auto& batch : feed.epoch(e)) {
+          train.step(batch, [&] { return net.parameter.sum(); });
+          trained++;
+        }
+        world.comm().barrier("epoch");
+      }
+      const std::vector<std::pair<int64_t, int64_t>> wanted = {{3, 9}, {6, 18}, {12, 36}, {15, 45}};
+      EXPECT_EQ(meetings.seen, wanted) << exchange::name_of(sync) << ", rank " << world.rank();
+    });
+  }
+}
+
+/// An epoch that was left after four of its nine steps goes on with the fifth: together each sample once.
+TEST(Feed, GoesOnInTheMiddleOfAnEpoch) {
+  for (const Sync& sync : all_modes()) {
+    std::mutex mutex;
+    std::multiset<double> seen, wanted;
+    for (const Stretch& stretch : {Stretch{.end = 4}, Stretch{.first = 4}, Stretch{}})
+      run(3, sync, [&](World& world) {  // another job each time
+        const auto sets = open(world.local(), "synthetic:100");
+        Net net;
+        auto train = parallel(world, net, sgd({.lr = 1e-3}), {.sync = sync});
+        Feed feed(train, sets.train, {.batch = 12});
+        for (auto& batch : feed.epoch(1, stretch)) {
+          {
+            const std::lock_guard lock(mutex);
+            auto& to = stretch.first == 0 && stretch.end > 9 ? wanted : seen;
+            for (size_t i = 0; i < batch.samples(); i++) to.insert(sum_of(batch, i));
+          }
+          EXPECT_TRUE(batch.step >= stretch.first && batch.step < stretch.end);
+          train.step(batch, [&] { return net.parameter.sum(); });
+        }
+        world.comm().barrier("epoch");
+      });
+    EXPECT_EQ(seen, wanted) << exchange::name_of(sync);
+    EXPECT_EQ(seen.size(), 100u);
+  }
+}
+
+/// Whoever wants to stop: all stop behind the same step, and no piece of it is left out.
+TEST(Feed, StopsBehindAWholeStep) {
+  for (const Sync& sync : all_modes()) {
+    std::mutex mutex;
+    std::map<size_t, int> pieces;  // by step
+    run(3, sync, [&](World& world) {
+      const auto sets = open(world.local(), "synthetic:1000");
+      Net net;
+      auto train = parallel(world, net, sgd({.lr = 1e-3}), {.sync = sync});
+      Feed feed(train, sets.train, {.batch = 12});
+      auto epoch = feed.epoch(0);
+      int own = 0;
+      for (auto& batch : epoch) {
+        train.step(batch, [&] { return net.parameter.sum(); });
+        const std::lock_guard lock(mutex);
+        pieces[batch.step]++;
+        if (++own == 5 && world.rank() == 1) train.request_stop();
+      }
+      EXPECT_TRUE(epoch.stopped()) << exchange::name_of(sync);
+      world.comm().barrier("stopped");
+    });
+    EXPECT_LT(pieces.size(), 84u) << exchange::name_of(sync);
+    for (const auto& [step, count] : pieces) EXPECT_EQ(count, 3) << exchange::name_of(sync) << ", step " << step;
+  }
 }
 
 }  // namespace

@@ -72,7 +72,8 @@ struct Stretch {
 class Meetings {
  public:
   virtual ~Meetings() = default;
-  /// After so many steps of the run, on all ranks alike: how many until they meet, at least 1.
+  /// A stretch begins after so many steps of the run: how many until they meet, on all ranks alike; 0: they do not, as
+  /// long as this epoch lasts. Collective.
   virtual int64_t until_next(int64_t done) = 0;
   /// They meet. Collective.
   virtual void meet(int64_t done) = 0;
@@ -210,9 +211,15 @@ class Feed {
   Feed(Trainer& train, Dataset set, const LoaderOptions& options) : Feed(train.source(), std::move(set), options) {}
 
   const Dataset& dataset() const { return stock_.set; }
+  const LoaderOptions& options() const { return stock_.options; }
   size_t steps_per_epoch() const { return stock_.cut.steps(); }
   /// Epoch `number` is steps number · steps_per_epoch() and following of the run.
-  Epoch epoch(int64_t number, Stretch stretch = {}) { return Epoch(stock_, source_, number, stretch, meetings_); }
+  Epoch epoch(int64_t number, Stretch stretch = {}) {
+    if (number == resumed_ && stretch.first == 0) stretch.first = std::exchange(resumed_step_, 0);
+    return Epoch(stock_, source_, number, stretch, meetings_);
+  }
+  /// So many steps of this epoch were done in an earlier run: when it begins, it begins behind them.
+  void go_on(int64_t epoch, size_t step) { resumed_ = epoch, resumed_step_ = step; }
   /// From the next epoch on, ranks meet as it says; null: they do not. It outlives the epochs.
   void meet_at(Meetings* meetings) { meetings_ = meetings; }
 
@@ -220,6 +227,8 @@ class Feed {
   exchange::WorkSource& source_;
   Stock stock_;
   Meetings* meetings_ = nullptr;
+  int64_t resumed_ = -1;  // an epoch
+  size_t resumed_step_ = 0;
 };
 
 }  // namespace trireme::data

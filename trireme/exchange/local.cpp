@@ -163,6 +163,7 @@ Exchange::Scalars Local::scalars() {
 void Local::restore_scalars(const std::vector<int64_t>& values) {
   Exchange::restore_scalars(values);
   steps_ = values[0];
+  group_.allreduce(&steps_, 1, DType::i64, Op::max, "steps so far");  // ranks that took their work had different ones
   if (servers_) (*servers_)->restore_position({.version = values[1]}, steps_);
 }
 

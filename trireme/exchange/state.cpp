@@ -153,7 +153,7 @@ void Exchange::check_source(const state::Source& source, const Scalars& scalars,
 std::string Exchange::restore(state::Source& kept, const state::Extras& extras) {
   land();
   before_writing();
-  state::Adapted source(kept, layout_, about().workers);
+  state::Adapted source(kept, layout_, about().workers, group().size());
   const Scalars names = scalars();
   std::exception_ptr error;
   try {

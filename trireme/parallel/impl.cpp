@@ -175,15 +175,18 @@ void Parallel::Impl::settled(const std::function<void()>& look) {
 
 void Parallel::Impl::sync_buffers() {
   const torch::NoGradGuard no_grad;
-  for (auto& [name, buffer] : buffers_) {
-    const bool narrow =
-        buffer.scalar_type() == torch::kInt8 || buffer.scalar_type() == torch::kInt16;  // no kernels for these
-    torch::Tensor whole = narrow ? buffer.to(torch::kInt32).contiguous() : buffer.contiguous();
-    const Op op = buffer.is_floating_point() ? Op::mean : Op::max;  // counters are equal, or the furthest counts
-    group_.comm().allreduce(whole.data_ptr(), static_cast<size_t>(whole.numel()), dtype_of(whole.scalar_type()), op,
-                            name);
-    if (!whole.is_same(buffer)) buffer.copy_(whole);
-  }
+  for (auto& [name, buffer] : buffers_) average(name, buffer);
+}
+
+/// Over all ranks, in place. Collective.
+void Parallel::Impl::average(const std::string& name, torch::Tensor& buffer) {
+  const bool narrow =
+      buffer.scalar_type() == torch::kInt8 || buffer.scalar_type() == torch::kInt16;  // no kernels for these
+  torch::Tensor whole = narrow ? buffer.to(torch::kInt32).contiguous() : buffer.contiguous();
+  const Op op = buffer.is_floating_point() ? Op::mean : Op::max;  // counters are equal, or the furthest counts
+  group_.comm().allreduce(whole.data_ptr(), static_cast<size_t>(whole.numel()), dtype_of(whole.scalar_type()), op,
+                          name);
+  if (!whole.is_same(buffer)) buffer.copy_(whole);
 }
 
 std::vector<Named> Parallel::Impl::state() {
@@ -198,46 +201,80 @@ std::vector<Named> Parallel::Impl::state() {
 
 state::OwnerMap Parallel::Impl::owners() const {
   state::OwnerMap map = exchange_->owners();
-  for (const state::Part& part : buffers().parts())
-    for (int rank = 0; rank < group_.size(); rank++) map.add(part.vector, part.range, rank);
+  for (const state::Part& part : BufferState(buffers()).parts())
+    for (int rank = 0; rank < group_.size(); rank++) {
+      map.add(part.vector, part.range, rank);
+      if (own_buffers()) map.add(state::of_worker(rank, part.vector), part.range, rank);
+    }
   return map;
 }
 
 void Parallel::Impl::visit(state::Visitor& visitor) {
   land_between_updates();
-  sync_buffers();
-  const BufferState buffers = this->buffers();
-  exchange_->visit(visitor, extras(buffers));
+  const BufferState common = averaged(), own(buffers());
+  exchange_->visit(visitor, extras(&common, own));
 }
 
 std::shared_ptr<state::Snapshot> Parallel::Impl::snapshot(const state::OwnerMap& division) {
   land_between_updates();
-  sync_buffers();
-  const BufferState buffers = this->buffers();
-  return exchange_->snapshot(division, extras(buffers));
+  const BufferState common = averaged(), own(buffers());
+  return exchange_->snapshot(division, extras(&common, own));
 }
 
 std::string Parallel::Impl::restore(state::Source& source) {
   land_between_updates();
-  const BufferState buffers = this->buffers();
-  std::string remark = exchange_->restore(source, extras(buffers));
-  buffers.store();
+  const BufferState own(buffers());
+  std::string remark = exchange_->restore(source, own_buffers() ? extras(nullptr, own) : extras(&own, own));
+  own.store();
   leased_.reset();
   return remark;
 }
 
-BufferState Parallel::Impl::buffers() const {
-  std::vector<std::pair<std::string, torch::Tensor>> buffers;
+checkpoint::Contents Parallel::Impl::contents() const {
+  checkpoint::Contents contents{.layout = exchange_->layout(), .vectors = owners().vectors()};
+  for (const auto& [name, buffer] : buffers_)
+    contents.buffers.push_back({name, format_name(buffer.scalar_type()), buffer.sizes().vec()});
+  contents.ties.insert(ties_.begin(), ties_.end());
+  return contents;
+}
+
+checkpoint::CrewNote Parallel::Impl::crew() const {
+  ps::Client* const client = exchange_->client();
+  return {.workers = group_.size(),
+          .machines = group_.machines(),
+          .servers = client == nullptr ? 0 : client->job().servers,
+          .sync = exchange::name_of(options_.exchange.sync)};
+}
+
+BufferState::Named Parallel::Impl::buffers() const {
+  BufferState::Named buffers;
   for (const auto& [name, buffer] : buffers_) buffers.emplace_back(name, buffer);
-  return BufferState(std::move(buffers));
+  return buffers;
+}
+
+/// Copies, the same on all ranks: training goes on with each rank's own. Collective.
+BufferState Parallel::Impl::averaged() {
+  const torch::NoGradGuard no_grad;
+  BufferState::Named copies = buffers();
+  for (auto& [name, buffer] : copies) buffer = buffer.clone();
+  if (own_buffers())
+    for (auto& [name, buffer] : copies) average(name, buffer);
+  return BufferState(std::move(copies));
 }
 
 /// What this class knows: where ranks go at their own pace, each is somewhere else.
-state::Extras Parallel::Impl::extras(const BufferState& buffers) {
-  const auto name = [&](const std::string& own) {
-    return exchange_->traits().lockstep ? own : state::of_worker(group_.rank(), own);
+state::Extras Parallel::Impl::extras(const BufferState* common, const BufferState& own) {
+  const auto name = [&](const std::string& one) {
+    return exchange_->traits().lockstep ? one : state::of_worker(group_.rank(), one);
   };
-  return {buffers.parts(), {{name("updates"), &updates_}, {name("clock"), &clock_}}};
+  state::Extras extras{{}, {{name("updates"), &updates_}, {name("clock"), &clock_}}};
+  if (common != nullptr) extras.parts = common->parts();
+  if (own_buffers())
+    for (state::Part part : own.parts()) {
+      part.vector = state::of_worker(group_.rank(), part.vector);
+      extras.parts.push_back(part);
+    }
+  return extras;
 }
 
 void Parallel::Impl::land_between_updates() {

@@ -40,6 +40,10 @@ class Parallel::Impl {
   std::shared_ptr<state::Snapshot> snapshot(const state::OwnerMap& division);
   std::string restore(state::Source& source);
 
+  checkpoint::Contents contents() const;
+  checkpoint::CrewNote crew() const;
+  int64_t updates() const { return updates_; }
+
   const Group& group() const { return group_; }
   const Ties& ties() const { return ties_; }
   exchange::Exchange& exchange() const { return *exchange_; }
@@ -73,8 +77,12 @@ class Parallel::Impl {
   void listen_to(size_t slot);
   void follow_freezing();
   void sync_buffers();
-  BufferState buffers() const;
-  state::Extras extras(const BufferState& buffers);
+  void average(const std::string& name, torch::Tensor& buffer);
+  BufferState::Named buffers() const;
+  /// Ranks' buffers may differ between settled() and settled(): each goes on with its own.
+  bool own_buffers() const { return group_.size() > 1 && !statistics_; }
+  BufferState averaged();
+  state::Extras extras(const BufferState* common, const BufferState& own);
   void land_between_updates();
   exchange::Told tell() const;
   void compare_signs(const exchange::Told& sums);

@@ -6,6 +6,7 @@
 #include <trireme/cluster/launching/slate.h>
 #include <trireme/parallel/impl.h>
 #include <trireme/parallel/parallel.h>
+#include <trireme/parallel/saver.h>
 
 namespace trireme {
 
@@ -39,6 +40,18 @@ std::shared_ptr<state::Snapshot> Parallel::snapshot(const state::OwnerMap& divis
   return impl_->snapshot(division);
 }
 std::string Parallel::restore(state::Source& source) { return impl_->restore(source); }
+
+checkpoint::Contents Parallel::contents() const { return impl_->contents(); }
+checkpoint::CrewNote Parallel::crew() const { return impl_->crew(); }
+const Group& Parallel::group() const { return impl_->group(); }
+
+std::string Parallel::save_state(const std::string& dir) {
+  Saver saver(*this, {.dir = dir, .keep = {.keep = 0}});
+  saver.save({.step = impl_->updates()});
+  return saver.complete().path;
+}
+
+int64_t Parallel::load_state(const std::string& dir) { return trireme::load_state(*this, dir).manifest.step; }
 
 std::string Parallel::sha256() {
   Sha256 hash;

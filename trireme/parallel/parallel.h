@@ -9,6 +9,8 @@
 #include <optional>
 #include <string>
 
+#include <trireme/checkpoint/manifest.h>
+#include <trireme/checkpoint/plan.h>
 #include <trireme/cluster/world.h>
 #include <trireme/exchange/exchange.h>
 #include <trireme/parallel/options.h>
@@ -99,6 +101,8 @@ class Parallel {
 
   double learning_rate() const;
   const exchange::Exchange& exchange() const;
+  /// The ranks that train it.
+  const Group& group() const;
 
  private:
   /// Batches come from a loader with these terms: found to differ between ranks, they are a Mismatch.
@@ -112,7 +116,7 @@ class Parallel {
 
   /// Which rank shows and takes which range of which vector: what the exchange has, and buffers, which all ranks have.
   state::OwnerMap owners() const;
-  /// Collective: shows this rank's part. Buffers are averaged first, as in settled().
+  /// Collective: shows this rank's part. Of buffers it shows the mean over all ranks, and this rank's own.
   void visit(state::Visitor& visitor);
   /// Collective: the same as of now, to be read in another thread while training goes on; of it this rank keeps what
   /// `division` gives its number, as Exchange::snapshot() says. Hardly takes time where updates are made in the
@@ -121,6 +125,16 @@ class Parallel {
   /// Collective: takes this rank's part back. Returns and throws as Exchange::restore() does; nothing has changed when
   /// it has thrown.
   std::string restore(state::Source& source);
+
+  /// What a checkpoint of it consists of, and who would write it: the same on all ranks.
+  checkpoint::Contents contents() const;
+  checkpoint::CrewNote crew() const;
+  /// Collective: all state in a checkpoint of its own in `dir`, complete when this returns. In a loop that goes on,
+  /// Saver (saver.h) and Checkpoints (train/checkpoints.h) do it in the background. Returns its path.
+  std::string save_state(const std::string& dir);
+  /// Collective: goes on with the newest usable checkpoint of `dir`, or with the one that `dir` is, whatever crew, sync
+  /// mode and servers it was saved with. Returns the updates that it has had. Throws as load_state() in saver.h.
+  int64_t load_state(const std::string& dir);
 };
 
 /// `auto train = trireme::parallel(world, *net, trireme::momentum({.lr = 0.05}));` Where only the exchange is asked

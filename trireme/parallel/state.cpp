@@ -4,7 +4,7 @@
 
 namespace trireme {
 
-BufferState::BufferState(std::vector<std::pair<std::string, torch::Tensor>> buffers) {
+BufferState::BufferState(Named buffers) {
   const torch::NoGradGuard no_grad;
   for (auto& [name, tensor] : buffers) buffers_.push_back({"buffers/" + name, tensor, tensor.contiguous()});
 }

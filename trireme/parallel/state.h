@@ -1,5 +1,6 @@
 #pragma once
-// A module's buffers as state, beside what the exchange has: "buffers/NAME", the same on all ranks.
+// A module's buffers as state, beside what the exchange has: "buffers/NAME", the mean over all ranks, and where each
+// has statistics of its own, "worker/2/buffers/NAME".
 #include <torch/types.h>
 
 #include <string>
@@ -13,7 +14,8 @@ namespace trireme {
 /// Shows buffers as they lie in memory, row by row. Valid while the tensors are.
 class BufferState {
  public:
-  explicit BufferState(std::vector<std::pair<std::string, torch::Tensor>> buffers);
+  using Named = std::vector<std::pair<std::string, torch::Tensor>>;
+  explicit BufferState(Named buffers);
 
   std::vector<state::Part> parts() const;
   /// What was written to parts() becomes the buffers'.

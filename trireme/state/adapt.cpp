@@ -20,6 +20,8 @@ std::string base_of(const std::string& name) {
   return own ? own->second : name;
 }
 
+bool is_buffer(const std::string& base) { return base.starts_with("buffers/"); }
+
 /// Sums, then divides: in double, so that the mean of equal numbers is that number.
 template <class T>
 void mean_of(const std::vector<std::vector<std::byte>>& copies, std::span<std::byte> into) {
@@ -47,8 +49,8 @@ std::optional<std::pair<int, std::string>> worker_of(const std::string& name) {
   return std::pair(worker, std::string(stop + 1, end));
 }
 
-Adapted::Adapted(Source& kept, const space::Layout& layout, int workers)
-    : kept_(kept), layout_(layout), workers_(workers), about_(kept.about()) {
+Adapted::Adapted(Source& kept, const space::Layout& layout, int workers, int ranks)
+    : kept_(kept), layout_(layout), workers_(workers), ranks_(ranks), about_(kept.about()) {
   about_.workers = workers;
   std::set<std::string> bases;
   for (const std::string& vector : kept_.contents().vectors()) bases.insert(base_of(vector));
@@ -59,7 +61,7 @@ Adapted::Adapted(Source& kept, const space::Layout& layout, int workers)
   };
   for (const std::string& base : bases) {
     add(base);
-    for (int worker = 0; worker < workers; worker++) add(of_worker(worker, base));
+    for (int rank = 0; rank < (is_buffer(base) ? ranks : workers); rank++) add(of_worker(rank, base));
   }
   if (kept_.about().workers == workers) return;
   const auto owners = [](int count) {
@@ -73,9 +75,13 @@ Adapted::Adapted(Source& kept, const space::Layout& layout, int workers)
 std::vector<std::string> Adapted::origins_of(const std::string& vector) const {
   const auto has = [&](const std::string& name) { return !kept_.contents().of(name).empty(); };
   const auto own = worker_of(vector);
+  const std::string base = own ? own->second : vector;
+  if (is_buffer(base)) {
+    const bool fewer_now = has(of_worker(ranks_, base));
+    return {own && has(vector) && !fewer_now ? vector : base};
+  }
   const int kept_workers = kept_.about().workers;
   if (has(vector) && (!own || kept_workers == workers_)) return {vector};
-  const std::string base = own ? own->second : vector;
   std::vector<std::string> each;
   for (int worker = 0; worker < kept_workers; worker++)
     if (has(of_worker(worker, base))) each.push_back(of_worker(worker, base));
@@ -114,7 +120,8 @@ void Adapted::read_largest(const std::vector<std::string>& origins, Range range,
 }
 
 std::optional<int64_t> Adapted::scalar(const std::string& name) const {
-  if (const auto value = kept_.scalar(name)) return value;
+  if (!worker_of(name) || kept_.about().workers == workers_)
+    if (const auto value = kept_.scalar(name)) return value;
   const std::string base = base_of(name);
   if (const auto value = kept_.scalar(base)) return value;
   std::optional<int64_t> largest;

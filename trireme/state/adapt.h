@@ -4,7 +4,8 @@
 //
 // What all have in common becomes each worker's own as a copy. What each worker had of its own becomes the mean over
 // them, where it is parameters or an optimizer's vectors; of counts the largest is taken. The centre that parameter
-// servers keep for `elastic`, and parameters that `hogwild` shares, are what they are.
+// servers keep for `elastic`, and parameters that `hogwild` shares, are what they are. Of a module's buffers a rank
+// goes on with its own, if there are as many ranks as there were, and with their mean otherwise.
 #include <map>
 #include <string>
 #include <vector>
@@ -13,11 +14,11 @@
 
 namespace trireme::state {
 
-/// `kept`, as a crew with `workers` states of their own (0: none) wants it. A view: `kept` and `layout` outlive it. Not
-/// thread-safe.
+/// `kept`, as a crew of `ranks` with `workers` states of their own (0: none) wants it. A view: `kept` and `layout`
+/// outlive it. Not thread-safe.
 class Adapted final : public Source {
  public:
-  Adapted(Source& kept, const space::Layout& layout, int workers);
+  Adapted(Source& kept, const space::Layout& layout, int workers, int ranks);
 
   const About& about() const override { return about_; }
   const OwnerMap& contents() const override { return contents_; }
@@ -36,7 +37,7 @@ class Adapted final : public Source {
 
   Source& kept_;
   const space::Layout& layout_;
-  int workers_;
+  int workers_, ranks_;
   About about_;
   OwnerMap contents_;
   std::string remark_;

@@ -1,0 +1,210 @@
+// label: unit
+// Checkpoints in ordinary loops: a run that was interrupted and resumed ends with the bits of one that was not, and
+// every crew goes on with what any other has saved.
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <mutex>
+#include <set>
+
+#include <trireme/checkpoint/reader.h>
+#include <trireme/trireme.h>
+
+#include "ranks.h"
+
+namespace trireme {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Folder {
+  Folder() : path(fs::temp_directory_path() / fmt::format("trireme-checkpoints-{}-{}", getpid(), count++)) {}
+  ~Folder() { fs::remove_all(path); }
+  fs::path path;
+  inline static int count = 0;
+};
+
+struct Crew {
+  Sync sync = Sync::shared;
+  int ranks = 2;
+  int servers = 0;
+  int accumulate = 1;
+  std::string name() const {
+    return fmt::format("{} with {} ranks, {} servers, accumulate {}", exchange::name_of(sync), ranks, servers,
+                       accumulate);
+  }
+};
+
+std::mutex making;  // libtorch's generator is one for all threads
+
+struct Net : torch::nn::Module {
+  Net() {
+    const std::lock_guard lock(making);
+    torch::manual_seed(3);
+    fc1 = register_module("fc1", torch::nn::Linear(784, 9));
+    norm = register_module("norm", torch::nn::BatchNorm1d(9));
+    fc2 = register_module("fc2", torch::nn::Linear(9, 10));
+    to(torch::kFloat64);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return fc2->forward(torch::relu(norm->forward(fc1->forward(x.flatten(1)))));
+  }
+  torch::nn::Linear fc1{nullptr}, fc2{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+};
+
+constexpr size_t kSamples = 400, kBatch = 24;  // 17 steps an epoch, the last one smaller
+constexpr int64_t kEpochs = 3;
+
+/// What a run came to.
+struct Ended {
+  std::string sha256;
+  std::multiset<int64_t> samples;  // step of the run · 10^6 + number in the set, over all ranks
+  int64_t from_epoch = 0;
+  size_t from_step = 0;
+  std::vector<Saved> saved;
+};
+
+struct Plan {
+  std::string dir{};  // "": no checkpoints
+  Every every{};
+  bool resume = false;
+  int64_t stop_after = -1;  // steps of the run, on rank 0
+  space::UpdaterOptions optimizer = momentum({.lr = 0.02});
+};
+
+Ended run(const Crew& crew, const Plan& plan) {
+  Ended ended;
+  std::mutex mutex;
+  test::run_job(crew.ranks, crew.servers, [&](World& world) {
+    const auto sets = data::open(world.local(), fmt::format("synthetic:{}", kSamples));
+    Net net;
+    auto train = parallel(world, net, plan.optimizer, {.exchange = {.sync = crew.sync}, .accumulate = crew.accumulate});
+    data::Feed feed(train, sets.train, {.batch = kBatch, .dtype = torch::kFloat64});
+    std::optional<Checkpoints> checkpoints;
+    if (!plan.dir.empty()) checkpoints.emplace(train, feed, CheckpointsOptions{.dir = plan.dir, .every = plan.every});
+    if (plan.resume) {
+      EXPECT_TRUE(checkpoints->resume()) << crew.name();
+      ended.from_epoch = checkpoints->epoch();
+      ended.from_step = checkpoints->epoch_step();
+    }
+    const auto first = [&](size_t epoch, const data::Batch& batch) {
+      return static_cast<int64_t>((epoch * feed.steps_per_epoch() + batch.step) * 1000000);
+    };
+    for (int64_t e = checkpoints ? checkpoints->epoch() : 0; e < kEpochs; e++) {
+      auto epoch = feed.epoch(e);
+      for (auto& batch : epoch) {
+        train.step(batch, [&] { return torch::nn::functional::cross_entropy(net.forward(batch.x), batch.y); });
+        const std::lock_guard lock(mutex);
+        for (size_t i = 0; i < batch.samples(); i++)
+          ended.samples.insert(first(static_cast<size_t>(e), batch) +
+                               batch.x[static_cast<int64_t>(i)].mul(255).round().sum().item<int64_t>());
+        const int64_t done = e * static_cast<int64_t>(feed.steps_per_epoch()) + static_cast<int64_t>(batch.step) + 1;
+        if (world.first() && done >= plan.stop_after && plan.stop_after >= 0) train.request_stop();
+      }
+      if (epoch.stopped()) {
+        if (checkpoints) checkpoints->save_stopped(epoch);
+        break;
+      }
+      if (checkpoints) checkpoints->epoch_ended(e);
+    }
+    if (checkpoints) EXPECT_TRUE(checkpoints->finish(Seconds(20)));
+    const std::string hash = train.sha256();
+    if (world.first()) {
+      ended.sha256 = hash;
+      if (checkpoints) ended.saved = checkpoints->news();
+    }
+  });
+  for (const Saved& saved : ended.saved) EXPECT_EQ(saved.error, "") << crew.name();
+  return ended;
+}
+
+std::vector<Crew> in_lockstep() {
+  return {{.sync = Sync::shared, .ranks = 2},
+          {.sync = Sync::shared, .ranks = 3, .accumulate = 2},
+          {.sync = Sync::allreduce, .ranks = 2},
+          {.sync = Sync::central, .ranks = 2},
+          {.sync = Sync::server, .ranks = 2, .servers = 2}};
+}
+
+TEST(Checkpoints, AnInterruptedRunEndsWithTheBitsOfOneThatWasNot) {
+  for (const Crew& crew : in_lockstep())
+    for (const auto& optimizer : {momentum({.lr = 0.02}), adam({.lr = 0.01})}) {
+      const Ended whole = run(crew, {.optimizer = optimizer});
+      // in the middle of an epoch; twice in one epoch; exactly at an epoch's end
+      for (const std::vector<int64_t>& stops : {std::vector<int64_t>{22}, {4, 8}, {16}, {33, 39}}) {
+        const Folder folder;
+        Ended last;
+        std::multiset<int64_t> samples;
+        bool resume = false;
+        for (int64_t stop : stops) {
+          const Ended part =
+              run(crew, {.dir = folder.path, .resume = resume, .stop_after = stop, .optimizer = optimizer});
+          samples.insert(part.samples.begin(), part.samples.end());
+          resume = true;
+        }
+        last = run(crew, {.dir = folder.path, .resume = true, .optimizer = optimizer});
+        samples.insert(last.samples.begin(), last.samples.end());
+        EXPECT_EQ(last.sha256, whole.sha256) << crew.name() << ", stopped after " << stops.back();
+        EXPECT_EQ(samples, whole.samples) << crew.name() << ", stopped after " << stops.back();
+        const int64_t from = last.from_epoch * 17 + static_cast<int64_t>(last.from_step);
+        EXPECT_TRUE(from == stops.back() || from == stops.back() + 1) << crew.name() << " went on after " << from;
+      }
+    }
+}
+
+/// Killed some time after a checkpoint: what was trained since is trained again, with the same result.
+TEST(Checkpoints, GoesOnWithTheNewestThatWasMadeOnTheWay) {
+  for (const Crew& crew : in_lockstep()) {
+    const Folder folder;
+    const Ended whole = run(crew, {.dir = folder.path, .every = {.steps = 5}});
+    EXPECT_GE(whole.saved.size(), 8u) << crew.name();
+    EXPECT_EQ(whole.saved.back().step, 50);
+    const Ended again = run(crew, {.dir = folder.path, .every = {.steps = 5}, .resume = true});
+    EXPECT_EQ(again.sha256, whole.sha256) << crew.name();
+    EXPECT_EQ(again.from_epoch, 2);
+    EXPECT_EQ(again.from_step, 16u);
+    // three are kept
+    EXPECT_EQ(checkpoint::Folder(checkpoint::system_files(), folder.path).list().size(), 3u);
+  }
+}
+
+std::vector<Crew> all_crews() {
+  return {{.sync = Sync::shared, .ranks = 1},
+          {.sync = Sync::shared, .ranks = 3},
+          {.sync = Sync::allreduce, .ranks = 2, .accumulate = 2},
+          {.sync = Sync::central, .ranks = 2},
+          {.sync = Sync::server, .ranks = 3, .servers = 2},
+          {.sync = Sync::async, .ranks = 2, .servers = 1},
+          {.sync = Sync::stale_by(2), .ranks = 3, .servers = 2},
+          {.sync = Sync::trylock_with(1), .ranks = 2, .servers = 1},
+          {.sync = Sync::round_robin, .ranks = 2, .servers = 1},
+          {.sync = Sync::hogwild, .ranks = 2},
+          {.sync = Sync::local_for(4), .ranks = 2},
+          {.sync = Sync::elastic_with(4, 0.3), .ranks = 2, .servers = 1}};
+}
+
+/// Saved by any, in the middle of an epoch; resumed by any: each sample of the rest once, and a model that is what was
+/// saved.
+TEST(Checkpoints, EveryCrewGoesOnWithWhatAnyOtherHasSaved) {
+  for (const Crew& from : all_crews()) {
+    const Folder folder;
+    const Ended begun = run(from, {.dir = folder.path, .stop_after = 21});
+    const auto newest = checkpoint::Folder(checkpoint::system_files(), folder.path).newest(true);
+    for (const Crew& to : all_crews()) {
+      const Folder copy;
+      fs::create_directories(copy.path);
+      fs::copy(newest.entry.path, copy.path / newest.entry.name, fs::copy_options::recursive);
+      SCOPED_TRACE(from.name() + " to " + to.name());
+      const Ended rest = run(to, {.dir = copy.path, .resume = true});
+      std::multiset<int64_t> samples = begun.samples;
+      samples.insert(rest.samples.begin(), rest.samples.end());
+      EXPECT_EQ(samples.size(), kSamples * kEpochs) << from.name() << " to " << to.name();
+      const std::set<int64_t> once(samples.begin(), samples.end());
+      EXPECT_GE(once.size() + 30, samples.size()) << from.name() << " to " << to.name();  // equal sums are rare
+    }
+  }
+}
+
+}  // namespace
+}  // namespace trireme

@@ -1,0 +1,436 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include <trireme/base/error.h>
+#include <trireme/base/lock.h>
+#include <trireme/base/process.h>
+#include <trireme/checkpoint/reader.h>
+#include <trireme/cluster/launching/slate.h>
+#include <trireme/parallel/saver.h>
+#include <trireme/state/image.h>
+#include <trireme/state/snapshot.h>
+
+namespace trireme {
+namespace {
+
+using state::OwnerMap;
+
+constexpr int kNice = 10;  // of the thread that writes: training comes first
+constexpr size_t kAtATime = 4 * state::Snapshot::kChunk;
+
+void share(comm::Communicator& group, std::string& text, std::string_view name) {
+  auto size = static_cast<int64_t>(text.size());
+  group.broadcast(&size, 1, DType::i64, 0, name);
+  text.resize(static_cast<size_t>(size));
+  if (size > 0) group.broadcast(text.data(), text.size(), DType::u8, 0, name);
+}
+
+/// What only rank 0 does, and all hear of: a text of its own, or what it throws.
+std::string on_first(comm::Communicator& group, const std::function<std::string()>& act, std::string_view name) {
+  std::string answer, problem;
+  std::exception_ptr error;
+  if (group.rank() == 0) {
+    try {
+      answer = act();
+    } catch (const std::exception& thrown) {
+      problem = thrown.what();
+      error = std::current_exception();
+    }
+  }
+  share(group, problem, name);
+  if (error) std::rethrow_exception(error);
+  if (!problem.empty()) fail<InvalidArgument>("rank 0: {}", problem);
+  share(group, answer, name);
+  return answer;
+}
+
+/// By rank.
+std::vector<uint8_t> gather_flags(comm::Communicator& group, bool mine, std::string_view name) {
+  const uint8_t own = mine ? 1 : 0;
+  std::vector<uint8_t> all(static_cast<size_t>(group.size()));
+  group.all_gather(&own, all.data(), 1, DType::u8, name);
+  return all;
+}
+
+std::vector<std::byte> random_state() {
+  const torch::Tensor state = at::detail::getDefaultCPUGenerator().get_state();
+  const auto* begin = static_cast<const std::byte*>(state.data_ptr());
+  return {begin, begin + state.nbytes()};
+}
+
+void set_random_state(const std::vector<std::byte>& bytes) {
+  torch::Tensor state = at::detail::getDefaultCPUGenerator().get_state().clone();
+  if (state.nbytes() != bytes.size()) return;  // of another libtorch
+  std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
+  at::Generator generator = at::detail::getDefaultCPUGenerator();
+  const std::lock_guard lock(generator.mutex());
+  generator.set_state(state);
+}
+
+std::string random_name(int rank) { return state::of_worker(rank, "rng"); }
+
+}  // namespace
+
+class Saver::Impl {
+ public:
+  Impl(Parallel& train, const SaverOptions& options)
+      : train_(train),
+        options_(options),
+        group_(train.group().comm()),
+        folder_(checkpoint::system_files(), options.dir),
+        plan_(contents()) {
+    const std::string id = on_first(
+        group_,
+        [&] {
+          lock_.emplace(options_.dir);
+          remarks_ = folder_.clean();
+          return fmt::format("{}-{}", getpid(), std::chrono::system_clock::now().time_since_epoch().count());
+        },
+        "the folder of checkpoints");
+    find_writers(id);
+    divide();
+  }
+
+  ~Impl() {
+    wait(options_.limit);
+    if (thread_.joinable()) thread_.join();
+  }
+
+  void save(const SaveNote& note) {
+    if (thread_.joinable()) thread_.join();
+    const auto start = Clock::now();
+    const std::string text = on_first(
+        group_, [&] { return folder_.attempt(note.step).text(); }, "the next checkpoint");
+    Job job{.attempt = checkpoint::Attempt::parse(text), .note = note, .start = start};
+    job.snapshot = train_.snapshot(division_);
+    job.strays = collect_strays(*job.snapshot);
+    if (writer_ < 0) return;
+    job.random = random_state();
+    busy_.store(true);
+    thread_ = std::thread([this, job = std::move(job)]() mutable { work(job); });
+  }
+
+  bool busy() const { return busy_.load(); }
+
+  bool wait(Seconds limit) {
+    Lock lock(mutex_);
+    return changed_.wait_for(lock, limit, [this] { return !busy_.load(); });
+  }
+
+  std::vector<Saved> news() {
+    const Lock lock(mutex_);
+    return std::exchange(news_, {});
+  }
+
+  Saved complete() {
+    Saved saved;
+    const std::string path = on_first(
+        group_,
+        [&] {
+          if (!wait(options_.limit))
+            fail<IoError>("the checkpoint is not complete after {:g} s", options_.limit.count());
+          const Lock lock(mutex_);
+          saved = last_;
+          if (!saved.error.empty()) fail<IoError>("{}", saved.error);
+          return saved.path;
+        },
+        "the last checkpoint");
+    saved.path = path;
+    return saved;
+  }
+
+  const std::vector<std::string>& remarks() const { return remarks_; }
+
+ private:
+  struct Job {
+    checkpoint::Attempt attempt;
+    SaveNote note;
+    Clock::time_point start;
+    std::shared_ptr<state::Snapshot> snapshot{};
+    state::Image strays{};  // on rank 0: parts of ranks that do not see the folder
+    std::vector<std::byte> random{};
+  };
+
+  checkpoint::Contents contents() const {
+    checkpoint::Contents contents = train_.contents();
+    contents.metadata = options_.metadata;
+    if (!has_model(contents)) contents.vectors.push_back(state::kParameters);
+    return contents;
+  }
+
+  static bool has_model(const checkpoint::Contents& contents) {
+    return std::find(contents.vectors.begin(), contents.vectors.end(), state::kParameters) != contents.vectors.end();
+  }
+
+  /// Where each worker has parameters of its own, their mean is the model that anybody can load. Collective.
+  void add_mean(state::Image& to) {
+    const space::Layout& layout = train_.exchange().layout();
+    for (const space::Slot& slot : layout.slots()) {
+      if (slot.range.empty()) continue;
+      const std::byte* const own = train_.exchange().parameters() + slot.range.begin;
+      std::vector<std::byte> mean(own, own + slot.range.size());
+      group_.allreduce(mean.data(), slot.elements(), slot.dtype, Op::mean, slot.name);
+      if (group_.rank() == 0) to.part(state::kParameters, slot.range, mean);
+    }
+  }
+
+  /// Whoever sees a file that rank 0 has put there.
+  void find_writers(const std::string& id) {
+    const std::string sign = options_.dir + "/.seen-" + id;
+    on_first(
+        group_,
+        [&] {
+          checkpoint::replace_file(checkpoint::system_files(), sign, std::string_view());
+          return std::string();
+        },
+        "a sign in the folder");
+    const bool sees = access(sign.c_str(), F_OK) == 0;
+    sees_ = gather_flags(group_, sees, "who sees the folder");
+    if (group_.rank() == 0) unlink(sign.c_str());
+    for (int rank = 0; rank < group_.size(); rank++) {
+      if (sees_[static_cast<size_t>(rank)] != 0 && rank == group_.rank()) writer_ = writers_;
+      writers_ += sees_[static_cast<size_t>(rank)];
+    }
+    if (writers_ < group_.size())
+      remarks_.push_back(
+          fmt::format("{} of {} ranks do not see {}: what only they have goes to rank 0, which writes it",
+                      group_.size() - writers_, group_.size(), options_.dir));
+  }
+
+  /// Who keeps what of a snapshot (by rank), and who writes it (by number of the writer). Ranks that do not see the
+  /// folder keep only what nobody else has.
+  void divide() {
+    OwnerMap owners = train_.owners();
+    averages_ = owners.of(state::kParameters).empty();
+    OwnerMap able;
+    for (const bool seeing : {true, false})
+      for (const std::string& vector : owners.vectors())
+        for (const state::Holding& holding : owners.of(vector)) {
+          if ((sees_[static_cast<size_t>(holding.owner)] != 0) != seeing) continue;
+          if (seeing)
+            able.add(vector, holding.range, holding.owner);
+          else
+            for (const space::Range& rest : lacking(able, vector, holding.range)) able.add(vector, rest, holding.owner);
+        }
+    if (averages_)
+      for (const space::Slot& slot : train_.exchange().layout().slots()) able.add(state::kParameters, slot.range, 0);
+    division_ = checkpoint::divide(able, plan_);
+    std::vector<int> number(sees_.size(), 0);
+    for (size_t rank = 0, next = 0; rank < sees_.size(); rank++)
+      if (sees_[rank] != 0) number[rank] = static_cast<int>(next++);
+    for (const std::string& vector : division_.vectors())
+      for (const state::Holding& holding : division_.of(vector))
+        written_by_.add(vector, holding.range, number[static_cast<size_t>(holding.owner)]);
+    if (!averages_) return;
+    OwnerMap kept;  // the mean is in no snapshot
+    for (const std::string& vector : division_.vectors())
+      for (const state::Holding& holding : division_.of(vector))
+        if (vector != state::kParameters) kept.add(vector, holding.range, holding.owner);
+    division_ = kept;
+  }
+
+  /// The parts of a range that nobody holds.
+  static std::vector<space::Range> lacking(const OwnerMap& map, const std::string& vector, space::Range range) {
+    std::vector<space::Range> rest;
+    size_t begin = range.begin;
+    for (const state::Holding& holding : map.of(vector)) {
+      if (holding.range.end <= begin || holding.range.begin >= range.end) continue;
+      if (holding.range.begin > begin) rest.push_back({begin, holding.range.begin});
+      begin = std::max(begin, holding.range.end);
+    }
+    if (begin < range.end) rest.push_back({begin, range.end});
+    return rest;
+  }
+
+  /// What ranks that do not see the folder keep goes to rank 0, in the order of the map.
+  state::Image collect_strays(state::Snapshot& snapshot) {
+    state::Image strays;
+    if (group_.rank() == 0) strays.about(snapshot.about());
+    if (averages_) add_mean(strays);
+    if (writers_ == group_.size()) return strays;
+    std::vector<std::byte> buffer;
+    for (const std::string& vector : division_.vectors())
+      for (const state::Holding& holding : division_.of(vector)) {
+        if (sees_[static_cast<size_t>(holding.owner)] != 0) continue;
+        buffer.resize(holding.range.size());
+        if (holding.owner == group_.rank()) {
+          snapshot.read(vector, holding.range, buffer);
+          group_.send(buffer.data(), buffer.size(), DType::u8, 0, vector);
+        } else if (group_.rank() == 0) {
+          group_.receive(buffer.data(), buffer.size(), DType::u8, holding.owner, vector);
+          strays.part(vector, holding.range, buffer);
+        }
+      }
+    return strays;
+  }
+
+  /// The thread: this rank's part, and on rank 0 the whole.
+  void work(Job& job) {
+    name_thread("trireme-save");
+    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
+    Saved saved{.path = job.attempt.path, .step = job.note.step};
+    try {
+      write(job);
+      if (group_.rank() == 0) complete(job, saved);
+    } catch (const std::exception& error) {
+      saved.error = error.what();
+      if (group_.rank() == 0) checkpoint::abandon(checkpoint::system_files(), job.attempt);
+    }
+    saved.seconds = seconds_since(job.start);
+    job.snapshot.reset();
+    const Lock lock(mutex_);
+    if (group_.rank() == 0) news_.push_back(last_ = std::move(saved));
+    busy_.store(false);
+    changed_.notify_all();
+  }
+
+  void write(Job& job) {
+    std::optional<checkpoint::Writer> writer;
+    try {
+      state::Snapshot& snapshot = *job.snapshot;
+      snapshot.prepare();
+      writer.emplace(checkpoint::system_files(), job.attempt, plan_,
+                     checkpoint::Writer::Options{.rank = writer_, .mine = &written_by_});
+      write_parts(snapshot, *writer);
+      for (const std::string& vector : job.strays.contents().vectors())
+        for (const state::Holding& holding : job.strays.contents().of(vector))
+          writer->part(vector, holding.range, job.strays.bytes_of(vector, holding.range));
+      for (const auto& [name, value] : snapshot.scalars())
+        if (!name.starts_with("work/")) writer->scalar(name, value);  // who saves says where the run is: SaveNote
+      for (const state::Table& table : snapshot.about().tables)
+        snapshot.rows(table.name, [&](const state::Row& row) { writer->row(table.name, row); });
+      writer->blob(random_name(group_.rank()), job.random);
+      writer->finish();
+    } catch (const std::exception& error) {
+      if (writer) writer->give_up(error.what());
+      throw;
+    }
+  }
+
+  static void write_parts(state::Snapshot& snapshot, checkpoint::Writer& writer) {
+    std::vector<std::byte> buffer(kAtATime);
+    for (size_t part = 0; part < snapshot.parts().size(); part++) {
+      const auto& [vector, range] = snapshot.parts()[part];
+      for (size_t at = 0; at < range.size(); at += kAtATime) {
+        const size_t size = std::min(kAtATime, range.size() - at);
+        snapshot.read(part, at, std::span(buffer).first(size));
+        snapshot.release(part, at + size);
+        writer.part(vector, {range.begin + at, range.begin + at + size}, std::span(buffer).first(size));
+        cluster::note_beat();
+      }
+    }
+  }
+
+  void complete(const Job& job, Saved& saved) {
+    checkpoint::Manifest manifest;
+    manifest.library = checkpoint::library_version();
+    manifest.step = job.note.step;
+    manifest.epoch = job.note.epoch;
+    manifest.time = std::chrono::system_clock::to_time_t(std::chrono::system_clock::now());
+    manifest.about = job.snapshot->about();
+    manifest.options = options_.options;
+    for (const auto& [name, value] : job.note.more) manifest.options[name] = value;
+    manifest.metadata = options_.metadata;
+    manifest.metrics = job.note.metrics;
+    manifest.crew = train_.crew();
+    manifest = checkpoint::commit(checkpoint::system_files(), job.attempt, plan_, std::move(manifest),
+                                  {.writers = writers_, .limit = options_.limit});
+    saved.bytes = manifest.bytes();
+    cluster::note_beat();
+    for (const checkpoint::Retired& old : checkpoint::retire(folder_.list(), options_.keep)) {
+      folder_.remove(old.entry);
+      saved.removed.push_back(fmt::format("{} is removed: {}", old.entry.name, old.reason));
+    }
+  }
+
+  Parallel& train_;
+  const SaverOptions options_;
+  comm::Communicator& group_;
+  checkpoint::Folder folder_;
+  const checkpoint::Plan plan_;
+  std::optional<checkpoint::FolderLock> lock_;  // rank 0
+  std::vector<std::string> remarks_;
+  std::vector<uint8_t> sees_;       // by rank
+  int writer_ = -1, writers_ = 0;   // this rank's number among those who see the folder
+  bool averages_ = false;           // the model is the mean over workers
+  OwnerMap division_, written_by_;  // by rank; by writer
+  std::thread thread_;
+  std::atomic<bool> busy_{false};
+  Mutex mutex_;
+  Condition changed_;
+  std::vector<Saved> news_ TRIREME_GUARDED_BY(mutex_);
+  Saved last_ TRIREME_GUARDED_BY(mutex_);
+};
+
+Saver::Saver(Parallel& train, const SaverOptions& options) : impl_(std::make_unique<Impl>(train, options)) {}
+Saver::~Saver() = default;
+void Saver::save(const SaveNote& note) { impl_->save(note); }
+bool Saver::busy() const { return impl_->busy(); }
+bool Saver::wait(Seconds limit) { return impl_->wait(limit); }
+Saved Saver::complete() { return impl_->complete(); }
+std::vector<Saved> Saver::news() { return impl_->news(); }
+const std::vector<std::string>& Saver::remarks() const { return impl_->remarks(); }
+
+namespace {
+
+/// Opened on this rank, and the same that rank 0 has.
+std::unique_ptr<checkpoint::Checkpoint> open_here(const Group& group, const std::string& path,
+                                                  const std::string& manifest) {
+  auto found = std::make_unique<checkpoint::Checkpoint>(checkpoint::system_files(), path);
+  if (found->manifest().encode() != manifest)
+    fail<InvalidArgument>("{} on this machine (rank {}) is another checkpoint than on rank 0's: copy the folder there",
+                          path, group.rank());
+  if (group.machine_of(group.rank()) != group.machine_of(0))  // rank 0 has checked its machine's files
+    found->verify(1, group.local().rank(), group.local().size());
+  return found;
+}
+
+}  // namespace
+
+Loaded load_state(Parallel& train, const std::string& path,
+                  const std::function<void(const checkpoint::Manifest&)>& accept) {
+  const Group& group = train.group();
+  Loaded loaded;
+  loaded.path = on_first(
+      group.comm(),
+      [&] {
+        const auto usable = checkpoint::Folder(checkpoint::system_files(), path).newest(true);
+        loaded.skipped = usable.skipped;
+        return usable.entry.path;
+      },
+      "what to go on with");
+  std::string manifest;
+  if (group.first()) manifest = checkpoint::Checkpoint(checkpoint::system_files(), loaded.path).manifest().encode();
+  share(group.comm(), manifest, "its manifest");
+  std::unique_ptr<checkpoint::Checkpoint> found;
+  std::optional<checkpoint::Reader> reader;
+  std::string problem;
+  try {
+    found = open_here(group, loaded.path, manifest);
+    const checkpoint::Contents contents = train.contents();
+    reader.emplace(*found, contents.layout, contents.buffers);
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  const auto fine = gather_flags(group.comm(), problem.empty(), "who can read it");
+  if (!problem.empty()) fail<InvalidArgument>("{}", problem);
+  if (const auto other = std::find(fine.begin(), fine.end(), uint8_t{0}); other != fine.end())
+    fail<Mismatch>("rank {} cannot read {}: see its error. Nothing changed", other - fine.begin(), loaded.path);
+  loaded.manifest = found->manifest();
+  if (accept) accept(loaded.manifest);
+  loaded.remark = train.restore(*reader);
+  if (loaded.manifest.crew.workers == group.size())
+    if (const auto random = found->blob(random_name(group.rank()))) set_random_state(*random);
+  return loaded;
+}
+
+}  // namespace trireme

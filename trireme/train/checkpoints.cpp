@@ -1,0 +1,180 @@
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include <trireme/base/error.h>
+#include <trireme/train/checkpoints.h>
+
+namespace trireme {
+namespace {
+
+constexpr int64_t kFirstLook = 8;     // steps until the speed is known
+constexpr double kNearEnough = 0.98;  // of the time between two checkpoints
+constexpr const char *kEpochStep = "epoch_step", *kSamples = "samples", *kBatch = "batch", *kOrder = "order";
+
+SaverOptions saver_options(const CheckpointsOptions& options, const data::Feed& feed) {
+  SaverOptions made{
+      .dir = options.dir,
+      .keep = {.keep = options.keep, .best = options.keep_best, .higher_is_better = options.higher_is_better},
+      .metadata = options.metadata,
+      .options = options.options,
+      .limit = options.limit};
+  made.options[kBatch] = fmt::format("{}", feed.options().batch);
+  made.options[kSamples] = fmt::format("{}", feed.dataset().count);
+  made.options[kOrder] = feed.options().shuffle ? fmt::format("seed {}", feed.options().seed) : "not shuffled";
+  return made;
+}
+
+int64_t number_in(const checkpoint::Manifest& manifest, const char* name) {
+  const auto found = manifest.options.find(name);
+  return found == manifest.options.end() ? -1 : std::atoll(found->second.c_str());
+}
+
+std::string text_in(const checkpoint::Manifest& manifest, const char* name) {
+  const auto found = manifest.options.find(name);
+  return found == manifest.options.end() ? "" : found->second;
+}
+
+/// Steps of the epoch that are done, with this feed's batch.
+size_t place_in(const checkpoint::Manifest& manifest, const data::Feed& feed) {
+  const int64_t steps = number_in(manifest, kEpochStep);
+  if (steps < 0)
+    fail<InvalidArgument>(
+        "the checkpoint does not say where in the data it was: it was saved without Checkpoints. Load it with "
+        "load_state(), or resume its weights only");
+  if (steps == 0) return 0;
+  const auto samples = static_cast<int64_t>(feed.dataset().count), batch = static_cast<int64_t>(feed.options().batch);
+  const std::string order = feed.options().shuffle ? fmt::format("seed {}", feed.options().seed) : "not shuffled";
+  if (number_in(manifest, kSamples) != samples)
+    fail<InvalidArgument>(
+        "the checkpoint was made after {} steps of an epoch over {} training samples, and here are {}: go on with the "
+        "same data, with a checkpoint of an epoch's end, or with its weights only",
+        steps, text_in(manifest, kSamples), samples);
+  if (text_in(manifest, kOrder) != order)
+    fail<InvalidArgument>(
+        "the checkpoint was made in the middle of an epoch whose samples were ordered by '{}', here by '{}': go on "
+        "with the same seed, or with a checkpoint of an epoch's end",
+        text_in(manifest, kOrder), order);
+  const int64_t done = steps * number_in(manifest, kBatch);
+  if (done % batch != 0)
+    fail<InvalidArgument>(
+        "the checkpoint was made after {} samples of an epoch (batches of {}), which is no multiple of the batch of "
+        "{}: go on with the same batch, or with a checkpoint of an epoch's end",
+        done, number_in(manifest, kBatch), batch);
+  return static_cast<size_t>(done / batch);
+}
+
+}  // namespace
+
+Checkpoints::Checkpoints(Parallel& train, data::Feed& feed, const CheckpointsOptions& options)
+    : train_(train), feed_(feed), options_(options), saver_(train, saver_options(options, feed)) {
+  feed_.meet_at(this);
+}
+
+Checkpoints::~Checkpoints() { feed_.meet_at(nullptr); }
+
+bool Checkpoints::resume() {
+  const checkpoint::Folder folder(checkpoint::system_files(), options_.dir);
+  const bool any = train_.group().first() && !folder.list().empty();
+  if (decide(any ? 1 : 0, "whether there is a checkpoint") == 0) return false;
+  resume(options_.dir);
+  return true;
+}
+
+Loaded Checkpoints::resume(const std::string& from) {
+  Loaded loaded = load_state(
+      train_, from, [&](const checkpoint::Manifest& manifest) { step_ = place_in(manifest, feed_); });
+  epoch_ = loaded.manifest.epoch;
+  feed_.go_on(epoch_, step_);
+  newest_ = loaded.path;
+  if (const auto best = loaded.manifest.options.find("best"); best != loaded.manifest.options.end())
+    best_ = std::atof(best->second.c_str());
+  return loaded;
+}
+
+/// Rank 0's number becomes everybody's.
+int64_t Checkpoints::decide(int64_t mine, const char* what) {
+  train_.group().comm().broadcast(&mine, 1, DType::i64, 0, what);
+  return mine;
+}
+
+int64_t Checkpoints::until_next(int64_t done) {
+  const int64_t by_steps = options_.every.steps > 0 ? options_.every.steps - done % options_.every.steps : 0;
+  if (options_.every.seconds <= 0) return by_steps;
+  const auto now = Clock::now();
+  if (asked_at_ >= 0 && done > asked_at_) {
+    const double measured = Seconds(now - asked_).count() / static_cast<double>(done - asked_at_);
+    step_seconds_ = step_seconds_ == 0 ? measured : (step_seconds_ + measured) / 2;
+  }
+  asked_ = now;
+  asked_at_ = done;
+  const double left = options_.every.seconds - Seconds(now - saved_).count();
+  const double steps = step_seconds_ == 0 ? static_cast<double>(kFirstLook) : left / step_seconds_;
+  const int64_t by_time = decide(static_cast<int64_t>(std::clamp(std::ceil(steps), 1.0, 1e9)), "when to meet");
+  return by_steps > 0 ? std::min(by_steps, by_time) : by_time;
+}
+
+void Checkpoints::meet(int64_t done) {
+  bool due = options_.every.steps > 0 && done % options_.every.steps == 0;
+  if (options_.every.seconds > 0 && seconds_since(saved_) >= kNearEnough * options_.every.seconds)
+    due = due || !saver_.busy();  // what is due by the clock may wait until the one before is written; training may not
+  if (decide(due ? 1 : 0, "whether to save") == 0) return;
+  const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
+  save(done / steps, static_cast<size_t>(done % steps), {});
+}
+
+void Checkpoints::save(int64_t epoch, size_t step, const std::map<std::string, double>& metrics) {
+  SaveNote note{.step = epoch * static_cast<int64_t>(feed_.steps_per_epoch()) + static_cast<int64_t>(step),
+                .epoch = epoch,
+                .metrics = metrics};
+  note.more[kEpochStep] = fmt::format("{}", step);
+  if (best_) note.more["best"] = fmt::format("{:.17g}", *best_);
+  if (options_.describe) options_.describe(note);
+  saver_.save(note);
+  saved_ = Clock::now();
+}
+
+bool Checkpoints::best_so_far(const std::map<std::string, double>& metrics) {
+  const auto found = metrics.find(options_.keep_best);
+  if (options_.keep_best.empty() || found == metrics.end() || std::isnan(found->second)) return false;
+  const bool better = !best_ || (options_.higher_is_better ? found->second > *best_ : found->second < *best_);
+  if (better) best_ = found->second;
+  return better;
+}
+
+void Checkpoints::epoch_ended(int64_t epoch, const std::map<std::string, double>& metrics) {
+  const int64_t done = (epoch + 1) * static_cast<int64_t>(feed_.steps_per_epoch());
+  const bool by_epochs = options_.every.epochs > 0 && (epoch + 1) % options_.every.epochs == 0;
+  const bool by_steps = options_.every.steps > 0 && done % options_.every.steps == 0;
+  const bool by_time = options_.every.seconds > 0 && seconds_since(saved_) >= kNearEnough * options_.every.seconds;
+  const bool best = best_so_far(metrics);
+  if (decide(by_epochs || by_steps || by_time || best ? 1 : 0, "whether to save") != 0) save(epoch + 1, 0, metrics);
+}
+
+void Checkpoints::save_stopped(const data::Epoch& epoch) {
+  auto reached = static_cast<int64_t>(epoch.reached());
+  train_.group().comm().allreduce(&reached, 1, DType::i64, Op::max, "where they stopped");
+  const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
+  save(epoch.number() + reached / steps, static_cast<size_t>(reached % steps), {});
+}
+
+bool Checkpoints::finish(Seconds limit) {
+  const bool done = saver_.wait(limit);
+  hear();
+  return done && failed_.empty();
+}
+
+void Checkpoints::hear() {
+  for (Saved& saved : saver_.news()) {
+    failed_ = saved.error;
+    if (saved.error.empty()) newest_ = saved.path;
+    news_.push_back(std::move(saved));
+  }
+}
+
+std::vector<Saved> Checkpoints::news() {
+  hear();
+  return std::exchange(news_, {});
+}
+
+}  // namespace trireme
