@@ -49,8 +49,9 @@ int64_t newest_step(MemoryFiles& files) {
   if (std::none_of(entries.begin(), entries.end(),
                    [](const auto& entry) { return entry.condition == checkpoint::Condition::complete; }))
     return 0;
-  const checkpoint::Folder::Usable usable = folder.newest(true);
+  const checkpoint::Folder::Usable usable = folder.newest();
   const checkpoint::Checkpoint checkpoint(files, usable.entry.path);
+  checkpoint.verify(1);
   checkpoint::Reader reader(checkpoint, contents().layout, {});
   for (const std::string& vector : contents().vectors)
     for (const state::Holding& holding : reader.contents().of(vector)) {

@@ -53,6 +53,7 @@ std::shared_ptr<MemoryFiles::Node> MemoryFiles::find(const std::string& path) co
 std::vector<std::byte>& MemoryFiles::bytes_of(const std::string& path) { return find(path)->bytes; }
 
 int MemoryFiles::open(const std::string& path, int flags, int) {
+  const Lock lock(mutex_);
   if (!begin((flags & O_ACCMODE) != O_RDONLY)) return -1;
   std::shared_ptr<Node> node = find(path);
   if (node == nullptr) {
@@ -65,9 +66,13 @@ int MemoryFiles::open(const std::string& path, int flags, int) {
   return next_++;
 }
 
-int MemoryFiles::close(int file) { return open_.erase(file) > 0 ? 0 : refuse(EBADF); }
+int MemoryFiles::close(int file) {
+  const Lock lock(mutex_);
+  return open_.erase(file) > 0 ? 0 : refuse(EBADF);
+}
 
 ssize_t MemoryFiles::pread(int file, void* data, size_t bytes, uint64_t at) {
+  const Lock lock(mutex_);
   if (!begin(false)) return -1;
   const std::vector<std::byte>& content = open_.at(file)->bytes;
   if (at >= content.size()) return 0;
@@ -77,6 +82,7 @@ ssize_t MemoryFiles::pread(int file, void* data, size_t bytes, uint64_t at) {
 }
 
 ssize_t MemoryFiles::pwrite(int file, const void* data, size_t bytes, uint64_t at) {
+  const Lock lock(mutex_);
   if (!begin(true)) return -1;
   std::vector<std::byte>& content = open_.at(file)->bytes;
   const size_t some = bytes > 100 ? bytes - bytes / 3 : bytes;  // a file system may take less than it is given
@@ -86,6 +92,7 @@ ssize_t MemoryFiles::pwrite(int file, const void* data, size_t bytes, uint64_t a
 }
 
 int MemoryFiles::fsync(int file) {
+  const Lock lock(mutex_);
   if (!begin(false)) return -1;
   Node& node = *open_.at(file);
   node.durable_bytes = node.bytes;
@@ -93,17 +100,25 @@ int MemoryFiles::fsync(int file) {
   return 0;
 }
 
-int MemoryFiles::fallocate(int, uint64_t) { return begin(true) ? 0 : -1; }
+int MemoryFiles::fallocate(int, uint64_t) {
+  const Lock lock(mutex_);
+  return begin(true) ? 0 : -1;
+}
 
 int MemoryFiles::ftruncate(int file, uint64_t bytes) {
+  const Lock lock(mutex_);
   if (!begin(true)) return -1;
   open_.at(file)->bytes.resize(bytes);
   return 0;
 }
 
-int64_t MemoryFiles::size(int file) { return static_cast<int64_t>(open_.at(file)->bytes.size()); }
+int64_t MemoryFiles::size(int file) {
+  const Lock lock(mutex_);
+  return static_cast<int64_t>(open_.at(file)->bytes.size());
+}
 
 int MemoryFiles::rename(const std::string& from, const std::string& to) {
+  const Lock lock(mutex_);
   if (!begin(true)) return -1;
   const std::shared_ptr<Node> node = find(from), folder = find(checkpoint::folder_of(to));
   if (node == nullptr || folder == nullptr) return refuse(ENOENT);
@@ -113,6 +128,7 @@ int MemoryFiles::rename(const std::string& from, const std::string& to) {
 }
 
 int MemoryFiles::unlink(const std::string& path) {
+  const Lock lock(mutex_);
   if (!begin(false)) return -1;
   const std::shared_ptr<Node> node = find(path);
   if (node == nullptr || node->folder) return refuse(node == nullptr ? ENOENT : EISDIR);
@@ -121,6 +137,7 @@ int MemoryFiles::unlink(const std::string& path) {
 }
 
 int MemoryFiles::mkdir(const std::string& path, int) {
+  const Lock lock(mutex_);
   if (!begin(true)) return -1;
   if (find(path) != nullptr) return refuse(EEXIST);
   const std::shared_ptr<Node> folder = find(checkpoint::folder_of(path));
@@ -130,6 +147,7 @@ int MemoryFiles::mkdir(const std::string& path, int) {
 }
 
 int MemoryFiles::rmdir(const std::string& path) {
+  const Lock lock(mutex_);
   if (!begin(false)) return -1;
   const std::shared_ptr<Node> node = find(path);
   if (node == nullptr || !node->names.empty()) return refuse(node == nullptr ? ENOENT : ENOTEMPTY);
@@ -138,6 +156,7 @@ int MemoryFiles::rmdir(const std::string& path) {
 }
 
 int MemoryFiles::list(const std::string& path, std::vector<std::string>& names) {
+  const Lock lock(mutex_);
   if (!begin(false)) return -1;
   const std::shared_ptr<Node> node = find(path);
   if (node == nullptr || !node->folder) return refuse(node == nullptr ? ENOENT : ENOTDIR);

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include <trireme/base/lock.h>
 #include <trireme/checkpoint/files.h>
 
 namespace trireme::tests {
@@ -16,7 +17,7 @@ namespace trireme::tests {
 /// The process was killed: nothing that it calls afterwards has an effect.
 struct Killed {};
 
-/// Used by one thread.
+/// Thread-safe.
 class MemoryFiles final : public checkpoint::Files {
  public:
   MemoryFiles();
@@ -68,6 +69,7 @@ class MemoryFiles final : public checkpoint::Files {
   std::shared_ptr<Node> find(const std::string& path) const;
   static void after_power_loss(Node& node, std::mt19937* dice);
 
+  Mutex mutex_;  // of each call
   std::shared_ptr<Node> root_;
   std::map<int, std::shared_ptr<Node>> open_;
   int next_ = 3;
