@@ -123,12 +123,12 @@ inline void show(Writer& writer, const Contents& contents, int rank, int ranks, 
 
 /// A whole checkpoint by ranks one after another. Returns its path.
 inline std::string save(Files& files, const std::string& folder, int64_t step, const Contents& contents, int ranks = 2,
-                        size_t cuts = 7, size_t file_bytes = 1000) {
+                        size_t cuts = 7, size_t file_bytes = 1000, size_t row_bytes = 100) {
   const Plan plan(contents, file_bytes);
   const Attempt attempt = checkpoint::Folder(files, folder).attempt(step);
   try {
     for (int rank = 0; rank < ranks; rank++) {
-      Writer writer(files, attempt, plan, {.rank = rank, .row_bytes = 100});
+      Writer writer(files, attempt, plan, {.rank = rank, .row_bytes = row_bytes});
       show(writer, contents, rank, ranks, cuts, step);
       writer.finish();
     }
