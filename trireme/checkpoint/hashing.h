@@ -1,5 +1,5 @@
 #pragma once
-// SHA-256 of files.
+// SHA-256 of files. Not installed: private to this folder.
 #include <string>
 #include <vector>
 

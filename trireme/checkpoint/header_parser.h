@@ -1,5 +1,5 @@
 #pragma once
-// The JSON of a safetensors header. Private to this folder.
+// The JSON of a safetensors header. Not installed: private to this folder.
 #include <string>
 #include <string_view>
 

@@ -1,6 +1,6 @@
 #pragma once
 // What a writer tells rank 0 when it is done: a small file in the checkpoint's folder, gone when that is complete.
-// Private to this folder. It needs no fsync: without a manifest nobody looks at it after a crash.
+// Not installed: private to this folder. It needs no fsync: without a manifest nobody looks at it after a crash.
 #include <cstdint>
 #include <map>
 #include <string>

@@ -35,6 +35,7 @@ class Checkpoint {
   std::span<const std::unique_ptr<SafetensorsFile>> files() const { return files_; }
   /// Planned tensors and blobs; not those of rows, whose names are in several files.
   Found find(const std::string& name) const;
+  const std::map<std::string, Found>& tensors() const { return tensors_; }
   std::optional<std::vector<std::byte>> blob(const std::string& name) const;
   /// Names of all blobs, sorted.
   std::vector<std::string> blobs() const;

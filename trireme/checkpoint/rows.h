@@ -1,6 +1,6 @@
 #pragma once
 // Rows of sparse tables as tensors: TABLE/keys, /values, /state, /steps and /age, each with one row of the table by
-// row. Private to this folder.
+// row. Not installed: private to this folder.
 #include <functional>
 #include <map>
 #include <string>
