@@ -163,6 +163,7 @@ void Originals::release(size_t index, size_t end) {
 }
 
 void Originals::release_all() {
+  if (!states_) return;  // not sealed: whoever made it gave up
   for (size_t span = 0; span < spans_.size(); span++) release(span, spans_[span].size);
 }
 
