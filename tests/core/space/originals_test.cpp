@@ -93,6 +93,12 @@ TEST(Originals, AreNotSavedWhenTheyWereReleased) {
   EXPECT_TRUE(originals.released());
 }
 
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kShadows = true;  // a sanitizer's memory grows with what is touched
+#else
+constexpr bool kShadows = false;
+#endif
+
 size_t resident_bytes() {
   size_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages >> pages;
@@ -100,6 +106,7 @@ size_t resident_bytes() {
 }
 
 TEST(Originals, GiveTheirMemoryBackWhileTheyAreRead) {
+  if (kShadows) GTEST_SKIP();
   constexpr size_t kSize = size_t{64} << 20;
   std::vector<std::byte> memory = counted(kSize, 4);
   Originals originals(kSize);
@@ -116,6 +123,7 @@ TEST(Originals, GiveTheirMemoryBackWhileTheyAreRead) {
 }
 
 TEST(Originals, GetMemoryBeforeItIsNeeded) {
+  if (kShadows) GTEST_SKIP();
   constexpr size_t kSize = size_t{32} << 20;
   std::vector<std::byte> memory = counted(kSize, 5);
   Originals originals(kSize);
@@ -177,7 +185,7 @@ TEST(Originals, AreReleasedWhileWritersWrite) {
     for (size_t at = 0; at < (seed % 2 == 0 ? memory.size() : memory.size() / 2); at += kChunk) {
       originals.read(0, at, bytes);
       originals.release(0, at + kChunk);
-      ASSERT_TRUE(std::equal(bytes.begin(), bytes.end(), before.begin() + static_cast<ptrdiff_t>(at))) << seed;
+      EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), before.begin() + static_cast<ptrdiff_t>(at))) << seed;
     }
     originals.release_all();
     EXPECT_TRUE(originals.released());
