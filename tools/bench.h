@@ -62,6 +62,10 @@ int measure_step(const std::string& out, const std::string& name, bool alone);
 int measure_guards(const std::string& out, const std::string& name, int turns);
 inline constexpr std::array kGuards = {"none", "watch", "clip"};
 
+/// A model of 100 MB whose state is taken in one of several ways, in turn; a line for each way, with the steps beside
+/// it.
+int measure_snapshots(const std::string& out, int turns);
+
 /// Model and samples per worker and step; worker/bench_train.cpp measures them.
 inline constexpr std::array kTrainCases = {"lenet-32",   "lenet-128",  "mlp512-32",
                                            "mlp512-128", "mlp2048-32", "mlp2048-128"};

@@ -11,7 +11,7 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   struct Settings {
     std::string out, name, collective = "allreduce";
     std::vector<size_t> sizes;
-    int guards = 0;
+    int guards = 0, snapshots = 0;
     bool alone = false, private_memory = false;
   };
   auto s = std::make_shared<Settings>();
@@ -19,6 +19,8 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   command->add_option("--out", s->out, "File for the result, JSON lines")->required();
   command->add_option("--case", s->name, "Such as lenet-32")->check(CLI::IsMember(kTrainCases));
   command->add_option("--guards", s->guards, "Turns of steps that look for nothing, for NaN, and that clip");
+  command->add_option("--snapshots", s->snapshots, "Turns of steps beside which state is taken, in several ways")
+      ->excludes("--case");
   command->add_flag("--alone", s->alone, "As if there were no other rank");
   command->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->excludes("--case");
   command->add_option("--collective", s->collective, "The one whose --sizes are measured")
@@ -27,6 +29,7 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   command->add_flag("--private", s->private_memory, "In memory of the caller's own");
   return [s] {
     if (!s->sizes.empty()) return measure_collective(s->out, s->collective, s->sizes, s->private_memory);
+    if (s->snapshots > 0) return measure_snapshots(s->out, s->snapshots);
     return s->guards > 0 ? measure_guards(s->out, s->name, s->guards) : measure_step(s->out, s->name, s->alone);
   };
 }

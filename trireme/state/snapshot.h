@@ -53,7 +53,7 @@ class Snapshot final : public Source {
   // ---- bytes ----
 
   /// Gets memory for what may have to be copied aside: the first read() does it as well, but the earlier in a reader's
-  /// thread the better, since otherwise the training thread has to. Takes about 0.1 s per GB.
+  /// thread the better, since otherwise the training thread has to. Takes about 0.1 s for a GB.
   void prepare() { originals_->prepare(); }
   /// Bytes of a part, from `offset` on, as of the snapshot's step. As often as one likes until they are released, in
   /// any order. Throws InvalidArgument when they were, or are beyond the part's end.
