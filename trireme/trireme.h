@@ -16,6 +16,7 @@
 #include <trireme/ps/server.h>
 #include <trireme/space/schedule.h>
 #include <trireme/space/updater.h>
+#include <trireme/train/policy.h>
 
 namespace trireme {
 

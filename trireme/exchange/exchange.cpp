@@ -62,7 +62,7 @@ void Exchange::open() {
   seen_.reset();
   if (!updater_) return;
   updater_->begin_step(lr_);
-  updater_->watch(watches() && options_.clip == 0);  // a norm finds out before
+  updater_->watch(watches() && !whole_first());  // a norm finds out before
 }
 
 void Exchange::update_all() {
