@@ -13,6 +13,7 @@
 #include <trireme/data/dataset.h>
 #include <trireme/models/catalogue.h>
 
+#include "duration_flag.h"
 #include "join_names.h"
 
 namespace trireme::tools {
@@ -30,21 +31,6 @@ CLI::Validator whole_number(long long least) {
         const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), value);
         const bool good = error == std::errc{} && stop == text.data() + text.size() && value >= least;
         return good ? "" : fmt::format("must be a whole number of at least {}, not '{}'", least, text);
-      },
-      "");
-}
-
-/// "10m" becomes "600".
-CLI::Validator duration_flag(const std::string& name) {
-  return CLI::Validator(
-      [name](std::string& text) -> std::string {
-        try {
-          text = fmt::format("{}", duration_named(text, "").count());
-          return "";
-        } catch (const InvalidArgument& error) {
-          const std::string why = error.what();
-          return why.substr(why.find_first_not_of(": "));
-        }
       },
       "");
 }
@@ -150,7 +136,7 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--threads", s.threads, "Compute threads per worker")->check(whole_number(1));
   app.add_option("--timeout", s.timeout,
                  "How long to wait for another worker before giving up: 60 (seconds), 90s, 10m; the start included")
-      ->transform(duration_flag("--timeout"));
+      ->transform(duration_flag());
   app.add_option(
       "--step-timeout", s.step_timeout,
       "How long a training step may take on any worker, and waits for others in it: 30s, 10m (default: waits "

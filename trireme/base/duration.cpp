@@ -25,7 +25,7 @@ Seconds duration_named(const std::string& text, const std::string& what) {
   const auto [stop, error] = std::from_chars(text.data(), end, number, std::chars_format::fixed);
   const std::string unit(stop, end);
   for (const Unit& known : kUnits) {
-    if (error != std::errc{} || unit != known.name) continue;
+    if (error != std::errc{} || !std::isfinite(number) || unit != known.name) continue;
     const double seconds = number * known.seconds;
     if (seconds > 0 && seconds <= kLongest) return Seconds(seconds);
     fail<InvalidArgument>("{} must be more than 0 and at most ten years, not '{}'", what, text);

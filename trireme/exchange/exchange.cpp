@@ -111,6 +111,11 @@ void Exchange::look(size_t bucket, space::Range part) {
     if (layout_[slot].range.size() <= kSmall && !finite(slot, intersect(part, layout_[slot].range))) seen_ = slot;
 }
 
+void Exchange::leave_all_out() {
+  if (const std::optional<Flaw> found = flaw()) seen_ = found->slot;
+  std::fill_n(flags(), layout_.size(), uint8_t{0});
+}
+
 std::optional<Exchange::Flaw> Exchange::flaw() const {
   if (seen_) return Flaw{*seen_, true};
   std::optional<Flaw> in_sum;

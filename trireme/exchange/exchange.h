@@ -151,6 +151,8 @@ class Exchange {
   bool clip_by(double squares);
   /// The same by the gradients as they stand here.
   bool clip_here();
+  /// Nothing of this rank's gradient is applied, wherever it goes; flaw() still knows what was wrong with it.
+  void leave_all_out();
   /// Before they are summed: remembers flaws of small tensors, so that they can be told from other ranks'. Large ones
   /// would cost a pass over memory.
   void look(size_t bucket, space::Range part);

@@ -1,4 +1,3 @@
-#include <algorithm>
 #include <cmath>
 
 #include <trireme/base/error.h>
@@ -150,7 +149,7 @@ void Servers::push_clipped() {
 void Servers::close() {
   const bool clips = whole_first() && !traits_.lockstep, usable = !clips || clip_here();
   const bool skips = !usable && options_.on_nan == OnNan::skip;  // others may wait for this rank's turn: it has nothing
-  if (skips) std::fill_n(flags(), layout_.size(), uint8_t{0});
+  if (skips) leave_all_out();
   const bool locks = options_.sync.kind == Sync::trylock, pushes = (usable || skips) && (!locks || wins_lock());
   if (pushes && pushes_.empty()) push_all();
   if (whole_first() && traits_.lockstep) push_clipped();

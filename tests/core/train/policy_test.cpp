@@ -22,12 +22,12 @@ std::vector<EpochLoss> losses(std::initializer_list<double> values) {
   for (double value : values) epochs.push_back({.loss = value});
   return epochs;
 }
-StopOptions stop_of(std::initializer_list<const char*> texts) {
+StopOptions stop_of(const std::vector<const char*>& texts) {
   StopOptions options;
   for (const char* text : texts) add_stop(text, options, "--stop");
   return options;
 }
-std::string refusal(std::initializer_list<const char*> texts) {
+std::string refusal(const std::vector<const char*>& texts) {
   try {
     return "read as " + name_of(stop_of(texts));
   } catch (const InvalidArgument& error) {
@@ -195,7 +195,7 @@ TEST(Policy, TextsAreReadBack) {
 }
 
 TEST(Policy, BadTextsAreRefusedWithWhatIsAllowed) {
-  const std::pair<std::initializer_list<const char*>, const char*> cases[] = {
+  const std::pair<std::vector<const char*>, const char*> cases[] = {
       {{"accuracy=90"},
        "--stop accuracy=90: an accuracy is a part of the test set, more than 0 and at most 1. Do you "
        "mean accuracy=0.9?"},
