@@ -5,7 +5,6 @@ import pathlib
 import re
 import signal
 import time
-import unittest
 
 import support
 
@@ -251,4 +250,4 @@ class Policies(support.CommandTest):
 
 
 if __name__ == "__main__":
-    unittest.main()
+    support.main()
