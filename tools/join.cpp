@@ -11,6 +11,7 @@
 #include <trireme/cluster/launching/hosts.h>
 
 #include "commands.h"
+#include "duration_flag.h"
 #include "hosts.h"
 
 namespace trireme::tools {
@@ -49,7 +50,10 @@ Run add_join(CLI::App& app, const Invocation&) {
   command->add_option("--token-file", s->token_file,
                       "File with the job's token; -: standard input (default: the variable TRIREME_TOKEN)");
   command->add_option("--tls", s->agent.tls, "Folder of certificates (`trireme tls init`)");
-  command->add_option("--timeout", s->timeout, "Seconds to wait for the coordinator and for the other hosts")
+  command
+      ->add_option("--timeout", s->timeout,
+                   "How long to wait for the coordinator and for the other hosts: 60 (seconds), 90s, 10m")
+      ->transform(duration_flag())
       ->capture_default_str();
   command->footer(
       "`trireme train --hosts` does this for you through ssh. By hand, where there is none:\n"

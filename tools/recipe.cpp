@@ -12,6 +12,8 @@
 namespace trireme::tools {
 namespace {
 
+constexpr const char* kMany = "--stop";  // may be given several times, and is a list in a recipe
+
 /// What a recipe says: `args` are its flags.
 struct Recipe : Expanded {
   std::string file, model;
@@ -26,6 +28,11 @@ std::string text_of(const toml::node& value, const std::string& place, const std
   fail<InvalidArgument>("{}: the value of '{}' must be a text, a number, true or false", place, name);
 }
 
+void append_flag(const std::string& name, const toml::node& value, const std::string& place, Recipe& recipe) {
+  recipe.args.push_back(fmt::format("--{}={}", name, text_of(value, place, name)));
+  recipe.origins["--" + name] = place;
+}
+
 /// Keys of a `[section]` are flags too: sections only group them.
 void append_flags(const toml::table& table, Recipe& recipe) {
   for (const auto& [key, value] : table) {
@@ -36,8 +43,10 @@ void append_flags(const toml::table& table, Recipe& recipe) {
     } else if (name == "model" && value.is_string()) {
       recipe.model = **value.as_string();
     } else {
-      recipe.args.push_back(fmt::format("--{}={}", name, text_of(value, place, name)));
-      recipe.origins["--" + name] = place;
+      if (const auto* list = value.as_array(); list != nullptr && "--" + name == kMany)
+        for (const toml::node& one : *list) append_flag(name, one, place, recipe);
+      else
+        append_flag(name, value, place, recipe);
     }
   }
 }
@@ -77,6 +86,8 @@ Expanded expand_recipe(std::vector<std::string> args) {
     }
     if (recipe.model.empty()) fail<InvalidArgument>("{} has no key 'model'", file);
     leave_workers_to_hosts(recipe, args);
+    if (has_flag(args, {kMany}))  // as with any flag, the line's replace the recipe's
+      std::erase_if(recipe.args, [](const std::string& arg) { return name_in(arg) == kMany; });
     Expanded expanded{{args[0], recipe.model}, std::move(recipe.origins)};
     const auto append = [&](auto begin, auto end) { expanded.args.insert(expanded.args.end(), begin, end); };
     append(recipe.args.begin(), recipe.args.end());

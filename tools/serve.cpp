@@ -5,6 +5,7 @@
 #include <trireme/ps/server.h>
 
 #include "commands.h"
+#include "duration_flag.h"
 
 namespace trireme::tools {
 
@@ -15,7 +16,9 @@ Run add_serve(CLI::App& app, const Invocation& /*invocation*/) {
   auto s = std::make_shared<Settings>();
   CLI::App* command = app.add_subcommand(
       "serve", "Be a parameter server of the job that the environment names; ends when all workers have left");
-  command->add_option("--timeout", s->timeout, "Seconds to wait for the first worker")->capture_default_str();
+  command->add_option("--timeout", s->timeout, "How long to wait for the first worker: 60 (seconds), 90s, 10m")
+      ->transform(duration_flag())
+      ->capture_default_str();
   command
       ->add_option("--heartbeat-limit", s->heartbeat_limit,
                    "Several hosts: seconds of silence after which a host counts as dead")

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <charconv>
 
+#include <trireme/base/duration.h>
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/base/process.h>
 #include <trireme/data/dataset.h>
 #include <trireme/models/catalogue.h>
 
+#include "duration_flag.h"
 #include "join_names.h"
 
 namespace trireme::tools {
@@ -57,6 +59,15 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                  "Passes over the training set (default: 10; CSV: more, for 500 updates, up to 50)")
       ->check(whole_number(0));
   app.add_option("--max-steps", o.max_steps, "Stop after this many updates; 0: no limit")->check(whole_number(0));
+  app.add_option(
+         "--stop", s.stop,
+         "What ends the run early; several may be given: accuracy=0.9 or loss=0.1 at the end of an epoch (of the "
+         "test set; loss without one: of the training), time=10m since training began, steps=1000 updates, "
+         "plateau=5 epochs without a lower loss, nan (docs/stopping.md)")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->type_name("POLICY");
   app.add_option("--optimizer", s.optimizer, "One of: " + join_names(space::optimizer_names()));
   app.add_option("--lr", o.optimizer.lr, "Learning rate");
   app.add_option("--momentum", o.optimizer.momentum, "For momentum");
@@ -96,9 +107,12 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                  "Scale gradients down to this norm, as torch's clip_grad_norm_ does; 0: do not. Where all workers "
                  "update together it is the norm of "
                  "their mean gradient, otherwise that of each worker's own");
-  app.add_option("--on-nan", s.on_nan,
-                 "A loss or a gradient that is NaN or infinite: " + join_names(exchange::on_nan_names()) +
-                     ". stop: end with the worker, the update and the tensor that had it first");
+  app.add_option(
+      "--on-nan", s.on_nan,
+      "A loss or a gradient that is NaN or infinite: " + join_names(exchange::on_nan_names()) +
+          ". stop: end with the worker, the update and the tensor that had it first; skip: leave that update "
+          "out on all workers, as if its batch had not been there; 10 in a row end the run; rollback: go back "
+          "to the newest checkpoint and leave out the batch");
   app.add_option("--mean", s.mean, "weighted: by the number of samples; plain: every worker counts the same");
   app.add_option("--straggler", s.straggler,
                  "WORKER:FACTOR makes a worker that many times slower, to see what that does");
@@ -120,7 +134,13 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                "Batch norm with the statistics of the whole batch, as one worker would have them; otherwise each uses "
                "its own share's");
   app.add_option("--threads", s.threads, "Compute threads per worker")->check(whole_number(1));
-  app.add_option("--timeout", s.timeout, "Seconds to wait for another worker before giving up");
+  app.add_option("--timeout", s.timeout,
+                 "How long to wait for another worker before giving up: 60 (seconds), 90s, 10m; the start included")
+      ->transform(duration_flag());
+  app.add_option(
+      "--step-timeout", s.step_timeout,
+      "How long a training step may take on any worker, and waits for others in it: 30s, 10m (default: waits "
+      "as long as --timeout, steps as long as they like)");
   app.add_option("--report", o.report,
                  "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
   app.add_flag("--quiet-report", s.quiet_report)->group("");
@@ -161,6 +181,13 @@ void read_straggler(TrainSettings& settings) {
     fail<InvalidArgument>("--straggler '{}' is not WORKER:FACTOR, such as 1:3", text);
   settings.options.straggler = worker;
   settings.options.straggler_factor = factor;
+}
+
+void read_policies(TrainSettings& settings) {
+  train::Options& o = settings.options;
+  for (const std::string& policy : settings.stop) train::add_stop(policy, o.stop, "--stop");
+  if (settings.step_timeout.empty()) return;
+  o.parallel.step_timeout = {duration_named(settings.step_timeout, "--step-timeout"), "--step-timeout"};
 }
 
 void read_normalize(TrainSettings& settings) {
@@ -222,6 +249,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
         settings.servers, settings.sync);
   o.memory_format = train::memory_format_named(settings.memory_format);
   o.loss = train::loss_named(settings.loss);
+  read_policies(settings);
   train::check(o);
   models::check_name(o.model);
   if (o.parallel.sync_batch_norm && !models::has_batch_norm(o.model))

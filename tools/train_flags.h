@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include <string>
+#include <vector>
 
 #include <trireme/cluster/environment/environment.h>
 #include <trireme/train/options.h>
@@ -17,6 +18,8 @@ struct TrainSettings {
   int servers = 0;
   int threads = 1;
   double timeout = 60;
+  std::vector<std::string> stop;
+  std::string step_timeout;  // "": none
   std::string normalize;  // "": as for the data
   std::string optimizer = "momentum", schedule = "constant", sync = "shared", rate = "share", stale = "full",
               mean = "weighted", straggler, memory_format = "auto", loss = "auto", progress = "auto", engine = "auto",

@@ -17,6 +17,7 @@
 #include <trireme/space/schedule.h>
 #include <trireme/space/updater.h>
 #include <trireme/train/checkpoints.h>
+#include <trireme/train/policy.h>
 
 namespace trireme {
 

@@ -64,7 +64,7 @@ class BadInput(support.CommandTest):
             (["--lr", "abc"], "--lr: 'abc' is not a number"),
             (["--lr", "0,1"], "--lr: '0,1' is not a number; decimals have a point"),
             (["--hosts", "a:1,b:1", "--port", "x"], "--port: 'x' is not a number"),
-            (["--timeout", "soon"], "--timeout: 'soon' is not a number"),
+            (["--timeout", "soon"], "--timeout: 'soon' is not a duration"),
         ):
             with self.subTest(args=args):
                 self.refused_once("train", "lenet", *SMALL, *args, says=[says], code=2)

@@ -78,6 +78,12 @@ class Group::State final : public cluster::Site::Listener {
   }
   void note_cause(std::string_view text, bool victim) noexcept override { local->rounds().note_cause(text, victim); }
 
+  void limit_waits(const WaitLimit& limit) {
+    local->rounds().set_limit(limit);
+    for (comm::network::Communicator* network : {lane.get(), flat.get()})
+      if (network != nullptr) network->set_limit(limit);
+  }
+
   comm::Communicator& all_ranks() { return all ? static_cast<comm::Communicator&>(*all) : *local; }
 
   const std::shared_ptr<cluster::Site> site;
@@ -156,6 +162,10 @@ Group::State& Group::live() const {
 }
 
 cluster::Site& Group::site() const { return *state_->site; }
+void Group::limit_waits(const WaitLimit* limit) const {
+  const cluster::Facts& facts = state_->site->facts();
+  state_->limit_waits(limit != nullptr ? *limit : WaitLimit{facts.timeout, facts.timeout_setting});
+}
 metrics::Registry& Group::registry() const { return *state_->site->facts().registry; }
 int Group::rank() const { return state_->rank; }
 int Group::size() const { return static_cast<int>(state_->crew.ranks.size()); }

@@ -58,6 +58,10 @@ class Group {
   /// ranks here. Throws InvalidArgument on all ranks when one gives a color that is none.
   Group split(int color, int key = 0) const;
 
+  /// How long waits for other ranks may take that begin from now on, here and in whatever else uses this group's
+  /// communicators; null: as long as at first.
+  void limit_waits(const WaitLimit* limit) const;
+
   /// Where this process counts.
   metrics::Registry& registry() const;
   /// The T of this process's membership: see World::attached().

@@ -41,15 +41,15 @@ void Allreduce::take_sum() {
   if (b.dtype != DType::f32 && b.dtype != DType::f64) return;
   const void* const sum[] = {gradients() + b.range.begin};
   const size_t count = b.range.size() / size_of(b.dtype);
-  if (options_.clip > 0) squares_ += space::kernels().sum_squares(b.dtype, nullptr, sum, 1, count);
-  const bool leaves = options_.clip == 0 && !updater_;  // to an optimizer of the user's, which does not look
+  if (whole_first()) squares_ += space::kernels().sum_squares(b.dtype, nullptr, sum, 1, count);
+  const bool leaves = !whole_first() && !updater_;  // to an optimizer of the user's, which does not look
   if (leaves && watches() && !space::kernels().finite(b.dtype, sum[0], count)) sound_ = false;
 }
 
 void Allreduce::close() {
   while (!open_.empty()) take_sum();
   group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
-  if (options_.clip > 0 && !clip_by(squares_)) return;
+  if (whole_first() && !clip_by(squares_)) return;
   if (updater_) update_all();
 }
 

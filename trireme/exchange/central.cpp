@@ -37,7 +37,7 @@ void Central::close() {
         space::kernels().accumulate(b.dtype, gradients() + b.range.begin, incoming_.data() + b.range.begin,
                                     b.range.size() / size_of(b.dtype));
     }
-    if (options_.clip == 0 || clip_here()) update_all();
+    if (!whole_first() || clip_here()) update_all();
   }
   publish();
   uint8_t sound = sound_ ? 1 : 0;

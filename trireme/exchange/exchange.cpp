@@ -62,7 +62,7 @@ void Exchange::open() {
   seen_.reset();
   if (!updater_) return;
   updater_->begin_step(lr_);
-  updater_->watch(watches() && options_.clip == 0);  // a norm finds out before
+  updater_->watch(watches() && !whole_first());  // a norm finds out before
 }
 
 void Exchange::update_all() {
@@ -109,6 +109,11 @@ void Exchange::look(size_t bucket, space::Range part) {
   const space::Bucket& b = buckets_[bucket];
   for (size_t slot = b.last; watches() && !seen_ && slot-- > b.first;)
     if (layout_[slot].range.size() <= kSmall && !finite(slot, intersect(part, layout_[slot].range))) seen_ = slot;
+}
+
+void Exchange::leave_all_out() {
+  if (const std::optional<Flaw> found = flaw()) seen_ = found->slot;
+  std::fill_n(flags(), layout_.size(), uint8_t{0});
 }
 
 std::optional<Exchange::Flaw> Exchange::flaw() const {

@@ -100,8 +100,8 @@ class Exchange {
 
   bool landed() const { return landed_; }
   /// After land(): false when the step had a gradient that was NaN or infinite, unless OnNan::ignore. In lockstep all
-  /// ranks get the same answer. Parameters and state have nothing of it: with Options::clip they are as before the
-  /// step, otherwise the blocks of space::kBlock elements that had it are, while others were updated.
+  /// ranks get the same answer. Parameters and state have nothing of it: with Options::clip or OnNan::skip they are as
+  /// before the step, otherwise the blocks of space::kBlock elements that had it are, while others were updated.
   bool sound() const { return sound_; }
   /// A gradient that is not finite.
   struct Flaw {
@@ -124,6 +124,10 @@ class Exchange {
 
   /// What each parameter server has counted, by its number; nothing without servers.
   virtual std::vector<metrics::Snapshot> counted_by_servers() { return {}; }
+  /// How long waits for servers may take from now on; null: as long as at first. Those for ranks are their group's.
+  virtual void limit_waits(const WaitLimit* limit) {
+    if (client() != nullptr) client()->limit_waits(limit);
+  }
   /// This rank's way to the servers; null without any.
   virtual ps::Client* client() { return nullptr; }
 
@@ -142,11 +146,14 @@ class Exchange {
   void update_all();
   void update(size_t bucket, space::Range range, std::span<const space::Source> sources);
   bool watches() const { return options_.on_nan != OnNan::ignore; }
+  bool whole_first() const { return exchange::whole_first(options_); }
   /// Scales the gradients of all slots that flags() has: here and now, or in the updates that follow. False when they
   /// must not be applied: their sum of squares is not finite, and the step is not sound.
   bool clip_by(double squares);
   /// The same by the gradients as they stand here.
   bool clip_here();
+  /// Nothing of this rank's gradient is applied, wherever it goes; flaw() still knows what was wrong with it.
+  void leave_all_out();
   /// Before they are summed: remembers flaws of small tensors, so that they can be told from other ranks'. Large ones
   /// would cost a pass over memory.
   void look(size_t bucket, space::Range part);

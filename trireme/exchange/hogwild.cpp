@@ -28,13 +28,13 @@ bool Hogwild::begin_step(std::optional<int64_t> leased) {
 }
 
 void Hogwild::ready(size_t bucket) {
-  if (options_.clip > 0) return;  // what is decided by the whole gradient waits for it
+  if (whole_first()) return;  // what is decided by the whole gradient waits for it
   const space::Source own[] = {{gradients(), flags() + buckets_[bucket].first}};
   update(bucket, buckets_[bucket].range, own);
 }
 
 void Hogwild::close() {
-  if (options_.clip > 0 && clip_here()) update_all();
+  if (whole_first() && clip_here()) update_all();
 }
 
 Exchange::Share Hogwild::share_of(int rank, size_t bucket) const {

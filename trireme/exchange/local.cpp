@@ -67,7 +67,7 @@ bool Local::begin_step(std::optional<int64_t> /*leased*/) {
 }
 
 void Local::close() {
-  if (options_.clip == 0 || clip_here()) update_all();
+  if (!whole_first() || clip_here()) update_all();
   if (++steps_ % options_.sync.period == 0) meet();
 }
 

@@ -16,6 +16,9 @@ class Local final : public Exchange {
   ~Local() override;
 
   void publish() override;
+  void limit_waits(const WaitLimit* limit) override {
+    if (servers_) (*servers_)->limit_waits(limit);
+  }
   void ready(size_t) override {}
   void close() override;
   void settle() override;

@@ -18,7 +18,8 @@ struct Options {
   bool overlap = true;            // work on complete buckets while the backward pass goes on
   double clip = 0;  // norm above which a gradient is scaled down; 0: none. In lockstep the norm of the step's
                     // gradient, so that no update begins before all of it is there; otherwise of each rank's own
-  OnNan on_nan = OnNan::stop;   // stop: look for NaN and infinity in gradients, see sound()
+  OnNan on_nan = OnNan::stop;   // unless ignore: look for NaN and infinity in gradients, see sound(). skip costs what
+                                // clip does: gradients are read once more, and updates begin after the backward pass
   bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
                                 // need them. Where that cannot be had, the buckets stay until close()
   Rate rate = Rate::share;      // what one gradient counts where they are applied one by one: how staleness is weighed;
@@ -32,6 +33,9 @@ struct Options {
   uint64_t seed = 1;                               // trylock: of the workers' luck
   std::vector<ps::SparseTable::Options> tables{};  // rows by key, beside the model's parameters: see client()
 };
+
+/// No update begins before all gradients of the step are known: to clip them, or to leave all of them out.
+inline bool whole_first(const Options& options) { return options.clip > 0 || options.on_nan == OnNan::skip; }
 
 /// Throws InvalidArgument for what cannot be honoured.
 void check(const Options& options);

@@ -108,7 +108,7 @@ bool Servers::begin_step(std::optional<int64_t> leased) {
 }
 
 void Servers::push(size_t bucket) {
-  const bool hold = options_.clip > 0 && traits_.lockstep;
+  const bool hold = whole_first() && traits_.lockstep;
   landed_ = false;
   pushes_.push_back(client_->push(
       buckets_[bucket].range, {.step = step_, .lr = lr_, .pull = !hold, .watch = watches() && !hold, .hold = hold}));
@@ -116,7 +116,7 @@ void Servers::push(size_t bucket) {
 
 void Servers::ready(size_t bucket) {
   // What is decided by the whole gradient waits for it.
-  const bool whole = options_.sync.kind == Sync::trylock || (options_.clip > 0 && !traits_.lockstep);
+  const bool whole = options_.sync.kind == Sync::trylock || (whole_first() && !traits_.lockstep);
   if (options_.overlap && !whole) push(bucket);
 }
 
@@ -147,10 +147,12 @@ void Servers::push_clipped() {
 }
 
 void Servers::close() {
-  const bool clips = options_.clip > 0 && !traits_.lockstep, usable = !clips || clip_here();
-  const bool locks = options_.sync.kind == Sync::trylock, pushes = usable && (!locks || wins_lock());
+  const bool clips = whole_first() && !traits_.lockstep, usable = !clips || clip_here();
+  const bool skips = !usable && options_.on_nan == OnNan::skip;  // others may wait for this rank's turn: it has nothing
+  if (skips) leave_all_out();
+  const bool locks = options_.sync.kind == Sync::trylock, pushes = (usable || skips) && (!locks || wins_lock());
   if (pushes && pushes_.empty()) push_all();
-  if (options_.clip > 0 && traits_.lockstep) push_clipped();
+  if (whole_first() && traits_.lockstep) push_clipped();
   if (!lands_later()) land();
   if (locks && pushes) client_->unlock();
   if (usable && !pushes) client_->pull(whole()).wait();  // its gradient is dropped; the others' are not

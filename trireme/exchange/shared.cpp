@@ -62,7 +62,7 @@ void Shared::proceed() {
 
 void Shared::close() {
   while (!open_.empty()) work_next();
-  if (options_.clip == 0) {
+  if (!whole_first()) {
     local_.rounds().await_finished(last_round_);
     sound_ = sound_here();
     return;
@@ -105,7 +105,7 @@ void Shared::hear_machine() {
 }
 
 void Shared::work(size_t bucket) {
-  if (options_.clip > 0) return gather(bucket);
+  if (whole_first()) return gather(bucket);
   update_slice(bucket, slices_[bucket], sources_of(bucket));
 }
 

@@ -124,7 +124,7 @@ void Spread::close() {
     work_next();
     depart();
   }
-  if (options_.clip > 0) return close_clipped();
+  if (whole_first()) return close_clipped();
   await(buckets_.back().range);
   told_ = total();
 }
@@ -167,7 +167,7 @@ void Spread::land() {
   while (!travelling_.empty()) land_first();
   await({0, layout_.bytes()});
   landed_ = true;
-  if (options_.clip == 0) sound_ = sound_here();
+  if (!whole_first()) sound_ = sound_here();
 }
 
 void Spread::work(size_t bucket) {
@@ -215,7 +215,7 @@ void Spread::land_first() {
   const space::Source sum[] = {{gradients(), lane_flags_.data() + b.first}};
   Trip& trip = trips_[piece.bucket];
   trip.travelling--;
-  if (options_.clip > 0) {
+  if (whole_first()) {
     squares_[piece.bucket] += space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum);
     return;
   }

@@ -138,6 +138,7 @@ void Parallel::Impl::follow_freezing() {
 ps::Lease Parallel::Impl::Work::take() {
   if (impl_.stop.load()) impl_.exchange_->want_stop();
   if (impl_.stopped_) return {ps::Lease::stopped};
+  const StepLimit limit(impl_.group_, *impl_.exchange_, impl_.options_.step_timeout);
   const ps::Lease lease = impl_.exchange_->source().take();
   impl_.stopped_ = lease.what == ps::Lease::stopped;
   if (lease.what != ps::Lease::piece) return lease;
@@ -150,6 +151,11 @@ void Parallel::Impl::use_loader(const std::shared_ptr<const std::string>& terms)
   if (!terms || terms == loader_terms_) return;
   loader_terms_ = terms;
   loader_sign_ = exchange::sign_of(*terms);
+}
+
+void Parallel::Impl::limited(const std::function<void()>& meet) {
+  const StepLimit limit(group_, *exchange_, options_.step_timeout);
+  meet();
 }
 
 void Parallel::Impl::exclusive(const std::function<void()>& change) {

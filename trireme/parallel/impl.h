@@ -14,6 +14,7 @@
 #include <trireme/parallel/parallel.h>
 #include <trireme/parallel/placement.h>
 #include <trireme/parallel/state.h>
+#include <trireme/parallel/step_limit.h>
 #include <trireme/parallel/step_metrics.h>
 #include <trireme/parallel/tensors.h>
 
@@ -29,6 +30,7 @@ class Parallel::Impl {
   Impl& operator=(const Impl&) = delete;
 
   Step step(double weight, const std::function<torch::Tensor()>& loss);
+  void limited(const std::function<void()>& meet);
   void exclusive(const std::function<void()>& change);
   void settled(const std::function<void()>& look);
   /// Row-major copies of everything that a saved model consists of.
@@ -106,10 +108,16 @@ class Parallel::Impl {
   Step update();
   void count_update();
   void hear(Step& done);
+  void check_time(const Step& done) const;
   bool watches() const { return options_.exchange.on_nan != exchange::OnNan::ignore; }
+  bool skips() const { return options_.exchange.on_nan == exchange::OnNan::skip; }
+  void keep_buffers();
+  void spoil_bucket();
+  Step skip(Step done);
   void lose(double number);
   void check_finite(double loss);
   [[noreturn]] void complain(double loss);
+  std::string explanation(double loss);
 
   /// While a backward pass of step() runs: gradients of other ones are not ours.
   struct Collecting {
@@ -142,7 +150,9 @@ class Parallel::Impl {
   std::vector<bool> filled_;     // slots with a gradient from an earlier micro-batch
   size_t next_bucket_ = 0;
   std::vector<std::pair<size_t, torch::Tensor>>
-      deferred_;  // gradients whose place is taken until the backward pass ends
+      deferred_;                             // gradients whose place is taken until the backward pass ends
+  Clock::time_point began_{};                // with a time limit of steps
+  std::vector<torch::Tensor> kept_buffers_;  // with OnNan::skip: as they were before the step
   double loss_ = 0;
   double loss_at_update_ = 0;                             // this rank's, of the update before
   bool lost_ = false;                                     // one of its losses was no number

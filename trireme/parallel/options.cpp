@@ -1,11 +1,21 @@
+#include <trireme/base/duration.h>
 #include <trireme/base/error.h>
 #include <trireme/parallel/options.h>
+#include <trireme/parallel/step_limit.h>
 
 namespace trireme {
+
+std::string too_long(int64_t update, int rank, Seconds taken, const WaitLimit& limit) {
+  if (limit.timeout.count() <= 0 || taken <= limit.timeout) return "";
+  return fmt::format("update {} took {:.3g} s on rank {}, and {} is {}{}", update, taken.count(), rank, limit.setting,
+                     duration_text(limit.timeout), longer_helps(limit.setting));
+}
 
 void check(const ParallelOptions& options) {
   exchange::check(options.exchange);
   if (options.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", options.accumulate);
+  if (const double seconds = options.step_timeout.timeout.count(); !(seconds >= 0))
+    fail<InvalidArgument>("{} must be at least 0 s (0: no limit), not {:g}", options.step_timeout.setting, seconds);
   if (options.sync_batch_norm && !options.exchange.sync.lockstep())
     fail<InvalidArgument>(
         "sync-batch-norm needs workers that take every step together, and with sync '{}' each goes at its own pace",

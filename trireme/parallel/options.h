@@ -1,6 +1,7 @@
 #pragma once
 // What a Parallel is asked to do. It contains what its exchange is asked, and is a part of what a training run is asked
 // (train/options.h). No torch here: the command reads flags into it.
+#include <trireme/base/advice.h>
 #include <trireme/exchange/options.h>
 #include <trireme/space/schedule.h>
 
@@ -10,10 +11,11 @@ struct ParallelOptions {
   exchange::Options exchange{};  // how gradients become parameters: sync, rate, clip, on_nan, …
   int accumulate = 1;            // calls of step() per update
   space::ScheduleOptions
-      schedule{};                // of the learning rate, by step: of the feed, or of this rank's updates without one
-  bool overlap_next = false;     // return from step() when the parameters that come first are there; operators of this
-                                 // thread that use others wait for them. Before looking at raw memory (data_ptr) use
-                                 // settled() or exclusive()
+      schedule{};             // of the learning rate, by step: of the feed, or of this rank's updates without one
+  bool overlap_next = false;  // return from step() when the parameters that come first are there; operators of this
+                              // thread that use others wait for them. Before looking at raw memory (data_ptr) use
+                              // settled() or exclusive()
+  WaitLimit step_timeout{Seconds(0), "ParallelOptions::step_timeout"};  // see parallel/step_limit.h; 0 s: none
   bool channels_last = false;    // store 4-d weights as N, H, W, C: faster for most convolutions with oneDNN
   bool sync_batch_norm = false;  // batch norms in the loss function use the statistics of all ranks' samples, as
                                  // one process would; otherwise each rank's own. Each layer then waits for all

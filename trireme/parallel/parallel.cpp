@@ -22,6 +22,7 @@ Step Parallel::step(double weight, const std::function<torch::Tensor()>& loss) {
 Step Parallel::step(const std::function<torch::Tensor()>& loss) { return impl_->step(impl_->equal_weight(), loss); }
 void Parallel::use_loader(const std::shared_ptr<const std::string>& terms) { impl_->use_loader(terms); }
 void Parallel::request_stop() noexcept { impl_->stop.store(true); }
+void Parallel::limited(const std::function<void()>& meet) { impl_->limited(meet); }
 void Parallel::exclusive(const std::function<void()>& change) { impl_->exclusive(change); }
 void Parallel::settled(const std::function<void()>& look) { impl_->settled(look); }
 bool Parallel::lockstep() const { return impl_->exchange().traits().lockstep; }

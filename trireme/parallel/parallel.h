@@ -24,6 +24,9 @@ struct Step {
   double loss = 0;     // weighted mean over all ranks and micro-batches of this update; valid when updated. Where ranks
                        // train on their own, this rank's
   int64_t number = 0;  // updates so far, of this rank
+  bool skipped = false;  // with OnNan::skip: the update had a NaN and was not made, nor is it counted. Not updated
+                         // then; all ranks in lockstep() see it alike
+  std::string reason{};  // of a skipped update: who had it, and where
   bool stop = false;  // some rank asked to stop: all ranks see it after the same update, or when they ask for work. Not
                       // updated then: nothing was done
 };
@@ -58,6 +61,10 @@ class Parallel {
   /// optimizer state. Those of that update are: with a loss, what the other ranks' gradients made of them (as they
   /// were, if all ranks had it); with a gradient and `clip`, as they were; with a gradient and no `clip`, as they were
   /// in the blocks of 1024 elements that had it, and updated elsewhere.
+  ///
+  /// With OnNan::skip nothing is thrown, and nothing of such an update is applied, on no rank (where ranks go at their
+  /// own pace: of this rank's): parameters, optimizer state and buffers are as if its batch had not been there. With an
+  /// optimizer of the user's, no parameter has a `.grad()` then. Random numbers that the batch has drawn stay drawn.
   Step step(double weight, const std::function<torch::Tensor()>& loss);
   /// Equal weights: every rank has the same number of samples.
   Step step(const std::function<torch::Tensor()>& loss);
@@ -70,6 +77,10 @@ class Parallel {
     if constexpr (requires { batch.terms; }) use_loader(batch.terms);
     return step(static_cast<double>(batch.weight), loss);
   }
+
+  /// Runs `meet`, in which ranks wait for others' steps to end, with the time limit of a step (ParallelOptions::
+  /// step_timeout).
+  void limited(const std::function<void()>& meet);
 
   /// Makes the next completed update report `stop` on all ranks, and feeds end. Safe in a signal handler.
   void request_stop() noexcept;

@@ -7,6 +7,7 @@ namespace trireme {
 struct StepMetrics {
   explicit StepMetrics(metrics::Registry& registry)
       : updates(&registry, {"updates", "updates", "Of models that this rank took part in"}),
+        skipped(&registry, {"skipped_updates", "updates", "Left out because of a NaN, with OnNan::skip"}),
         micro_batches(&registry, {"micro_batches", "micro-batches", "Forward and backward passes"}),
         forward_seconds(&registry, {"forward_seconds", "seconds",
                                     "From the call of step() to its loss, with the wait for leave to begin"}),
@@ -19,7 +20,7 @@ struct StepMetrics {
         spans(&registry),
         timed(registry.timed()) {}
 
-  metrics::Counter updates, micro_batches;
+  metrics::Counter updates, skipped, micro_batches;
   metrics::Histogram forward_seconds, backward_seconds, exchange_seconds;
   metrics::Spans spans;
   const bool timed;

@@ -28,8 +28,9 @@ void store(torch::Tensor& home, const torch::Tensor& gradient, bool add) {
 
 Step Parallel::Impl::step(double weight, const std::function<torch::Tensor()>& loss) {
   metrics::Laps laps(count_.spans, count_.timed);
+  const StepLimit limit(group_, *exchange_, options_.step_timeout);
   follow_freezing();
-  if (micro_ == 0 && !begin(weight)) return {false, 0, updates_, true};
+  if (micro_ == 0 && !begin(weight)) return {.number = updates_, .stop = true};
   const bool last = micro_ + 1 == options_.accumulate;
   if (!exchange_->traits().lockstep) weight *= group_.size();  // of its own samples, it has all
   if (statistics_) statistics_->begin(weight > 0);
@@ -39,9 +40,10 @@ Step Parallel::Impl::step(double weight, const std::function<torch::Tensor()>& l
     without_samples();
   store_deferred();
   micro_ = last ? 0 : micro_ + 1;
-  if (!last) return {false, 0, updates_, false};
-  const Step done = update();
+  if (!last) return {.number = updates_};
+  Step done = update();
   laps.end("exchange", count_.exchange_seconds);
+  check_time(done);
   return done;
 }
 
@@ -56,7 +58,16 @@ double Parallel::Impl::begin_share(double first_weight) {
   return share;
 }
 
+/// Other ranks' waits are over by now, or they have given up.
+void Parallel::Impl::check_time(const Step& done) const {
+  const WaitLimit& limit = options_.step_timeout;
+  if (limit.timeout.count() <= 0) return;
+  const std::string why = too_long(done.number, group_.rank(), Clock::now() - began_, limit);
+  if (!why.empty()) throw Timeout(why);
+}
+
 bool Parallel::Impl::begin(double first_weight) {
+  if (options_.step_timeout.timeout.count() > 0) began_ = Clock::now();
   if (stop.load()) exchange_->want_stop();
   const bool lockstep = exchange_->traits().lockstep;  // there all stop by what they tell, after the same update
   if ((stopped_ && !lockstep) || !exchange_->begin(learning_rate() * begin_share(first_weight), leased_)) {
@@ -68,6 +79,7 @@ bool Parallel::Impl::begin(double first_weight) {
   next_bucket_ = 0;
   loss_ = 0;
   lost_ = false;
+  keep_buffers();
   return true;
 }
 
@@ -166,6 +178,7 @@ void Parallel::Impl::passed(size_t slot) {
 }
 
 void Parallel::Impl::ready_next() {
+  if (lost_ && skips()) spoil_bucket();
   if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = tell());
   exchange_->ready(next_bucket_++);
 }
@@ -194,16 +207,17 @@ void Parallel::Impl::store_deferred() {
 Step Parallel::Impl::update() {
   while (next_bucket_ < missing_.size()) ready_next();
   exchange_->close();
-  if (!options_.overlap_next) exchange_->land();
+  if (!options_.overlap_next || skips()) exchange_->land();
   count_update();
-  count_.updates.add();
   cluster::note_update();
-  Step done{true, loss_, updates_, false};
+  Step done{.updated = true, .loss = loss_, .number = updates_};
   if (exchange_->traits().lockstep)
     hear(done);
   else
     done.stop = exchange_->stopped();
   stopped_ = stopped_ || done.stop;
+  if (skips() && !exchange_->sound()) return skip(std::move(done));
+  count_.updates.add();
   check_finite(done.loss);
   if (!exchange_->landed()) arrivals_->expect();
   if (exchange_->updater() == nullptr)
@@ -229,11 +243,46 @@ void Parallel::Impl::hear(Step& done) {
   done.stop = told_[1] > 0;
 }
 
+/// What a forward pass writes to them is to be taken back when its update is skipped.
+void Parallel::Impl::keep_buffers() {
+  if (!skips()) return;
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < buffers_.size(); i++)
+    if (i == kept_buffers_.size())
+      kept_buffers_.push_back(buffers_[i].tensor.detach().clone());
+    else
+      kept_buffers_[i].copy_(buffers_[i].tensor);
+}
+
+/// This rank's loss is no number, though its gradients may be some: with a NaN among them the exchange finds that the
+/// step is not sound, on all ranks alike, and applies nothing of it.
+void Parallel::Impl::spoil_bucket() {
+  for (size_t slot = exchange_->buckets()[next_bucket_].first; slot < exchange_->buckets()[next_bucket_].last; slot++) {
+    if (!gradients_[slot].is_floating_point() || gradients_[slot].numel() == 0) continue;
+    gradients_[slot].fill_(std::nan(""));
+    return exchange_->present(slot);
+  }
+}
+
+/// Nothing of the update was applied; what else the step has changed is as before.
+Step Parallel::Impl::skip(Step done) {
+  const torch::NoGradGuard no_grad;
+  done.reason = explanation(loss_);
+  for (size_t i = 0; i < buffers_.size(); i++) buffers_[i].tensor.copy_(kept_buffers_[i]);
+  for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
+  done.updated = false;
+  done.skipped = true;
+  done.number = --updates_;
+  clock_--;
+  count_.skipped.add();
+  return done;
+}
+
 /// This rank's loss is no number. In lockstep it goes on to the end of the update, with nothing to give, so that all
 /// ranks hear of it there.
 void Parallel::Impl::lose(double number) {
   lost_ = true;
-  if (exchange_->traits().lockstep) return;
+  if (exchange_->traits().lockstep || skips()) return;
   micro_ = 0;
   count_update();
   complain(number);
@@ -248,16 +297,19 @@ void Parallel::Impl::check_finite(double loss) {
   if (lost || (exchange_->landed() && !exchange_->sound())) complain(loss_);
 }
 
-/// Throws, and in lockstep the same on all ranks. Collective then.
-void Parallel::Impl::complain(double loss) {
+/// In lockstep the same on all ranks. Collective then.
+std::string Parallel::Impl::explanation(double loss) {
   const bool together = exchange_->traits().lockstep;
   const Finding mine = finding_of(loss, exchange_->flaw());
   std::vector<Finding> all(together ? static_cast<size_t>(group_.size()) : 1, mine);
   if (together) group_.comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "who has NaN");
-  fail<NotFinite>(
-      "{}. Look for such numbers in the data, clip gradients (clip), or try a smaller learning rate{}",
-      explain(all, together ? 0 : group_.rank(), updates_, [&](size_t slot) { return parameters_[slot].name; }),
-      lr_ > 0 ? fmt::format(" than {:g}", lr_) : "");
+  return explain(all, together ? 0 : group_.rank(), updates_, [&](size_t slot) { return parameters_[slot].name; });
+}
+
+/// Throws, and in lockstep the same on all ranks. Collective then.
+void Parallel::Impl::complain(double loss) {
+  fail<NotFinite>("{}. Look for such numbers in the data, clip gradients (clip), or try a smaller learning rate{}",
+                  explanation(loss), lr_ > 0 ? fmt::format(" than {:g}", lr_) : "");
 }
 
 }  // namespace trireme

@@ -63,6 +63,7 @@ Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions option
     : job_(std::move(job)),
       worker_(worker),
       options_(options),
+      limit_{options.timeout, options.timeout_setting},
       buckets_(plan_buckets(job_.layout, job_.bucket_bytes)),
       chunks_(plan_chunks(job_.layout, buckets_, job_.servers, job_.chunk_bytes)),
       patience_(patience_for(job_.workers + job_.servers, usable_cores())),
@@ -165,7 +166,7 @@ void Client::interrupt(const std::string& reason) noexcept { alarm_->raise(reaso
 void Client::send(size_t server, Request request, const std::shared_ptr<Operation>& operation, Load load) {
   Line& line = lines_[server];
   if (line.open.size() >= kMostOpen) {
-    const bool came = await(memory_->bell(), patience_, Deadline(options_.timeout),
+    const bool came = await(memory_->bell(), patience_, Deadline(limit_.timeout),
                             [&] { return progress(), line.open.size() < kMostOpen || alarm_->raised.load(); });
     if (line.open.size() >= kMostOpen) give_up(came, "room for another request");
   }
@@ -225,8 +226,8 @@ void Client::give_up(bool in_time, const char* what, const Operation* operation)
   }
   if (reason.empty() && silent != nullptr)
     reason = fmt::format("{} does not answer: it is stopped, or too busy", silent->lane->name());
-  timed_out_ = fmt::format("{}: worker {} has waited {:g} s for {}{}", reason, worker_, options_.timeout.count(), what,
-                           longer_helps(options_.timeout_setting));
+  timed_out_ = fmt::format("{}: worker {} has waited {:g} s for {}{}", reason, worker_, limit_.timeout.count(), what,
+                           longer_helps(limit_.setting));
   throw Timeout(timed_out_);
 }
 
@@ -265,7 +266,7 @@ Patience& Client::patience_with(const Operation& operation) {
 void Client::wait_for(const Operation& operation) {
   if (operation.left > 0) progress();
   if (operation.left > 0 && !timed_out_.empty()) throw Timeout(timed_out_);
-  const Deadline deadline(options_.timeout);
+  const Deadline deadline(limit_.timeout);
   while (operation.left > 0) {
     const bool several = operation.left > 1;
     if (several) expect(operation);
@@ -419,7 +420,7 @@ size_t Client::stage(size_t bytes) {
         "{} bytes of keys and rows in one request; there is room for {}: use smaller batches or a larger staging area",
         bytes, room);
   if (staged_ + bytes > room) {
-    const bool came = await(memory_->bell(), patience_, Deadline(options_.timeout),
+    const bool came = await(memory_->bell(), patience_, Deadline(limit_.timeout),
                             [&] { return progress(), sparse_open_ == 0 || alarm_->raised.load(); });
     if (sparse_open_ > 0) give_up(came, "room for keys");
   }

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include <trireme/base/advice.h>
 #include <trireme/base/clock.h>
 #include <trireme/base/watch.h>
 #include <trireme/comm/network/engine.h>
@@ -100,6 +101,8 @@ class Client {
   Client& operator=(const Client&) = delete;
 
   const Job& job() const { return job_; }
+  /// For waits that begin from now on; null: as at first.
+  void limit_waits(const WaitLimit* limit) { limit_ = limit != nullptr ? *limit : WaitLimit{options_.timeout, options_.timeout_setting}; }
   int worker() const { return worker_; }
   const std::vector<space::Bucket>& buckets() const { return buckets_; }
   const std::vector<Chunk>& chunks() const { return chunks_; }
@@ -187,6 +190,7 @@ class Client {
   Job job_;
   int worker_;
   ClientOptions options_;
+  WaitLimit limit_;  // of the options, or of now
   std::vector<space::Bucket> buckets_;
   std::vector<Chunk> chunks_;
   std::vector<uint32_t> by_place_;  // chunks in the order of the flat space

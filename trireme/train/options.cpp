@@ -21,6 +21,18 @@ Enum named(const std::string& name, const std::vector<std::string>& names, const
 
 namespace fs = std::filesystem;
 
+void check_rollback(const Options& o) {
+  const exchange::Options& x = o.parallel.exchange;
+  if (x.on_nan != exchange::OnNan::rollback) return;
+  if (!x.sync.lockstep())
+    fail<InvalidArgument>(
+        "on-nan rollback needs workers that take every step together, and with sync '{}' each goes at its own pace. "
+        "Use on-nan skip, which leaves out the gradient of the worker that has the NaN",
+        exchange::name_of(x.sync));
+  fail<InvalidArgument>(
+      "on-nan rollback goes back to a checkpoint, and this run writes none: give --checkpoint DIR, or use on-nan skip");
+}
+
 }  // namespace
 
 void check_writable(const std::string& path) {
@@ -53,6 +65,11 @@ void check(const Options& o) {
   const space::ScheduleOptions& schedule = o.parallel.schedule;
   if (o.max_steps < 0 || schedule.warmup < 0)
     fail<InvalidArgument>("max-steps and warmup must be at least 0, not {} and {}", o.max_steps, schedule.warmup);
+  check(o.stop, o.parallel.exchange.on_nan);
+  check_rollback(o);
+  if (o.max_steps > 0 && o.stop.steps > 0 && o.max_steps != o.stop.steps)
+    fail<InvalidArgument>("max-steps {} and stop steps={} are the same limit: give one of them", o.max_steps,
+                          o.stop.steps);
   if (!std::isfinite(schedule.gamma) || !std::isfinite(o.step_epochs) || o.step_epochs <= 0)
     fail<InvalidArgument>("gamma must be a number and step-epochs more than 0, not {} and {}", schedule.gamma,
                           o.step_epochs);

@@ -8,6 +8,7 @@
 
 #include <trireme/parallel/options.h>
 #include <trireme/space/updater.h>
+#include <trireme/train/policy.h>
 
 namespace trireme::train {
 
@@ -23,6 +24,7 @@ struct Options {
   size_t batch = 64;                   // samples per update, over all workers
   std::optional<int> epochs;           // default: usual_epochs()
   int64_t max_steps = 0;               // stop after this many updates; 0: no limit
+  StopOptions stop{};                  // what else ends the run early; stop.steps is the same as max_steps
   space::UpdaterOptions optimizer{};   // kind, lr, momentum, …
   ParallelOptions parallel{};   // sync, clip, accumulate, schedule, …; a run fills in what depends on its data:
                                 // schedule.total and step_size, channels_last, and the seed
@@ -38,6 +40,9 @@ struct Options {
   std::string cache;            // file that remembers measured choices, or ""
   std::string report;           // JSON file, or ""
   std::string save;             // safetensors file, or ""
+
+  /// Updates that the run makes at most, whichever way that was said; 0: no limit.
+  int64_t most_steps() const { return max_steps > 0 ? max_steps : stop.steps; }
 };
 
 /// Throws InvalidArgument or IoError for what cannot be honoured, as far as that shows without data and model: before

@@ -20,6 +20,7 @@
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
 #include <trireme/train/diagnosis.h>
+#include <trireme/train/guard.h>
 #include <trireme/train/memory_format.h>
 #include <trireme/train/trainer.h>
 
@@ -39,6 +40,7 @@ class Run {
         listener_(listener),
         stop_(stop),
         count_(world.registry()),
+        guard_(world, options, listener.note),
         dtype_(options.dtype == "f64" ? torch::kFloat64 : torch::kFloat32) {
     check(options);
   }
@@ -70,6 +72,7 @@ class Run {
     if (!mse_ && splits.train.task == data::Task::regress)
       fail<InvalidArgument>("cross-entropy needs classes, but the labels of {} are not whole numbers from 0",
                             splits.train.name);
+    check_data(options_.stop, splits.test.count > 0, !mse_);
     torch::manual_seed(options_.seed);
     net_ = models::make(options_.model, splits.train.shape, mse_ ? 1 : splits.train.classes);
     net_->to(dtype_);
@@ -95,17 +98,26 @@ class Run {
       listener_.note(
           "batch norm: each worker uses the statistics of its own samples; --sync-batch-norm uses those of the whole "
           "batch");
-    for (int epoch = 0; epoch < epochs_ && !result_.stopped && !enough(); epoch++) {
-      run_epoch(train, feed, epoch);
+    guard_.begin();
+    for (int epoch = 0; epoch < epochs_ && !result_.stopped && !enough() && !guard_.ended(); epoch++) {
+      try {
+        run_epoch(train, feed, epoch);
+      } catch (const NotFinite& error) {
+        epoch = go_back(guard_.roll_back(error, position_), steps) - 1;
+        continue;
+      }
+      if (result_.stopped && guard_.was_stopped_here()) result_.stopped = false;
       if (!result_.stopped) evaluate(train, splits.test, Patience::until_stopped);
       if (world_.first() && !result_.stopped) listener_.epoch(result_.epochs.back());
       if (!result_.stopped) examine(mse_ ? 0 : splits.train.classes, epoch + 1 == epochs_ || enough());
+      if (!result_.stopped) guard_.after_epoch(losses(), position_);
     }
     save(train, splits);
     if (result_.stopped) evaluate_stopped(train, splits.test);
     result_.sha256 = train.sha256();
     if (!train.lockstep()) result_.updates = all_updates_;
     collect_metrics(train);
+    result_.decisions = guard_.decisions();
     return std::move(result_);
   }
 
@@ -122,7 +134,7 @@ class Run {
   /// With what depends on data and model.
   ParallelOptions parallel_options(int64_t steps, bool channels_last) const {
     ParallelOptions options = options_.parallel;
-    options.schedule.total = options_.max_steps > 0 ? options_.max_steps : steps * epochs_;
+    options.schedule.total = options_.most_steps() > 0 ? options_.most_steps() : steps * epochs_;
     options.schedule.step_size = std::max<int64_t>(1, std::llround(options_.step_epochs * static_cast<double>(steps)));
     options.exchange.seed = options_.seed;
     options.channels_last = channels_last;
@@ -168,7 +180,8 @@ class Run {
     terms.add("normalize", options_.normalize.value_or(true)).add("test", options_.test.value_or(-1));
     terms.add("batch", options_.batch);
     terms.add("epochs", options_.epochs.value_or(-1))
-        .add("max_steps", options_.max_steps)
+        .add("max_steps", options_.most_steps())
+        .add("stop", name_of(options_.stop))
         .add("accumulate", options_.parallel.accumulate);
     terms.add("seed", options_.seed)
         .add("shuffle", options_.shuffle)
@@ -210,7 +223,7 @@ class Run {
                                  : fmt::format(" and {} server{}", world_.servers(), world_.servers() == 1 ? "" : "s");
   }
 
-  bool enough() const { return options_.max_steps > 0 && position_ >= options_.max_steps; }
+  bool enough() const { return options_.most_steps() > 0 && position_ >= options_.most_steps(); }
 
   torch::Tensor loss_of(const torch::Tensor& output, const torch::Tensor& y) const {
     return mse_ ? torch::mse_loss(output, y.to(output.dtype()).view_as(output))
@@ -230,6 +243,14 @@ class Run {
     return choice.channels_last;
   }
 
+  /// The run is where it was after so many steps: the epoch in which it goes on.
+  int go_back(int64_t position, int64_t steps) {
+    position_ = position;
+    const int64_t epoch = position / steps;
+    result_.epochs.resize(std::min(result_.epochs.size(), static_cast<size_t>(epoch)));
+    return static_cast<int>(epoch);
+  }
+
   /// How far an epoch is.
   struct Pace {
     size_t steps = 0;    // done here
@@ -243,22 +264,27 @@ class Run {
     Pace pace;
     const auto first = number * static_cast<int64_t>(feed.steps_per_epoch());
     if (stop_.load()) train.request_stop();
-    const int64_t left = options_.max_steps > 0 ? options_.max_steps - first : std::numeric_limits<int64_t>::max();
+    const int64_t left =
+        options_.most_steps() > 0 ? options_.most_steps() - first : std::numeric_limits<int64_t>::max();
     data::Epoch batches = feed.epoch(number, {.end = static_cast<size_t>(left)});
     for (const data::Batch& batch : batches) {
+      if (guard_.passes_over(first + static_cast<int64_t>(batch.step))) continue;
       const Step done = step(train, batch);
       if (!train.lockstep()) pace.samples += batch.samples();
-      if (done.updated) {
+      if (done.updated || done.skipped) {
         position_ = first + static_cast<int64_t>(batch.step) + 1;
         if (train.lockstep()) pace.samples = std::min(feed.dataset().count, (batch.step + 1) * options_.batch);
-        stepped(done, epoch, pace, batches.steps(), batch.step + 1);
+        if (done.updated) stepped(done, epoch, pace, batches.steps(), batch.step + 1);
+        guard_.after_step(train, done, position_);
       }
       if (stop_.load()) train.request_stop();
     }
     position_ = first + static_cast<int64_t>(batches.steps());
     result_.stopped = batches.stopped();
     epoch.seconds = seconds_since(pace.start);
-    if (!train.lockstep()) add_up(epoch, pace);
+    if (!train.lockstep()) meet(train, epoch, pace);
+    if (train.lockstep() && pace.steps == 0 && position_ > first && !result_.stopped)
+      epoch.loss = std::nan("");  // all were skipped
     result_.seconds += epoch.seconds;
     epoch.samples_per_second = static_cast<double>(pace.samples) / epoch.seconds;
     if (!result_.stopped) set_progress(epoch, batches.steps(), batches.steps(), epoch.seconds);
@@ -289,6 +315,12 @@ class Run {
       set_progress(epoch, position, steps, seconds_since(pace.start));
       if (world_.first()) listener_.progress(count_);
     }
+  }
+
+  /// Who takes work has at most one step to end when others have none left.
+  void meet(Parallel& train, EpochResult& epoch, Pace& pace) {
+    if (!train.exchange().traits().gives_work) return add_up(epoch, pace);
+    train.limited([&] { add_up(epoch, pace); });
   }
 
   /// Workers that went their own ways: the loss is the mean over all their steps, and the time that of the last. Also a
@@ -368,19 +400,23 @@ class Run {
     if (!mse_) epoch.test_accuracy = sums[1] / static_cast<double>(test.count);
   }
 
-  /// Says once what is wrong with the losses; the result has what is wrong with them in the end.
-  void examine(size_t classes, bool ended) {
+  std::vector<EpochLoss> losses() const {
     std::vector<EpochLoss> losses;
     for (const EpochResult& epoch : result_.epochs) {
       losses.push_back({.loss = epoch.loss});
       if (epoch.has_test) losses.back().test_loss = epoch.test_loss;
       if (epoch.test_accuracy >= 0) losses.back().test_accuracy = epoch.test_accuracy;
     }
-    result_.warning = diagnose(losses, {.classes = classes,
-                                        .ended = ended,
-                                        .lr = options_.optimizer.lr,
-                                        .momentum = options_.optimizer.kind == space::Optimizer::momentum,
-                                        .full_rate = asked().rate == exchange::Rate::full})
+    return losses;
+  }
+
+  /// Says once what is wrong with the losses; the result has what is wrong with them in the end.
+  void examine(size_t classes, bool ended) {
+    result_.warning = diagnose(losses(), {.classes = classes,
+                                          .ended = ended,
+                                          .lr = options_.optimizer.lr,
+                                          .momentum = options_.optimizer.kind == space::Optimizer::momentum,
+                                          .full_rate = asked().rate == exchange::Rate::full})
                           .sentence;
     if (!result_.warning.empty() && !std::exchange(warned_, true) && world_.first())
       listener_.note("warning: " + result_.warning);
@@ -391,6 +427,7 @@ class Run {
   const Listener& listener_;
   const std::atomic<bool>& stop_;
   TrainMetrics count_;
+  Guard guard_;
   torch::Dtype dtype_;
   torch::nn::Sequential net_{nullptr};
   bool mse_ = false;
@@ -450,6 +487,12 @@ std::string report_json(const Options& options, int workers, const Result& resul
   report["metrics"] = nlohmann::ordered_json::object();
   for (const auto& [member, counted] : result.counted)
     report["metrics"][member] = nlohmann::ordered_json::parse(counted.json());
+  report["decisions"] = nlohmann::ordered_json::array();
+  for (const Decision& decision : result.decisions)
+    report["decisions"].push_back({{"step", decision.step},
+                                   {"policy", decision.policy},
+                                   {"decision", name_of(decision.kind)},
+                                   {"reason", decision.reason}});
   if (!result.warning.empty()) report["warning"] = result.warning;
   if (!result.saved.empty()) report["saved"] = result.saved;
   return report.dump(2);

@@ -27,9 +27,10 @@ struct Result {
   double seconds = 0;  // of training
   int64_t updates = 0;
   size_t parameters = 0;
-  bool stopped = false;                                            // somebody asked to
+  bool stopped = false;                                            // somebody asked to; not so a policy
   std::vector<std::pair<std::string, metrics::Snapshot>> counted;  // on rank 0: of "rank 0", ..., "server 0", ...
   std::string saved;                                               // path, or ""
+  std::vector<Decision> decisions;                                 // of policies, on rank 0
   std::string warning;                                             // what is wrong with the losses (diagnosis.h), or ""
 };
 

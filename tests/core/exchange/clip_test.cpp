@@ -67,9 +67,10 @@ double* elements(std::byte* flat, const space::Slot& slot) {
   return reinterpret_cast<double*>(flat + slot.range.begin);
 }
 
-std::unique_ptr<Exchange> make(const OnMachine& rank, const Layout& layout, const Options& options) {
+std::unique_ptr<Exchange> make(const OnMachine& rank, const Layout& layout, const Options& options,
+                               const space::UpdaterOptions& optimizer = space::sgd()) {
   auto exchange =
-      make_exchange(Group(rank.all, rank.here, rank.lane, rank.all.topology().lanes()), layout, space::sgd(), options);
+      make_exchange(Group(rank.all, rank.here, rank.lane, rank.all.topology().lanes()), layout, optimizer, options);
   if (rank.all.rank() == 0 || !exchange->traits().shared)
     for (const space::Slot& slot : layout.slots())
       std::fill_n(elements(exchange->parameters(), slot), slot.elements(), 1.0);
@@ -208,6 +209,38 @@ TEST(Sound, AllRanksHearOfAGradientThatIsNotFinite) {
             EXPECT_GT(knowing + in_sum, 0) << where;
             EXPECT_TRUE(bad_slot == 2 || knowing == 1) << where << ": a small tensor is told apart in every mode";
           }
+}
+
+/// Nothing of the step is applied, on several machines too: parameters, and momentum, are those of the other steps.
+TEST(Sound, SkippedItIsAsIfTheStepHadNotBeen) {
+  const Layout layout = model();
+  for (const auto& machine_of : kShapes)
+    for (const Sync& sync : modes_for(machine_of)) {
+      const auto run = [&](bool missing) {
+        std::vector<std::byte> bytes;
+        expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
+          const int me = rank.all.rank(), culprit = rank.all.size() - 1;
+          const auto exchange = make(rank, layout, {.sync = sync, .bucket_bytes = 20000, .on_nan = OnNan::skip},
+                                     space::momentum({.lr = kRate}));
+          for (int t = 0; t < 6; t++) {
+            const bool bad = t == 3;
+            if (bad && missing) continue;
+            step(
+                *exchange, [](size_t slot) { return slot != 3; },
+                [&](size_t slot, size_t i) {
+                  return bad && me == culprit && slot == 1 && i == 6 ? std::nan("") : gradient(me, t, slot, i);
+                },
+                false);
+            exchange->land();
+            ASSERT_EQ(exchange->sound(), !bad) << name_of(sync) << ", step " << t;
+          }
+          if (me == 0) bytes.assign(exchange->parameters(), exchange->parameters() + layout.bytes());
+          rank.all.barrier("read");
+        }));
+        return bytes;
+      };
+      EXPECT_TRUE(run(false) == run(true)) << name_of(sync) << " with " << machine_of.size() << " ranks";
+    }
 }
 
 TEST(Sound, NobodyLooksWhenNanIsIgnored) {

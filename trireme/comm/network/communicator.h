@@ -69,6 +69,8 @@ class Communicator final : public comm::Communicator {
   /// of this group. Empty: no more.
   void notify(std::function<void()> news);
 
+  /// From any thread: how long waits may take that begin from now on.
+  void set_limit(const WaitLimit& limit) { wire_.set_limit(limit); }
   /// From any thread: every wait, now and later, ends with `cause`, unless the group has failed before.
   void interrupt(std::exception_ptr cause) noexcept { wire_.fail(std::move(cause)); }
 

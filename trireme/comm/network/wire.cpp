@@ -1,6 +1,5 @@
 #include <numeric>
 
-#include <trireme/base/advice.h>
 #include <trireme/base/error.h>
 #include <trireme/comm/network/wire.h>
 
@@ -42,13 +41,12 @@ void Rooms::put_back(Room room) {
 Wire::Wire(std::unique_ptr<Transport> transport, Seconds timeout, Seconds patience, std::vector<int> names,
            std::string timeout_setting, WireMetrics count)
     : transport_(std::move(transport)),
-      timeout_(timeout),
       patience_(patience),
-      timeout_setting_(std::move(timeout_setting)),
       rank_(transport_->rank()),
       size_(transport_->size()),
       names_(checked(std::move(names), transport_->size())),
-      count_(std::move(count)) {}
+      count_(std::move(count)),
+      limit_{timeout, std::move(timeout_setting)} {}
 
 /// Runs `action`, which throws what the engine says; the caller hears the cause of the group's failure, or else whom
 /// and what it was about.
@@ -59,8 +57,9 @@ auto Wire::explained(int peer, const Fingerprint& what, const Action& action) {
     return action();
   } catch (const Timeout&) {
     check();
+    const WaitLimit passed = limit();
     trireme::fail<Timeout>("rank {} did not come to {} within {:.3g} s; rank {} gave up waiting{}", name_of(peer),
-                           describe(what), timeout_.count(), name_of(rank_), longer_helps(timeout_setting_));
+                           describe(what), passed.timeout.count(), name_of(rank_), longer_helps(passed.setting));
   } catch (const PeerLost& error) {
     await_cause();
     check();
@@ -89,7 +88,7 @@ std::unique_ptr<Message> Wire::receive(void* data, size_t bytes, int from, uint3
 }
 
 void Wire::wait(Message& message, int peer, const Fingerprint& what) {
-  explained(peer, what, [&] { message.wait(Deadline(timeout_)); });
+  explained(peer, what, [&] { message.wait(Deadline(limit().timeout)); });
 }
 
 void Wire::fail(std::exception_ptr cause) noexcept {
@@ -105,6 +104,16 @@ void Wire::fail(std::exception_ptr cause) noexcept {
 void Wire::await_cause() {
   Lock lock(mutex_);
   failed_.wait_for(lock, patience_, [&]() TRIREME_REQUIRES(mutex_) { return cause_ != nullptr; });
+}
+
+void Wire::set_limit(WaitLimit limit) {
+  const Lock lock(mutex_);
+  limit_ = std::move(limit);
+}
+
+WaitLimit Wire::limit() const {
+  const Lock lock(mutex_);
+  return limit_;
 }
 
 std::exception_ptr Wire::cause() const {

@@ -4,6 +4,7 @@
 #include <exception>
 #include <vector>
 
+#include <trireme/base/advice.h>
 #include <trireme/base/lock.h>
 #include <trireme/comm/network/lane_metrics.h>
 #include <trireme/comm/network/opening.h>
@@ -58,17 +59,19 @@ class Wire {
   /// Throws the cause when there is one.
   void check() const;
   Rooms& rooms() { return rooms_; }
+  /// For waits that begin from now on.
+  void set_limit(WaitLimit limit);
 
  private:
   void await_cause();
+  WaitLimit limit() const;
   /// The one call of a transport that any thread may make at any time.
   void interrupt() noexcept TRIREME_NOT_CHECKED { transport_->interrupt(); }
   template <class Action>
   auto explained(int peer, const Fingerprint& what, const Action& action);
 
   std::unique_ptr<Transport> transport_ TRIREME_PT_GUARDED_BY(posting_);
-  Seconds timeout_, patience_;
-  std::string timeout_setting_;
+  Seconds patience_;
   int rank_, size_;
   std::vector<int> names_;
   Rooms rooms_;
@@ -77,6 +80,7 @@ class Wire {
   mutable Mutex mutex_;
   Condition failed_;
   std::exception_ptr cause_ TRIREME_GUARDED_BY(mutex_);
+  WaitLimit limit_ TRIREME_GUARDED_BY(mutex_);
 };
 
 }  // namespace trireme::comm::network

@@ -45,9 +45,8 @@ Rounds::Rounds(std::shared_ptr<Segment> segment, size_t offset, int rank, int ra
     : segment_(std::move(segment)),
       rank_(rank),
       ranks_(ranks),
-      timeout_(timeout),
       names_(std::move(names)),
-      timeout_setting_(std::move(timeout_setting)),
+      limit_{timeout, std::move(timeout_setting)},
       count_(registry) {
   stations_ = reinterpret_cast<Station*>(segment_->map(offset, bytes(ranks), "the ranks' control block"));
   counts_ = reinterpret_cast<uint64_t*>(stations_ + ranks);
@@ -68,7 +67,7 @@ void Rounds::await_presence(int peer, const Excuse& excuse) {
   const auto present = [&] { return stations_[peer].state.load() != kAbsent; };
   const auto start = [] { return std::string("the start of the job"); };
   if (!excuse) return await(peer, present, start);
-  const Deadline deadline(timeout_);
+  const Deadline deadline(limit_.timeout);
   while (!present()) {
     doze(stations_[peer].bell, Deadline(std::min(kBetweenLooks, deadline.left())), present);
     if (present()) return;
@@ -269,9 +268,9 @@ void Rounds::time_out(int peer, const std::string& what) const {
   const pid_t pid = stations_[peer].pid.load();
   if (pid == 0)
     fail<Timeout>("rank {} did not come to the job within {:.3g} s (waiting: rank {}, in {})", name_of(peer),
-                  timeout_.count(), name_of(rank_), what);
+                  limit_.timeout.count(), name_of(rank_), what);
   fail<Timeout>("rank {} (process {}, {}) did not come to {} within {:.3g} s; rank {} gave up waiting{}", name_of(peer),
-                pid, process_state(pid), what, timeout_.count(), name_of(rank_), longer_helps(timeout_setting_));
+                pid, process_state(pid), what, limit_.timeout.count(), name_of(rank_), longer_helps(limit_.setting));
 }
 
 /// The first counts, unless it died because of another: then that one does.

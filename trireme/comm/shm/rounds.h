@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include <trireme/base/advice.h>
 #include <trireme/base/bell.h>
 #include <trireme/base/clock.h>
 #include <trireme/base/descriptor.h>
@@ -123,7 +124,10 @@ class Rounds {
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
-  Seconds timeout() const { return timeout_; }
+  Seconds timeout() const { return limit_.timeout; }
+  /// For waits that begin from now on. From the thread that waits.
+  const WaitLimit& limit() const { return limit_; }
+  void set_limit(WaitLimit limit) { limit_ = std::move(limit); }
   int name_of(int rank) const { return names_.empty() ? rank : names_[static_cast<size_t>(rank)]; }
 
   /// Publishes this rank's entry for the next round and returns the round's number. Waits only when kAhead rounds are
@@ -213,9 +217,8 @@ class Rounds {
   Station* stations_;
   uint64_t* counts_;
   int rank_, ranks_;
-  Seconds timeout_;
   std::vector<int> names_;
-  std::string timeout_setting_;
+  WaitLimit limit_;
   RoundsMetrics count_;
   Patience patience_;
   std::function<bool()> meanwhile_;
@@ -265,7 +268,7 @@ void Rounds::await(int peer, const Ready& ready, const What& what) {
     if (trouble(peer) && !ready()) give_up(peer, what());  // a peer may leave when its part is done
   };
   if (look(patience_, ready, between_looks)) return;
-  const Deadline deadline(timeout_);
+  const Deadline deadline(limit_.timeout);
   while (!ready()) {
     sleep_at(peer, deadline, [&] { return ready() || trouble(peer); });
     if (trouble(peer) && !ready()) give_up(peer, what());
@@ -276,7 +279,7 @@ void Rounds::await(int peer, const Ready& ready, const What& what) {
 template <class Ready>
 void Rounds::await_threads(const Ready& ready) {
   announce(Then::work);
-  while (!ready()) sleep_at(rank_, Deadline(timeout_), ready);
+  while (!ready()) sleep_at(rank_, Deadline(limit_.timeout), ready);
 }
 
 }  // namespace trireme::comm::shm
