@@ -16,6 +16,7 @@
 #include <trireme/cluster/gather_metrics.h>
 #include <trireme/cluster/launching/slate.h>
 #include <trireme/data/loader.h>
+#include <trireme/models/about.h>
 #include <trireme/models/catalogue.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
@@ -154,9 +155,18 @@ class Run {
 
   /// What a saved model says of itself.
   std::map<std::string, std::string> metadata(const data::Splits& splits) const {
-    std::map<std::string, std::string> entries = {{"model", options_.model}};
-    if (splits.schema) entries["schema"] = data::to_json(*splits.schema);
-    return entries;
+    models::About about{.model = options_.model,
+                        .shape = splits.train.shape,
+                        .outputs = mse_ ? 1 : splits.train.classes,
+                        .task = mse_ ? data::Task::regress : data::Task::classify,
+                        .dtype = options_.dtype,
+                        .scale = splits.train.scale,
+                        .seed = options_.seed,
+                        .schema = splits.schema};
+    if (splits.schema && splits.train.name == splits.test.name)  // one file, of which some rows are for testing
+      about.split = {std::filesystem::path(splits.train.name).filename().string(),
+                     splits.train.count + splits.test.count, splits.test.count, options_.seed};
+    return models::metadata_of(about);
   }
 
   /// What the exchange cannot compare, and what ranks do together before there is one. Whoever was started with other
