@@ -141,8 +141,8 @@ void complete(About& about, const ModelFile& file, const std::string& path) {
   const Stored *first = outermost(file, ".weight", false), *last = outermost(file, ".bias", true);
   if (first == nullptr || last == nullptr)
     fail<InvalidArgument>("{} has no layers as models of `trireme train` have: '0.weight', '0.bias', …", path);
-  if (about.shape.empty())
-    about.shape = first->shape.size() == 2 ? std::vector{first->shape[1]} : std::vector<int64_t>{1, 28, 28};
+  const bool flat = about.model.starts_with("linear") || about.model.starts_with("mlp");
+  if (about.shape.empty()) about.shape = flat ? std::vector{first->shape.back()} : std::vector<int64_t>{1, 28, 28};
   if (about.outputs == 0) about.outputs = last->shape[0];
   if (first->type == "F64") about.dtype = "f64";
 }

@@ -97,7 +97,8 @@ Samples open_rows(const About& about, const std::string& data, Part part, Purpos
 // ---- everything else ----
 
 void check_fit(const About& about, const data::Dataset& set) {
-  if (set.shape != about.shape)
+  const bool flat = about.shape.size() == 1 && static_cast<size_t>(about.shape[0]) == set.elements();
+  if (set.shape != about.shape && !flat)
     fail<InvalidArgument>("the model takes samples of {}, but those of {} are {}", fmt::join(about.shape, "×"),
                           set.name, fmt::join(set.shape, "×"));
   if (about.task == data::Task::classify && set.classes > about.outputs)

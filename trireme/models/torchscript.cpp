@@ -108,24 +108,21 @@ class Writer {
  public:
   explicit Writer(std::string name) : name_(std::move(name)), unit_(std::make_shared<jit::CompilationUnit>()) {}
 
-  jit::Module container(const nn::SequentialImpl& net) { return container(net, name_); }
+  jit::Module container(const nn::SequentialImpl& net) {
+    jit::Module module = fresh(name_);
+    std::string source = "def forward(self, x: Tensor) -> Tensor:\n";
+    for (const auto& child : net.named_children()) {
+      module.register_module(child.key(), layer(*child.value()));
+      source += fmt::format("    x = getattr(self, \"{}\").forward(x)\n", child.key());
+    }
+    module.define(source + "    return x\n");
+    return module;
+  }
 
  private:
   jit::Module fresh(const std::string& name) {
     jit::Module module(c10::QualifiedName("__torch__." + name), unit_, /*shouldMangle=*/true);
     module.register_attribute("training", c10::BoolType::get(), false);
-    return module;
-  }
-
-  jit::Module container(const nn::SequentialImpl& net, const std::string& name) {
-    jit::Module module = fresh(name);
-    std::string source = "def forward(self, x: Tensor) -> Tensor:\n";
-    for (const auto& child : net.named_children()) {
-      const auto* inner = dynamic_cast<const nn::SequentialImpl*>(child.value().get());
-      module.register_module(child.key(), inner != nullptr ? container(*inner, "Sequential") : layer(*child.value()));
-      source += fmt::format("    x = getattr(self, \"{}\").forward(x)\n", child.key());
-    }
-    module.define(source + "    return x\n");
     return module;
   }
 
