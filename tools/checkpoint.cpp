@@ -185,25 +185,14 @@ int diff(const std::string& first, const std::string& second) {
   return 1;
 }
 
-int export_file(const std::string& path, const std::string& out) {
-  if (!out.ends_with(checkpoint::kSuffix))
-    fail<InvalidArgument>("--out {}: the name must end with {}", out, checkpoint::kSuffix);
-  const Tensors tensors = Tensors::open(system_files(), path);
-  if (!tensors.checkpoint) fail<InvalidArgument>("{} is one file already", path);
-  tensors.checkpoint->verify();
-  export_model(system_files(), *tensors.checkpoint, out);
-  fmt::print("{}: {} tensors of step {}\n", out, tensors.model().size(), tensors.checkpoint->manifest().step);
-  return 0;
-}
-
 constexpr const char* kWhat =
     "A folder of checkpoints, of which the newest is taken, or one of them (DIR/step-000000500)";
 
 }  // namespace
 
-Run add_checkpoint(CLI::App& app, const Invocation& /*invocation*/) {
+Run add_checkpoint(CLI::App& app, const Invocation& invocation) {
   struct Settings {
-    std::string path, other, out;
+    std::string path, other;
     bool all = false;
     int threads = 2;
   };
@@ -228,22 +217,21 @@ Run add_checkpoint(CLI::App& app, const Invocation& /*invocation*/) {
   CLI::App* differ = command->add_subcommand("diff", "Which tensors differ, and by how much. Exit code 1 if any does");
   differ->add_option("FIRST", s->path, fmt::format("{}, or a .safetensors file", kWhat))->required();
   differ->add_option("SECOND", s->other, "The same; of a file and a checkpoint, models alone are compared")->required();
-  CLI::App* exported = command->add_subcommand("export", "Write the model as one file that other programs read");
-  exported->add_option("DIR", s->path, kWhat)->required();
-  exported->add_option("--out", s->out, "Such as model.safetensors")->required();
+  const Run exported = add_export(*command, invocation);
   command->footer(
       "Examples:\n"
       "  trireme checkpoint ls runs/a                       steps, age, size, metrics; which are damaged, and why\n"
       "  trireme checkpoint show runs/a                     the newest one\n"
       "  trireme checkpoint verify runs/a\n"
       "  trireme checkpoint diff runs/a/step-000000500 runs/b/step-000000500\n"
-      "  trireme checkpoint export runs/a --out model.safetensors\n\n"
+      "  trireme checkpoint export runs/a --out model.safetensors\n"
+      "  trireme checkpoint export runs/a --out model.pt    TorchScript: torch.jit.load(\"model.pt\")\n\n"
       "Python:  safetensors.torch.load_file(\"model.safetensors\")");
   return [=] {
     if (ls->parsed()) return list_folder(s->path);
     if (shown->parsed()) return show(s->path, s->all);
     if (verified->parsed()) return verify(s->path, s->threads);
-    return differ->parsed() ? diff(s->path, s->other) : export_file(s->path, s->out);
+    return differ->parsed() ? diff(s->path, s->other) : exported();
   };
 }
 

@@ -65,8 +65,12 @@ bool is_flag(const std::string& word) {
 /// "unknown flag --epoch (did you mean --epochs?)", with the chosen sub-command's flags or the sub-commands themselves
 /// as candidates.
 std::string explain_unknown(const CLI::App& app, const Invocation& invocation, const CLI::ParseError& error) {
-  const CLI::App* command = app.get_subcommands().empty() ? &app : app.get_subcommands().front();
+  const CLI::App* command = &app;  // the innermost that was chosen, as export of `checkpoint export`
   std::vector<std::string> known;
+  while (!command->get_subcommands().empty()) {
+    command = command->get_subcommands().front();
+    known.push_back(command->get_name());
+  }
   for (const CLI::Option* option : command->get_options())
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   std::vector<std::string> short_names;
@@ -75,7 +79,6 @@ std::string explain_unknown(const CLI::App& app, const Invocation& invocation, c
   for (const CLI::App* sub : command->get_subcommands([](const CLI::App*) { return true; }))
     known.push_back(sub->get_name());
   for (const std::string& arg : invocation.args) {
-    if (arg == command->get_name()) continue;
     const std::string word = arg.substr(0, arg.find('='));
     const bool flag = is_flag(word);
     const bool stranger = std::find(known.begin(), known.end(), word) == known.end() &&

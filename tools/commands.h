@@ -36,7 +36,10 @@ Run add_serve(CLI::App& app, const Invocation& invocation);
 Run add_ctl(CLI::App& app, const Invocation& invocation);
 Run add_bench(CLI::App& app, const Invocation& invocation);
 Run add_bench_ps(CLI::App& bench, const Invocation& invocation);  // a sub-command of that
+Run add_evaluate(CLI::App& app, const Invocation& invocation);
+Run add_predict(CLI::App& app, const Invocation& invocation);
 Run add_checkpoint(CLI::App& app, const Invocation& invocation);
+Run add_export(CLI::App& checkpoint, const Invocation& invocation);  // a sub-command of that
 Run add_models(CLI::App& app, const Invocation& invocation);
 Run add_doctor(CLI::App& app, const Invocation& invocation);
 Run add_tune(CLI::App& app, const Invocation& invocation);
@@ -45,6 +48,9 @@ Run add_tune(CLI::App& app, const Invocation& invocation);
 Run add_train_worker(CLI::App& app, const Invocation& invocation);
 Run add_bench_worker(CLI::App& app, const Invocation& invocation);
 Run add_tune_worker(CLI::App& app, const Invocation& invocation);
+Run add_evaluate_worker(CLI::App& app, const Invocation& invocation);
+Run add_predict_worker(CLI::App& app, const Invocation& invocation);
+Run add_checkpoint_worker(CLI::App& app, const Invocation& invocation);
 Run add_describe(CLI::App& app, const Invocation& invocation);
 
 /// "recipe.toml, line 3: " for a flag that stands there and not on the command line; otherwise "".

@@ -50,6 +50,7 @@ bool convolutions(const Settings& s) {  // those without have the default, and m
   return s.memory_format != "channels-last" || !is_one_of(stem(s.options.model), {"linear", "mlp"});
 }
 bool on_hosts(const Settings& s) { return s.hosts.given(); }
+bool keeps(const Settings& s) { return !s.options.keeping.dir.empty(); }
 
 constexpr Rule kRules[] = {
     {"--momentum", "--optimizer", "momentum", momentum},
@@ -66,6 +67,10 @@ constexpr Rule kRules[] = {
     {"--chunk-bytes", "--sync", "modes with parameter servers", on_servers},
     {"--overlap", "--sync", "shared, allreduce, server, async, stale:S and round-robin", in_buckets},
     {"--memory-format", "MODEL", "models with convolutions", convolutions},
+    {"--checkpoint-every", "--checkpoint", "", keeps},
+    {"--keep", "--checkpoint", "", keeps},
+    {"--keep-best", "--checkpoint", "", keeps},
+    {"--grace", "--checkpoint", "", keeps},
     {"--remote", "--hosts", "", on_hosts},
     {"--address", "--hosts", "", on_hosts},
     {"--port", "--hosts", "", on_hosts},
@@ -87,6 +92,7 @@ std::string reason(const Rule& rule, const std::string& flag, const Settings& s)
   const std::string decider = rule.decider;
   if (decider == "--hosts")
     return fmt::format("{} has no effect without --hosts or --hostfile: all workers are on this machine", flag);
+  if (decider == "--checkpoint") return fmt::format("{} has no effect without --checkpoint DIR", flag);
   const std::string with = decider == "MODEL" ? "the model" : decider;
   return fmt::format("{} has no effect with {} {}: it is for {}", flag, with, value_of(decider, s), rule.purpose);
 }

@@ -16,6 +16,8 @@ int main(int argc, char** argv) {
                       {"serve", add_serve},
                       {"ctl", add_ctl},
                       {"bench", add_bench},
+                      {"evaluate", add_evaluate},
+                      {"predict", add_predict},
                       {"checkpoint", add_checkpoint},
                       {"models", add_models},
                       {"doctor", add_doctor},

@@ -3,16 +3,15 @@
 #include "train.h"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
 
 #include <trireme/base/error.h>
-#include <trireme/base/segment.h>
 #include <trireme/cluster/launching/launcher.h>
 
+#include "become.h"
 #include "commands.h"
 #include "idle_flags.h"
 
@@ -20,11 +19,6 @@ namespace trireme::tools {
 namespace {
 
 constexpr const char* kThreadVariables[] = {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"};
-
-/// For the program that this process becomes.
-void set_threads(int threads) {
-  for (const char* name : kThreadVariables) setenv(name, std::to_string(threads).c_str(), 1);
-}
 
 std::vector<std::string> worker_command(const TrainSettings& settings, const Invocation& invocation) {
   std::vector<std::string> command = {invocation.worker};
@@ -37,16 +31,6 @@ std::vector<std::string> server_command(const TrainSettings& settings, const Inv
   return {invocation.program,  "serve",
           "--timeout",         fmt::format("{:g}", settings.timeout),
           "--heartbeat-limit", fmt::format("{:g}", settings.hosts.heartbeat_limit)};
-}
-
-/// Under `ulimit -v`: whether libtorch can be loaded at all, found out by doing it.
-void check_address_limit(const std::string& worker) {
-  const std::optional<size_t> left = addresses_left();
-  if (!left || std::system(fmt::format("'{}' describe >/dev/null 2>&1", worker).c_str()) == 0) return;
-  fail<Error>(
-      "'ulimit -v' leaves {} MiB of addresses to a process, which is too little to load libtorch. Raise it: "
-      "workers with small models need 2 GiB",
-      *left >> 20);
 }
 
 /// A line that overwrites itself may stand on the terminal.
@@ -97,15 +81,6 @@ cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const clust
   return result;
 }
 
-/// Becomes another program, in place.
-[[noreturn]] void become(std::vector<std::string> command) {
-  std::vector<char*> argv;
-  for (std::string& word : command) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  execv(argv[0], argv.data());
-  fail<IoError>("cannot start {}: {}. It belongs beside this program", command[0], errno_text());
-}
-
 /// What a launcher started: a rank, or ps-lite's scheduler, which is the coordinator and no rank.
 [[noreturn]] void become_part(const TrainSettings& settings, const cluster::Place& place,
                               const Invocation& invocation) {
@@ -134,9 +109,7 @@ cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const clust
     become(std::move(command));
   }
   if (place.role == "server") become(server_command(settings, invocation));
-  std::vector<std::string> command = {invocation.worker};
-  command.insert(command.end(), invocation.args.begin(), invocation.args.end());
-  become(std::move(command));
+  become_worker(invocation);
 }
 
 }  // namespace

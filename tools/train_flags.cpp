@@ -35,6 +35,29 @@ CLI::Validator whole_number(long long least) {
       "");
 }
 
+void add_checkpoint_flags(CLI::App& app, TrainSettings& s) {
+  train::KeepOptions& k = s.options.keeping;
+  const char* const group = "Checkpoints";
+  app.add_option("--checkpoint", k.dir,
+                 "Keep checkpoints in this folder, written while training goes on: all state, the optimizer's and the "
+                 "place in the data too. Ctrl-C and SIGTERM write a last one (docs/checkpoints.md)")
+      ->group(group);
+  app.add_option("--checkpoint-every", s.checkpoint_every, "How often: 500steps, 10min, 1epoch, …")->group(group);
+  app.add_option("--keep", k.keep, "How many of the newest to keep; 0: all")->check(whole_number(0))->group(group);
+  app.add_flag("--keep-best", k.best, "Keep the best one, too: by test accuracy, or by the loss where there is none")
+      ->group(group);
+  app.add_option(
+         "--resume", k.resume,
+         "Go on with the newest checkpoint of a folder, with the very next batch, whatever workers, servers and "
+         "sync mode it was made with; or with one checkpoint; latest: the newest of --checkpoint")
+      ->group(group);
+  app.add_flag("--resume-weights-only", k.weights_only,
+               "Of --resume: begin anew with its parameters, as for another optimizer or other data")
+      ->group(group);
+  app.add_option("--grace", s.grace, "How long the last checkpoint may take when the run is stopped: 30s, 2m")
+      ->group(group);
+}
+
 void add_flags(CLI::App& app, TrainSettings& s) {
   train::Options& o = s.options;
   exchange::Options& x = o.parallel.exchange;
@@ -145,6 +168,7 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                  "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
   app.add_flag("--quiet-report", s.quiet_report)->group("");
   app.add_option("--save", o.save, "Write the trained model in safetensors format");
+  add_checkpoint_flags(app, s);
   app.add_option("--progress", s.progress,
                  "One of: " + join_names(progress_names()) +
                      "; auto is a line on a terminal, and plain under mpirun and other launchers");
@@ -157,6 +181,8 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       "  trireme train lenet --data fashion-mnist --workers 2 --epochs 10 --lr 0.05 --save lenet.safetensors\n"
       "  trireme train mlp:256,128 --data my.csv --label price --optimizer adam --lr 1e-3\n"
       "  trireme train recipes/lenet.toml --epochs 2 --sync allreduce\n"
+      "  trireme train recipes/lenet.toml --checkpoint runs/a --checkpoint-every 10min --keep-best\n"
+      "  trireme train recipes/lenet.toml --checkpoint runs/a --resume latest\n"
       "  trireme train recipes/lenet.toml --hosts a:2,b:2");
 }
 
@@ -185,6 +211,8 @@ void read_straggler(TrainSettings& settings) {
 
 void read_policies(TrainSettings& settings) {
   train::Options& o = settings.options;
+  o.keeping.every = every_named(settings.checkpoint_every);
+  o.keeping.grace = duration_named(settings.grace, "--grace").count();
   for (const std::string& policy : settings.stop) train::add_stop(policy, o.stop, "--stop");
   if (settings.step_timeout.empty()) return;
   o.parallel.step_timeout = {duration_named(settings.step_timeout, "--step-timeout"), "--step-timeout"};

@@ -10,7 +10,10 @@
 #include <trireme/data/auc.h>
 #include <trireme/data/criteo.h>
 #include <trireme/data/loader.h>
+#include <trireme/models/answers.h>
+#include <trireme/models/load.h>
 #include <trireme/models/models.h>
+#include <trireme/models/torchscript.h>
 #include <trireme/parallel/parallel.h>
 #include <trireme/ps/client.h>
 #include <trireme/ps/server.h>

@@ -36,8 +36,14 @@ RULES = [
     (r"^trireme ctl ", HERE, "beside a training that runs"),
     (r"^trireme bench ", SHORT, ""),
     (r"\btrireme (train|compare) ", SHORT, ""),
+    (r"^trireme (evaluate|predict|checkpoint) ", HERE, "on MODELS"),
     (r"^trireme (models|doctor|launch|--version|tls)\b", HERE, ""),
     (r"^openssl rand ", HERE, ""),
+]
+
+MODELS = [  # that the lines about trained models use
+    "trireme train linear --data flowers.csv --workers 1 --epochs 5 --save flowers.safetensors",
+    "trireme train lenet --data synthetic:64 --workers 1 --max-steps 1 --save lenet.safetensors",
 ]
 
 
@@ -113,6 +119,10 @@ def prepare(folder):
     (folder / "deploy" / "kubernetes").mkdir(parents=True)
     rows = "".join(f"{i % 7},{i % 5},{3 * (i % 7) - 2 * (i % 5) + 0.5}\n" for i in range(200))
     (folder / "my.csv").write_text("size,age,price\n" + rows)
+    kinds = ["setosa", "versicolor", "virginica"]
+    flowers = [f"{i % 3 + i % 7 / 10},{i % 5},{kinds[i % 3]}\n" for i in range(150)]
+    (folder / "flowers.csv").write_text("width,height,kind\n" + "".join(flowers))
+    (folder / "new.csv").write_text("height,width\n1,0.3\n2,1.9\n")
     (folder / "my_training").symlink_to(build / "examples" / "01_linear")
     (folder / "my_worker").symlink_to(build / "examples" / "04_async_server")
     (folder / "hosts.txt").write_text("a slots=2\nb slots=2\n")

@@ -37,6 +37,8 @@ class Docs(support.CommandTest):
                 self.succeeds(change(text))
 
     def test_lines_as_they_are_written(self):
+        for text in docs.MODELS:
+            self.succeeds(text)
         self.run_all(docs.HERE)
 
     def test_lines_of_trainings_and_benchmarks_for_a_few_steps(self):
@@ -75,6 +77,7 @@ class Docs(support.CommandTest):
         helps = {name: support.run(name, "--help").stdout for name in docs.commands()}
         for sub in ("allreduce", "train", "ps"):
             helps["bench"] += support.run("bench", sub, "--help").stdout
+        helps["checkpoint"] += support.run("checkpoint", "export", "--help").stdout
         mentions = 0
         for page in docs.pages():
             for name, rest in re.findall(r"`trireme ([a-z]+)([^`\n]*)`", page.read_text()):

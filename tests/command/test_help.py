@@ -59,6 +59,10 @@ class Help(support.CommandTest):
             (["bench", "allreduce"], ["--rounds", "--sizes"]),
             (["bench", "train"], ["--rounds", "--case"]),
             (["bench", "ps"], ["--rounds", "--case", "--sizes"]),
+            (["evaluate"], ["--data", "--part", "--json", "Examples:"]),
+            (["predict"], ["--data", "--out", "--all-classes", "label", "Examples:"]),
+            (["checkpoint"], ["export"]),
+            (["checkpoint", "export"], ["--out", "torch.jit.load", ".safetensors"]),
             (["models"], ["--help"]),
             (["doctor"], ["--help"]),
         ):

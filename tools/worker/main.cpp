@@ -7,5 +7,8 @@ int main(int argc, char** argv) {
                      {{"train", add_train_worker},
                       {"bench", add_bench_worker},
                       {"tune", add_tune_worker},
+                      {"evaluate", add_evaluate_worker},
+                      {"predict", add_predict_worker},
+                      {"checkpoint", add_checkpoint_worker},
                       {"describe", add_describe}});
 }

@@ -116,6 +116,20 @@ std::string advice_for(const World& world) {
           : "");
 }
 
+/// The line to type: as it was, and --resume.
+std::string resuming(const CLI::App& command, const train::Result& result) {
+  std::string text = "trireme train";
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    if (option->count() == 0 || may_differ(name) || name.starts_with("--resume")) continue;
+    for (const std::string& value : option->results())
+      text += option->get_positional()          ? " " + value
+              : option->get_expected_max() == 0 ? " " + name
+                                                : fmt::format(" {} {}", name, value);
+  }
+  return text + (result.resumed.empty() || command.count("--checkpoint") > 0 ? " --resume latest" : "");
+}
+
 int work(const TrainSettings& settings, const CLI::App& command) {
   take_signals();
   Screen screen(settings.progress);
@@ -137,6 +151,8 @@ int work(const TrainSettings& settings, const CLI::App& command) {
   if (!result.saved.empty()) screen.say("model saved to " + result.saved);
   if (!settings.options.report.empty() && !settings.quiet_report)
     screen.say("report written to " + std::filesystem::absolute(settings.options.report).string());
+  if (result.stopped && !result.checkpoint.empty())
+    screen.say(fmt::format("to go on with {}: {}", result.checkpoint, resuming(command, result)));
   return 0;
 }
 

@@ -79,4 +79,29 @@ void compare_terms(comm::Communicator& ranks, const Terms& terms, const std::str
                  described(*other, first), advice);
 }
 
+void share(comm::Communicator& ranks, std::string& text, std::string_view name) {
+  auto size = static_cast<int64_t>(text.size());
+  ranks.broadcast(&size, 1, DType::i64, 0, name);
+  text.resize(static_cast<size_t>(size));
+  if (size > 0) ranks.broadcast(text.data(), text.size(), DType::u8, 0, name);
+}
+
+std::string on_first(comm::Communicator& ranks, const std::function<std::string()>& act, std::string_view name) {
+  std::string answer, problem;
+  std::exception_ptr error;
+  if (ranks.rank() == 0) {
+    try {
+      answer = act();
+    } catch (const std::exception& thrown) {
+      problem = thrown.what();
+      error = std::current_exception();
+    }
+  }
+  share(ranks, problem, name);
+  if (error) std::rethrow_exception(error);
+  if (!problem.empty()) fail<InvalidArgument>("rank 0: {}", problem);
+  share(ranks, answer, name);
+  return answer;
+}
+
 }  // namespace trireme::cluster

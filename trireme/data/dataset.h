@@ -69,6 +69,8 @@ void check_options(const std::string& what, const OpenOptions& options);
 
 // The readers, one per format. Collective, all of them.
 Dataset read_idx(comm::shm::Communicator& group, const std::string& images, const std::string& labels);
+/// Images that nobody has labelled: `labels` is null and there are no classes.
+Dataset read_idx_images(comm::shm::Communicator& group, const std::string& images);
 /// `test` may be "": then some rows of `train` are for testing.
 Splits read_csv(comm::shm::Communicator& group, const std::string& train, const std::string& test,
                 const OpenOptions& options);

@@ -100,6 +100,18 @@ class IdxFile {
   std::vector<int64_t> extents_;
 };
 
+Dataset read_images(comm::shm::Communicator& group, IdxFile& file, const std::string& path) {
+  if (file.count() == 0) fail<Corruption>("{} holds no images", path);
+  Dataset set{.name = path, .count = file.count(), .dtype = DType::u8, .scale = 1.0 / 255};
+  set.shape.assign(file.extents().begin() + 1, file.extents().end());
+  if (set.shape.size() == 2) set.shape.insert(set.shape.begin(), 1);  // one channel
+  std::byte* inputs = allocate_shared(group, set.count * set.sample_bytes(), "the data set's inputs");
+  const Share share = share_of(set.count, group.rank(), group.size());
+  file.read_share(share, set.sample_bytes(), inputs + share.begin * set.sample_bytes());
+  set.inputs = inputs;
+  return set;
+}
+
 }  // namespace
 
 Dataset read_idx(comm::shm::Communicator& group, const std::string& images, const std::string& labels) {
@@ -109,26 +121,26 @@ Dataset read_idx(comm::shm::Communicator& group, const std::string& images, cons
   if (image_file.count() != label_file.count())
     fail<Corruption>("{} holds {} images, but {} holds {} labels", images, image_file.count(), labels,
                      label_file.count());
-  if (image_file.count() == 0) fail<Corruption>("{} holds no images", images);
-
-  Dataset set{.name = images, .count = image_file.count(), .dtype = DType::u8, .scale = 1.0 / 255};
-  set.shape.assign(image_file.extents().begin() + 1, image_file.extents().end());
-  if (set.shape.size() == 2) set.shape.insert(set.shape.begin(), 1);  // one channel
-  std::byte* inputs = allocate_shared(group, set.count * set.sample_bytes(), "the data set's inputs");
+  Dataset set = read_images(group, image_file, images);
   auto* numbers =
       reinterpret_cast<int64_t*>(allocate_shared(group, set.count * sizeof(int64_t), "the data set's labels"));
-
   const Share share = share_of(set.count, group.rank(), group.size());
-  image_file.read_share(share, set.sample_bytes(), inputs + share.begin * set.sample_bytes());
   std::vector<unsigned char> bytes(share.end - share.begin);
   label_file.read_share(share, 1, reinterpret_cast<std::byte*>(bytes.data()));
   std::copy(bytes.begin(), bytes.end(), numbers + share.begin);
   int32_t classes = bytes.empty() ? 1 : *std::max_element(bytes.begin(), bytes.end()) + 1;
   group.allreduce(&classes, 1, DType::i32, Op::max, "number of classes");
-
-  set.inputs = inputs;
   set.labels = numbers;
   set.classes = classes;
+  return set;
+}
+
+Dataset read_idx_images(comm::shm::Communicator& group, const std::string& images) {
+  IdxFile file(images);
+  if (file.extents().size() < 2)
+    fail<InvalidArgument>("{} has one dimension, as labels have: give the file of images", images);
+  Dataset set = read_images(group, file, images);
+  group.barrier("images");
   return set;
 }
 

@@ -51,7 +51,8 @@ Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t 
     gather_any(set, order.data() + begin, end - begin, batch.x.data_ptr<double>());
   else
     gather_any(set, order.data() + begin, end - begin, batch.x.data_ptr<float>());
-  batch.y = gather_targets(set, order.data() + begin, end - begin, dtype);
+  if (set.labels != nullptr || set.targets != nullptr)
+    batch.y = gather_targets(set, order.data() + begin, end - begin, dtype);
   return batch;
 }
 

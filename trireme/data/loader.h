@@ -41,7 +41,7 @@ struct Batch {
   size_t samples() const { return x.defined() ? static_cast<size_t>(x.size(0)) : 0; }
 };
 
-/// Makes the tensors of samples order[begin, end).
+/// Makes the tensors of samples order[begin, end); of a set without labels the inputs alone.
 Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t begin, size_t end, torch::Dtype dtype);
 
 /// A data set, and how its epochs become batches.

@@ -213,7 +213,7 @@ class Beginning {
         fmt::format("line {} ('{}') tells the number of rows and features: skipped", found.lines, text));
   }
 
-  void take_names() {
+  void take_names(size_t least) {
     const std::string text = first_text();
     found.header = is_header(rows_[0], {rows_.begin() + 1, rows_.end()});
     if (found.header) {
@@ -223,7 +223,7 @@ class Beginning {
       for (size_t i = 0; i < rows_[0].size(); i++) found.names.push_back(std::to_string(i));
       if (Row names = names_in_comment(); !names.empty()) fit_names(found, std::move(names), rows_, path_);
     }
-    if (found.names.size() < 2)
+    if (found.names.size() < least)
       fail<Corruption>(
           "{}: a row needs at least one feature and a label, separated by commas, semicolons, tabs or spaces; the "
           "first line "
@@ -268,22 +268,22 @@ class Beginning {
 
 }  // namespace
 
-Preamble read_preamble(std::string_view text, bool whole, const std::string& path) {
+Preamble read_preamble(std::string_view text, bool whole, const std::string& path, size_t least) {
   constexpr std::string_view kMark = "\xef\xbb\xbf";  // of UTF-8, which some programs write first
   refuse_what_is_no_text(text, path);
   Beginning beginning(first_records(text, text.starts_with(kMark) ? kMark.size() : 0, whole), path);
   beginning.take_count_line(whole);
-  beginning.take_names();
+  beginning.take_names(least);
   beginning.found.begin = std::min(text.size(), beginning.found.begin);  // a header may be all there is
   return std::move(beginning.found);
 }
 
-Preamble read_preamble(TextFile& file) {
+Preamble read_preamble(TextFile& file, size_t least) {
   for (size_t look = kFirstLook;; look *= 4) {
     const std::string text = file.read(0, look);
     const bool whole = text.size() < look;
     if (whole || look > kLongestLook || first_records(text, 0, false).size() > kRowsToSee / 10)
-      return read_preamble(text, whole, file.path());
+      return read_preamble(text, whole, file.path(), least);
   }
 }
 

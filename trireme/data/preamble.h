@@ -22,11 +22,11 @@ struct Preamble {
 };
 
 /// Reads as much of the file's beginning as it takes to see a few rows. The same in every rank. Throws Corruption for a
-/// file that is empty, has one column or is no text, and InvalidArgument for one in an encoding that has to be changed
-/// first.
-Preamble read_preamble(TextFile& file);
+/// file that is empty, has less than `least` columns or is no text, and InvalidArgument for one in an encoding that has
+/// to be changed first.
+Preamble read_preamble(TextFile& file, size_t least = 2);
 
 /// The same for a text; `whole`: it does not go on.
-Preamble read_preamble(std::string_view text, bool whole, const std::string& path);
+Preamble read_preamble(std::string_view text, bool whole, const std::string& path, size_t least = 2);
 
 }  // namespace trireme::data

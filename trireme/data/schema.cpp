@@ -81,13 +81,16 @@ size_t Schema::inputs() const {
   return sum;
 }
 
-std::vector<float> Schema::encode(std::span<const std::string_view> cells) const {
+void Schema::encode(std::span<const std::string_view> cells, float* into) const {
   if (cells.size() != columns.size())
     fail<InvalidArgument>("a row of {} cells, but the model was trained on {} columns", cells.size(), columns.size());
+  for (size_t i = 0; i < cells.size(); into += columns[i++].inputs())
+    encode_cell(columns[i], normalised, cells[i], into);
+}
+
+std::vector<float> Schema::encode(std::span<const std::string_view> cells) const {
   std::vector<float> row(inputs());
-  float* next = row.data();
-  for (size_t i = 0; i < cells.size(); next += columns[i++].inputs())
-    encode_cell(columns[i], normalised, cells[i], next);
+  encode(cells, row.data());
   return row;
 }
 

@@ -43,6 +43,8 @@ struct Schema {
   /// One row as inputs; `cells` are those of `columns`, as they stand in a file. A category that training did not see
   /// is all zeros. Throws InvalidArgument when their number is wrong or a number is none.
   std::vector<float> encode(std::span<const std::string_view> cells) const;
+  /// The same into memory of inputs() numbers.
+  void encode(std::span<const std::string_view> cells, float* into) const;
   bool operator==(const Schema&) const = default;
 };
 

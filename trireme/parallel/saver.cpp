@@ -14,6 +14,7 @@
 #include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/checkpoint/reader.h>
+#include <trireme/cluster/agreement.h>
 #include <trireme/cluster/launching/slate.h>
 #include <trireme/parallel/saver.h>
 #include <trireme/state/image.h>
@@ -22,36 +23,11 @@
 namespace trireme {
 namespace {
 
+using cluster::on_first;
 using state::OwnerMap;
 
 constexpr int kNice = 10;  // of the thread that writes: training comes first
 constexpr size_t kAtATime = 4 * state::Snapshot::kChunk;
-
-void share(comm::Communicator& group, std::string& text, std::string_view name) {
-  auto size = static_cast<int64_t>(text.size());
-  group.broadcast(&size, 1, DType::i64, 0, name);
-  text.resize(static_cast<size_t>(size));
-  if (size > 0) group.broadcast(text.data(), text.size(), DType::u8, 0, name);
-}
-
-/// What only rank 0 does, and all hear of: a text of its own, or what it throws.
-std::string on_first(comm::Communicator& group, const std::function<std::string()>& act, std::string_view name) {
-  std::string answer, problem;
-  std::exception_ptr error;
-  if (group.rank() == 0) {
-    try {
-      answer = act();
-    } catch (const std::exception& thrown) {
-      problem = thrown.what();
-      error = std::current_exception();
-    }
-  }
-  share(group, problem, name);
-  if (error) std::rethrow_exception(error);
-  if (!problem.empty()) fail<InvalidArgument>("rank 0: {}", problem);
-  share(group, answer, name);
-  return answer;
-}
 
 /// By rank.
 std::vector<uint8_t> gather_flags(comm::Communicator& group, bool mine, std::string_view name) {
@@ -410,7 +386,7 @@ Loaded load_state(Parallel& train, const std::string& path,
       "what to go on with");
   std::string manifest;
   if (group.first()) manifest = checkpoint::Checkpoint(checkpoint::system_files(), loaded.path).manifest().encode();
-  share(group.comm(), manifest, "its manifest");
+  cluster::share(group.comm(), manifest, "its manifest");
   std::unique_ptr<checkpoint::Checkpoint> found;
   std::optional<checkpoint::Reader> reader;
   std::string problem;

@@ -81,11 +81,17 @@ bool Checkpoints::resume() {
   return true;
 }
 
+Loaded go_on_from(Parallel& train, data::Feed& feed, const std::string& from, Place& place) {
+  size_t step = 0;
+  Loaded loaded = load_state(train, from, [&](const checkpoint::Manifest& kept) { step = place_in(kept, feed); });
+  place = {.epoch = loaded.manifest.epoch, .step = step};
+  feed.go_on(place.epoch, place.step);
+  return loaded;
+}
+
 Loaded Checkpoints::resume(const std::string& from) {
-  Loaded loaded = load_state(
-      train_, from, [&](const checkpoint::Manifest& manifest) { step_ = place_in(manifest, feed_); });
-  epoch_ = loaded.manifest.epoch;
-  feed_.go_on(epoch_, step_);
+  saver_.wait(options_.limit);
+  Loaded loaded = go_on_from(train_, feed_, from, place_);
   newest_ = loaded.path;
   if (const auto best = loaded.manifest.options.find("best"); best != loaded.manifest.options.end())
     best_ = std::atof(best->second.c_str());
@@ -132,6 +138,7 @@ void Checkpoints::save(int64_t epoch, size_t step, const std::map<std::string, d
   if (options_.describe) options_.describe(note);
   saver_.save(note);
   saved_ = Clock::now();
+  saved_step_ = note.step;
 }
 
 bool Checkpoints::best_so_far(const std::map<std::string, double>& metrics) {
@@ -156,6 +163,12 @@ void Checkpoints::save_stopped(const data::Epoch& epoch) {
   train_.group().comm().allreduce(&reached, 1, DType::i64, Op::max, "where they stopped");
   const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
   save(epoch.number() + reached / steps, static_cast<size_t>(reached % steps), {});
+}
+
+void Checkpoints::save_at(int64_t done, const std::map<std::string, double>& metrics) {
+  if (done == saved_step_) return;
+  const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
+  save(done / steps, static_cast<size_t>(done % steps), metrics);
 }
 
 bool Checkpoints::finish(Seconds limit) {

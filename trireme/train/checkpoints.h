@@ -36,6 +36,17 @@ struct CheckpointsOptions {
   Seconds limit{300};                             // for one checkpoint
 };
 
+/// Where a run goes on.
+struct Place {
+  int64_t epoch = 0;
+  size_t step = 0;  // steps of it that are done
+};
+
+/// Collective: as load_state() does, and the feed goes on behind the last batch that was trained. Throws, before
+/// anything has changed, when the place in the data means nothing here (another batch or seed in the middle of an
+/// epoch).
+Loaded go_on_from(Parallel& train, data::Feed& feed, const std::string& from, Place& place);
+
 /// Collective, as the loop is. Outlived by the Parallel and the Feed; while it lives, ranks meet as it says.
 class Checkpoints final : public data::Meetings {
  public:
@@ -50,19 +61,23 @@ class Checkpoints final : public data::Meetings {
   Loaded resume(const std::string& from);
 
   /// The epoch to go on with: 0 in a new run.
-  int64_t epoch() const { return epoch_; }
+  int64_t epoch() const { return place_.epoch; }
   /// Steps of that epoch that are done.
-  size_t epoch_step() const { return step_; }
+  size_t epoch_step() const { return place_.step; }
 
   /// An epoch was trained to its end: saved, if it is due.
   void epoch_ended(int64_t epoch, const std::map<std::string, double>& metrics = {});
   /// An epoch was left in the middle, because somebody has stopped: where ranks are is saved now. Ask for the result
   /// with finish().
   void save_stopped(const data::Epoch& epoch);
+  /// Saved now, after so many steps of the run, unless that was saved already.
+  void save_at(int64_t done, const std::map<std::string, double>& metrics = {});
   /// Waits for what is under way: false when it takes longer than this, or the last one could not be written. Not
   /// collective.
   bool finish(Seconds limit);
 
+  /// This rank still writes.
+  bool busy() const { return saver_.busy(); }
   /// On rank 0, of what was saved since the last call; elsewhere nothing.
   std::vector<Saved> news();
   /// The last one that is known to be complete, on rank 0; "": none.
@@ -82,11 +97,10 @@ class Checkpoints final : public data::Meetings {
   data::Feed& feed_;
   CheckpointsOptions options_;
   Saver saver_;
-  int64_t epoch_ = 0;
-  size_t step_ = 0;
+  Place place_;
   // Of the clock, on rank 0.
   Clock::time_point saved_ = Clock::now(), asked_ = saved_;
-  int64_t asked_at_ = -1;
+  int64_t asked_at_ = -1, saved_step_ = -1;
   double step_seconds_ = 0;
   std::optional<double> best_;
   std::string newest_, failed_;

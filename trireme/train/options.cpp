@@ -21,6 +21,19 @@ Enum named(const std::string& name, const std::vector<std::string>& names, const
 
 namespace fs = std::filesystem;
 
+void check(const KeepOptions& k) {
+  if (k.resume == "latest" && k.dir.empty())
+    fail<InvalidArgument>("resume latest means the newest checkpoint of --checkpoint DIR: give that, or --resume DIR");
+  if (k.weights_only && k.resume.empty())
+    fail<InvalidArgument>("resume-weights-only needs --resume DIR: from which checkpoint?");
+  if (k.keep < 0) fail<InvalidArgument>("keep is a number of checkpoints, 0 for all, not {}", k.keep);
+  if (!(k.grace >= 0)) fail<InvalidArgument>("grace is a time of at least 0 s, not {}", k.grace);
+  if (fs::exists(k.dir) && !fs::is_directory(k.dir))
+    fail<InvalidArgument>("{} is no folder: --checkpoint names one, in which each checkpoint is a folder", k.dir);
+  if (!k.resume.empty() && !fs::exists(k.from()))
+    fail<InvalidArgument>("there is no checkpoint to resume: {} is not there", k.from());
+}
+
 void check_rollback(const Options& o) {
   const exchange::Options& x = o.parallel.exchange;
   if (x.on_nan != exchange::OnNan::rollback) return;
@@ -29,8 +42,10 @@ void check_rollback(const Options& o) {
         "on-nan rollback needs workers that take every step together, and with sync '{}' each goes at its own pace. "
         "Use on-nan skip, which leaves out the gradient of the worker that has the NaN",
         exchange::name_of(x.sync));
-  fail<InvalidArgument>(
-      "on-nan rollback goes back to a checkpoint, and this run writes none: give --checkpoint DIR, or use on-nan skip");
+  if (o.keeping.dir.empty())
+    fail<InvalidArgument>(
+        "on-nan rollback goes back to a checkpoint, and this run writes none: give --checkpoint DIR, or use on-nan "
+        "skip");
 }
 
 }  // namespace
@@ -67,6 +82,7 @@ void check(const Options& o) {
     fail<InvalidArgument>("max-steps and warmup must be at least 0, not {} and {}", o.max_steps, schedule.warmup);
   check(o.stop, o.parallel.exchange.on_nan);
   check_rollback(o);
+  check(o.keeping);
   if (o.max_steps > 0 && o.stop.steps > 0 && o.max_steps != o.stop.steps)
     fail<InvalidArgument>("max-steps {} and stop steps={} are the same limit: give one of them", o.max_steps,
                           o.stop.steps);

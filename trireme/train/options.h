@@ -8,12 +8,27 @@
 
 #include <trireme/parallel/options.h>
 #include <trireme/space/updater.h>
+#include <trireme/train/every.h>
 #include <trireme/train/policy.h>
 
 namespace trireme::train {
 
 enum class MemoryFormat : uint8_t { automatic, plain, channels_last };
 enum class Loss : uint8_t { automatic, cross_entropy, mse };
+
+/// Checkpoints of a run.
+struct KeepOptions {
+  std::string dir;            // "": none
+  Every every{.epochs = 1};   // how often
+  int keep = 3;               // the newest; 0: all
+  bool best = false;          // and the best, by test accuracy, or by the loss where there is none
+  std::string resume;         // a folder, a checkpoint, or "latest": the newest of `dir`; "": begin anew
+  bool weights_only = false;  // of `resume`: parameters and buffers, and all else anew
+  double grace = 30;          // seconds for the last one, when the run is stopped
+
+  /// The folder or checkpoint to go on with; "": begin anew.
+  const std::string& from() const { return resume == "latest" ? dir : resume; }
+};
 
 struct Options {
   std::string model = "lenet";         // see models::make
@@ -40,6 +55,7 @@ struct Options {
   std::string cache;            // file that remembers measured choices, or ""
   std::string report;           // JSON file, or ""
   std::string save;             // safetensors file, or ""
+  KeepOptions keeping{};        // checkpoints
 
   /// Updates that the run makes at most, whichever way that was said; 0: no limit.
   int64_t most_steps() const { return max_steps > 0 ? max_steps : stop.steps; }

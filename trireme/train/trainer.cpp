@@ -13,14 +13,19 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/sha256.h>
+#include <trireme/checkpoint/reader.h>
+#include <trireme/cluster/agreement.h>
 #include <trireme/cluster/gather_metrics.h>
 #include <trireme/cluster/launching/slate.h>
 #include <trireme/data/loader.h>
+#include <trireme/models/about.h>
 #include <trireme/models/catalogue.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
+#include <trireme/train/checkpoints.h>
 #include <trireme/train/diagnosis.h>
 #include <trireme/train/guard.h>
+#include <trireme/train/history.h>
 #include <trireme/train/memory_format.h>
 #include <trireme/train/trainer.h>
 
@@ -30,7 +35,8 @@ namespace {
 constexpr size_t kTestBatch = 500;
 constexpr double kSecondsBetweenReports = 0.1;
 constexpr size_t kSpansInReport = 30;
-constexpr int kStepsToTime = 20;  // before a straggler becomes slow
+constexpr double kLongestCheckpoint = 300;  // seconds, in the end
+constexpr int kStepsToTime = 20;            // before a straggler becomes slow
 
 class Run {
  public:
@@ -76,6 +82,7 @@ class Run {
     torch::manual_seed(options_.seed);
     net_ = models::make(options_.model, splits.train.shape, mse_ ? 1 : splits.train.classes);
     net_->to(dtype_);
+    if (options_.keeping.weights_only) take_weights();
     const bool channels_last = choose_format(splits.train);
     torch::manual_seed(options_.seed * 1000003 +
                        static_cast<uint64_t>(world_.rank()));  // dropout differs between workers
@@ -98,22 +105,28 @@ class Run {
       listener_.note(
           "batch norm: each worker uses the statistics of its own samples; --sync-batch-norm uses those of the whole "
           "batch");
-    guard_.begin();
-    for (int epoch = 0; epoch < epochs_ && !result_.stopped && !enough() && !guard_.ended(); epoch++) {
+    keep_checkpoints(train, feed, splits, channels_last);
+    guard_.begin(Seconds(history_.time));
+    for (int epoch = static_cast<int>(position_ / steps);
+         epoch < epochs_ && !result_.stopped && !enough() && !guard_.ended(); epoch++) {
       try {
         run_epoch(train, feed, epoch);
       } catch (const NotFinite& error) {
-        epoch = go_back(guard_.roll_back(error, position_), steps) - 1;
+        epoch = static_cast<int>(guard_.roll_back(error, position_) / steps) - 1;
         continue;
       }
       if (result_.stopped && guard_.was_stopped_here()) result_.stopped = false;
       if (!result_.stopped) evaluate(train, splits.test, Patience::until_stopped);
       if (world_.first() && !result_.stopped) listener_.epoch(result_.epochs.back());
       if (!result_.stopped) examine(mse_ ? 0 : splits.train.classes, epoch + 1 == epochs_ || enough());
+      if (checkpoints_ && !result_.stopped && position_ % steps == 0) checkpoints_->epoch_ended(epoch, figures());
       if (!result_.stopped) guard_.after_epoch(losses(), position_);
+      tell_of_checkpoints();
     }
+    if (checkpoints_) checkpoints_->save_at(position_, figures());
     save(train, splits);
     if (result_.stopped) evaluate_stopped(train, splits.test);
+    finish_checkpoints();
     result_.sha256 = train.sha256();
     if (!train.lockstep()) result_.updates = all_updates_;
     collect_metrics(train);
@@ -166,9 +179,18 @@ class Run {
 
   /// What a saved model says of itself.
   std::map<std::string, std::string> metadata(const data::Splits& splits) const {
-    std::map<std::string, std::string> entries = {{"model", options_.model}};
-    if (splits.schema) entries["schema"] = data::to_json(*splits.schema);
-    return entries;
+    models::About about{.model = options_.model,
+                        .shape = splits.train.shape,
+                        .outputs = mse_ ? 1 : splits.train.classes,
+                        .task = mse_ ? data::Task::regress : data::Task::classify,
+                        .dtype = options_.dtype,
+                        .scale = splits.train.scale,
+                        .seed = options_.seed,
+                        .schema = splits.schema};
+    if (splits.schema && splits.train.name == splits.test.name)  // one file, of which some rows are for testing
+      about.split = {std::filesystem::path(splits.train.name).filename().string(),
+                     splits.train.count + splits.test.count, splits.test.count, options_.seed};
+    return models::metadata_of(about);
   }
 
   /// What the exchange cannot compare, and what ranks do together before there is one. Whoever was started with other
@@ -230,8 +252,23 @@ class Run {
                 : torch::nn::functional::cross_entropy(output, y);
   }
 
+  /// Of a run that goes on: as it was, so that bits stay the same. Collective.
+  std::optional<bool> kept_format() {
+    if (options_.keeping.resume.empty() || options_.keeping.weights_only) return std::nullopt;
+    const std::string format = cluster::on_first(
+        world_.comm(),
+        [&] {
+          const auto usable = checkpoint::Folder(checkpoint::system_files(), options_.keeping.from()).newest();
+          const auto found = usable.entry.manifest->options.find("memory_format");
+          return found == usable.entry.manifest->options.end() ? "" : found->second;
+        },
+        "the memory format of the checkpoint");
+    return format.empty() ? std::nullopt : std::optional<bool>(format == "channels-last");
+  }
+
   bool choose_format(const data::Dataset& set) {
     if (options_.memory_format != MemoryFormat::automatic) return options_.memory_format == MemoryFormat::channels_last;
+    if (const auto kept = kept_format()) return *kept;
     const size_t share = std::max<size_t>(
         1, options_.batch / static_cast<size_t>(world_.size()) / static_cast<size_t>(options_.parallel.accumulate));
     const auto order = data::epoch_order(std::min(share, set.count), 0, 0, false);
@@ -243,14 +280,6 @@ class Run {
     return choice.channels_last;
   }
 
-  /// The run is where it was after so many steps: the epoch in which it goes on.
-  int go_back(int64_t position, int64_t steps) {
-    position_ = position;
-    const int64_t epoch = position / steps;
-    result_.epochs.resize(std::min(result_.epochs.size(), static_cast<size_t>(epoch)));
-    return static_cast<int>(epoch);
-  }
-
   /// How far an epoch is.
   struct Pace {
     size_t steps = 0;    // done here
@@ -260,8 +289,12 @@ class Run {
 
   void run_epoch(Parallel& train, data::Feed& feed, int number) {
     net_->train();
-    EpochResult epoch{.epoch = number + 1};
-    Pace pace;
+    Pace pace{.steps = std::exchange(history_.partial_steps, 0)};
+    EpochResult& epoch = history_.partial;
+    if (pace.steps == 0) epoch = {};
+    epoch.epoch = number + 1;
+    const double before = epoch.seconds;  // of an earlier part of the run
+    pace_ = &pace;
     const auto first = number * static_cast<int64_t>(feed.steps_per_epoch());
     if (stop_.load()) train.request_stop();
     const int64_t left =
@@ -278,17 +311,26 @@ class Run {
         guard_.after_step(train, done, position_);
       }
       if (stop_.load()) train.request_stop();
+      tell_of_checkpoints();
     }
-    position_ = first + static_cast<int64_t>(batches.steps());
     result_.stopped = batches.stopped();
-    epoch.seconds = seconds_since(pace.start);
+    epoch.seconds = before + seconds_since(pace.start);
     if (!train.lockstep()) meet(train, epoch, pace);
+    position_ = first + reached(batches);
     if (train.lockstep() && pace.steps == 0 && position_ > first && !result_.stopped)
       epoch.loss = std::nan("");  // all were skipped
     result_.seconds += epoch.seconds;
     epoch.samples_per_second = static_cast<double>(pace.samples) / epoch.seconds;
     if (!result_.stopped) set_progress(epoch, batches.steps(), batches.steps(), epoch.seconds);
     result_.epochs.push_back(epoch);
+    pace_ = nullptr;
+  }
+
+  /// Steps of the epoch that all ranks together have done. Collective when somebody has stopped.
+  int64_t reached(const data::Epoch& batches) {
+    auto steps = static_cast<int64_t>(result_.stopped ? batches.reached() : batches.steps());
+    if (result_.stopped) world_.comm().allreduce(&steps, 1, DType::i64, Op::max, "where they stopped");
+    return steps;
   }
 
   Step step(Parallel& train, const data::Batch& batch) {
@@ -348,6 +390,127 @@ class Run {
     count_.loss.set(epoch.loss);
     count_.samples_per_second.set(static_cast<double>(step * options_.batch) / seconds);
     count_.seconds_left.set(steps_left * seconds / done);
+  }
+
+  // ---- checkpoints ----
+
+  /// Ranks begin with the parameters and buffers of a checkpoint, and with nothing else of it.
+  void take_weights() {
+    cluster::on_first(
+        world_.comm(),
+        [&] {
+          const auto usable = checkpoint::Folder(checkpoint::system_files(), options_.keeping.from()).newest(true);
+          models::fill(*net_, checkpoint::Checkpoint(checkpoint::system_files(), usable.entry.path));
+          listener_.note(
+              fmt::format("begins with the weights of {}; optimizer and data begin anew", usable.entry.path));
+          return std::string();
+        },
+        "the weights to begin with");
+  }
+
+  /// By what the best one is told.
+  std::string best_figure(const data::Splits& splits) const {
+    if (splits.test.count == 0) return "loss";
+    return mse_ ? "test_loss" : "test_accuracy";
+  }
+
+  void keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits& splits, bool channels_last) {
+    const KeepOptions& k = options_.keeping;
+    if (!k.dir.empty()) {
+      const std::string figure = best_figure(splits);
+      checkpoints_.emplace(train, feed,
+                           CheckpointsOptions{.dir = k.dir,
+                                              .every = k.every,
+                                              .keep = k.keep,
+                                              .keep_best = k.best ? figure : "",
+                                              .higher_is_better = figure == "test_accuracy",
+                                              .metadata = metadata(splits),
+                                              .options = {{"model", options_.model},
+                                                          {"data", options_.data},
+                                                          {"seed", fmt::format("{}", options_.seed)},
+                                                          {"lr", fmt::format("{:.17g}", options_.optimizer.lr)},
+                                                          {"memory_format", channels_last ? "channels-last" : "plain"}},
+                                              .describe = [this](SaveNote& note) { describe(note); }});
+      guard_.set_roll_back([this, k]() -> std::optional<int64_t> {
+        checkpoints_->finish(Seconds(60));
+        if (checkpoint::Folder(checkpoint::system_files(), k.dir).list().empty()) return std::nullopt;
+        take_up(checkpoints_->resume(k.dir));
+        return position_;
+      });
+      for (const std::string& remark : checkpoints_->remarks())
+        if (world_.first()) listener_.note(remark);
+    }
+    if (k.resume.empty() || k.weights_only) return;
+    Place place;
+    take_up(checkpoints_ ? checkpoints_->resume(k.from()) : go_on_from(train, feed, k.from(), place));
+    if (position_ >= static_cast<int64_t>(feed.steps_per_epoch()) * epochs_ && world_.first())
+      listener_.note(
+          fmt::format("all {} epochs were trained already: --epochs says how many there are to be", epochs_));
+  }
+
+  /// The run is where the checkpoint was made.
+  void take_up(const Loaded& loaded) {
+    result_.resumed = loaded.path;
+    position_ = loaded.manifest.step;
+    const auto found = loaded.manifest.options.find("history");
+    history_ = History::parse(found == loaded.manifest.options.end() ? "" : found->second);
+    result_.epochs = history_.epochs;
+    result_.seconds = history_.seconds;
+    if (!world_.first()) return;
+    for (const std::string& sentence : loaded.skipped) listener_.note("warning: " + sentence);
+    listener_.note(fmt::format("goes on with {}: step {}, epoch {}", loaded.path, loaded.manifest.step,
+                               loaded.manifest.epoch + 1));
+    if (!loaded.remark.empty()) listener_.note(loaded.remark);
+  }
+
+  void describe(SaveNote& note) const {
+    History now = history_;
+    now.epochs = result_.epochs;
+    now.seconds = result_.seconds;
+    now.time = guard_.seconds();
+    now.partial_steps = pace_ == nullptr ? 0 : pace_->steps;
+    if (pace_ == nullptr) now.partial = {};
+    note.more["history"] = now.json();
+    if (pace_ != nullptr) note.metrics["loss"] = history_.partial.loss;
+  }
+
+  /// Of the last epoch.
+  std::map<std::string, double> figures() const {
+    std::map<std::string, double> all;
+    if (result_.epochs.empty()) return all;
+    const EpochResult& last = result_.epochs.back();
+    all["loss"] = last.loss;
+    if (last.has_test) all["test_loss"] = last.test_loss;
+    if (last.test_accuracy >= 0) all["test_accuracy"] = last.test_accuracy;
+    return all;
+  }
+
+  void tell_of_checkpoints() {
+    if (!checkpoints_ || !world_.first()) return;
+    for (const Saved& saved : checkpoints_->news()) {
+      if (!saved.error.empty())
+        listener_.note(fmt::format("warning: there is no checkpoint of step {}: {}", saved.step, saved.error));
+      else
+        listener_.note(fmt::format("checkpoint {}: {:.1f} MB in {:.2f} s", saved.path,
+                                   static_cast<double>(saved.bytes) / 1e6, saved.seconds));
+    }
+  }
+
+  /// Until the last one is complete; of a run that somebody has stopped, not longer than the grace.
+  void finish_checkpoints() {
+    if (!checkpoints_) return;
+    const Deadline deadline{Seconds(result_.stopped ? options_.keeping.grace : kLongestCheckpoint)};
+    bool done = false;
+    do {
+      cluster::note_beat();
+      done = checkpoints_->finish(std::min(deadline.left(), Seconds(0.5)));
+    } while (!done && !deadline.passed() && checkpoints_->busy());
+    tell_of_checkpoints();
+    if (!world_.first()) return;
+    result_.checkpoint = checkpoints_->newest();
+    if (!done)
+      listener_.note(fmt::format("warning: the last checkpoint is not complete{}",
+                                 result_.checkpoint.empty() ? "" : "; the newest that is, is " + result_.checkpoint));
   }
 
   void save(Parallel& train, const data::Splits& splits) {
@@ -432,7 +595,10 @@ class Run {
   torch::nn::Sequential net_{nullptr};
   bool mse_ = false;
   int epochs_ = 0;
-  double loss_unit_ = 1;     // what a loss of 1 means in the unit of the label, squared
+  double loss_unit_ = 1;        // what a loss of 1 means in the unit of the label, squared
+  History history_;             // of what was before, and of the epoch that is under way
+  const Pace* pace_ = nullptr;  // of the epoch that is under way
+  std::optional<Checkpoints> checkpoints_;
   int64_t position_ = 0;     // steps of the run that are done; within an epoch, as far as this worker knows
   int64_t all_updates_ = 0;  // where workers go their own ways: of all of them
   int timed_ = 0;            // steps, as far as kStepsToTime
@@ -495,6 +661,8 @@ std::string report_json(const Options& options, int workers, const Result& resul
                                    {"reason", decision.reason}});
   if (!result.warning.empty()) report["warning"] = result.warning;
   if (!result.saved.empty()) report["saved"] = result.saved;
+  if (!result.checkpoint.empty()) report["checkpoint"] = result.checkpoint;
+  if (!result.resumed.empty()) report["resumed"] = result.resumed;
   return report.dump(2);
 }
 

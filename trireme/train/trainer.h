@@ -30,6 +30,8 @@ struct Result {
   bool stopped = false;                                            // somebody asked to; not so a policy
   std::vector<std::pair<std::string, metrics::Snapshot>> counted;  // on rank 0: of "rank 0", ..., "server 0", ...
   std::string saved;                                               // path, or ""
+  std::string checkpoint;                                          // on rank 0: the newest complete one, or ""
+  std::string resumed;                                             // the checkpoint that it went on with, or ""
   std::vector<Decision> decisions;                                 // of policies, on rank 0
   std::string warning;                                             // what is wrong with the losses (diagnosis.h), or ""
 };

@@ -1,0 +1,113 @@
+#include "use_flags.h"
+
+#include <filesystem>
+
+#include <trireme/base/error.h>
+#include <trireme/models/catalogue.h>
+#include <trireme/models/samples.h>
+#include <trireme/train/options.h>
+
+#include "join_names.h"
+
+namespace trireme::tools {
+namespace {
+
+constexpr const char* kFrom =
+    "A model that `trireme train --save` has written (.safetensors), or a folder of checkpoints: the newest is taken";
+
+void add_model_flags(CLI::App& command, UseSettings& s) {
+  command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
+  command.add_option("FILE|DIR", s.from, kFrom)->required();
+  command.add_option("--model", s.model,
+                     "Which of `trireme models` it is, for files that do not say: those of programs of your own");
+}
+
+void add_data_flags(CLI::App& command, UseSettings& s, const std::string& parts) {
+  command
+      .add_option("--data", s.data,
+                  "Data as for `trireme train` (docs/data.md): a name, a folder, a .csv file with the columns that the "
+                  "model was trained on")
+      ->required();
+  command.add_option("--part", s.part, "Which samples: " + join_names(models::part_names()) + ". " + parts)
+      ->capture_default_str();
+  command.add_option("--threads", s.threads, "Threads to compute with; 0: one per core")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+}
+
+bool ends_as(const std::string& path, std::initializer_list<const char*> endings) {
+  for (const char* ending : endings)
+    if (path.ends_with(ending)) return true;
+  return false;
+}
+
+void check_from(const UseSettings& s) {
+  if (!std::filesystem::exists(s.from)) fail<IoError>("there is no file or folder '{}'", s.from);
+  if (!s.model.empty()) models::check_name(s.model);
+}
+
+}  // namespace
+
+CLI::App* add_evaluate_flags(CLI::App& app, UseSettings& s) {
+  CLI::App* command =
+      app.add_subcommand("evaluate", "Measure a trained model: loss, accuracy and the classes one by one");
+  add_model_flags(*command, s);
+  add_data_flags(*command, s,
+                 "auto: the test part; of a single CSV file, the rows that training kept for testing if the model was "
+                 "trained on it, otherwise all");
+  command->add_flag("--json", s.json, "One JSON object instead of text");
+  command->footer(
+      "Classes: the loss is the mean cross-entropy; of each class, found is the part of its samples that the model "
+      "finds, and\n"
+      "true the part of its answers that are right. Numbers: the error is the root of the mean square, in the label's "
+      "own unit.\n"
+      "Examples:\n"
+      "  trireme evaluate lenet.safetensors --data fashion-mnist\n"
+      "  trireme evaluate flowers.safetensors --data flowers.csv --json");
+  return command;
+}
+
+CLI::App* add_predict_flags(CLI::App& app, UseSettings& s) {
+  CLI::App* command = app.add_subcommand("predict", "Write what a trained model says to samples, as CSV");
+  add_model_flags(*command, s);
+  add_data_flags(*command, s, "auto: all rows of a CSV file, the test part of other data");
+  command->add_option("--out", s.out, "File to write (default: standard output)");
+  command->add_flag("--all-classes", s.all_classes, "A column with the probability of every class, too");
+  command->footer(
+      "One row for each sample, in their order: its number from 0, the class by name and its probability, or the "
+      "number "
+      "in\n"
+      "the label's own unit; and the label, if the data have one. CSV files need no label; a file of images such as\n"
+      "t10k-images-idx3-ubyte.gz needs none either.\n"
+      "Examples:\n"
+      "  trireme predict flowers.safetensors --data new.csv --out predictions.csv\n"
+      "  trireme predict lenet.safetensors --data fashion-mnist --all-classes");
+  return command;
+}
+
+CLI::App* add_export_flags(CLI::App& checkpoint, UseSettings& s) {
+  CLI::App* command =
+      checkpoint.add_subcommand("export", "Write a model as TorchScript (.pt) or as one .safetensors file");
+  add_model_flags(*command, s);
+  command->add_option("--out", s.out, "FILE.pt, which Python's torch.jit.load runs, or FILE.safetensors")->required();
+  command->footer(
+      "The ending says the format. docs/using-a-model.md says what inputs the exported module expects.\n"
+      "Examples:\n"
+      "  trireme checkpoint export lenet.safetensors --out lenet.pt");
+  return command;
+}
+
+void check_use(const UseSettings& s) {
+  check_from(s);
+  models::part_named(s.part);
+  train::check_writable(s.out);
+}
+
+void check_export(const UseSettings& s) {
+  check_from(s);
+  if (!ends_as(s.out, {".pt", ".safetensors"}))
+    fail<InvalidArgument>("--out {}: the ending says the format, .pt (TorchScript) or .safetensors", s.out);
+  train::check_writable(s.out);
+}
+
+}  // namespace trireme::tools
