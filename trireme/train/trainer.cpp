@@ -20,6 +20,7 @@
 #include <trireme/data/loader.h>
 #include <trireme/models/about.h>
 #include <trireme/models/catalogue.h>
+#include <trireme/models/load.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/parallel.h>
 #include <trireme/train/checkpoints.h>
