@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <ctime>
 #include <set>
 
@@ -131,7 +132,7 @@ void hash_notes(Files& files, const std::string& path, std::vector<FileNote>& no
     if (bytes != note.bytes)
       fail<Corruption>("{} has {} bytes, where {} were written", paths.back(), bytes, note.bytes);
   }
-  const std::vector<std::string> hashes = hash_files(files, paths, threads);
+  const std::vector<std::string> hashes = hash_files(files, paths, threads, Hurry::background);
   for (size_t i = 0; i < notes.size(); i++) notes[i].sha256 = hashes[i];
 }
 

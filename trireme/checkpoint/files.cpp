@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/files.h>

@@ -36,7 +36,7 @@ void lower_priority() {
 
 }  // namespace
 
-std::vector<std::string> hash_files(Files& files, const std::vector<std::string>& paths, int threads) {
+std::vector<std::string> hash_files(Files& files, const std::vector<std::string>& paths, int threads, Hurry hurry) {
   std::vector<std::string> hashes(paths.size());
   std::vector<std::exception_ptr> errors(paths.size());
   std::atomic<size_t> next = 0;
@@ -54,7 +54,7 @@ std::vector<std::string> hash_files(Files& files, const std::vector<std::string>
     for (size_t i = 0; i < std::min(paths.size(), static_cast<size_t>(threads)); i++)
       crew.emplace_back([&] {
         name_thread("ckpt-hash");
-        lower_priority();
+        if (hurry == Hurry::background) lower_priority();
         work();
       });
   }

@@ -7,8 +7,11 @@
 
 namespace trireme::checkpoint {
 
-/// By up to `threads` threads at low priority; with one, by the caller. In the order of `paths`. Throws what reading a
-/// file threw. Blocks.
-std::vector<std::string> hash_files(Files& files, const std::vector<std::string>& paths, int threads);
+/// background: beside a training, which has the cores first.
+enum class Hurry { background, foreground };
+
+/// By up to `threads` threads; with one, by the caller, at its own priority. In the order of `paths`. Throws what
+/// reading a file threw. Blocks.
+std::vector<std::string> hash_files(Files& files, const std::vector<std::string>& paths, int threads, Hurry hurry);
 
 }  // namespace trireme::checkpoint

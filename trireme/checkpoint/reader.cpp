@@ -139,7 +139,7 @@ void Checkpoint::verify(int threads, int share, int shares) const {
     notes.push_back(&manifest_.files[i]);
     paths.push_back(path_ + "/" + notes.back()->name);
   }
-  const std::vector<std::string> hashes = hash_files(system_, paths, threads);
+  const std::vector<std::string> hashes = hash_files(system_, paths, threads, Hurry::foreground);
   for (size_t i = 0; i < notes.size(); i++)
     if (hashes[i] != notes[i]->sha256) wrong.push_back(notes[i]->name);
   if (!wrong.empty())

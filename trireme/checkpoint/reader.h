@@ -1,5 +1,6 @@
 #pragma once
 // Reading a checkpoint: its tensors by name for tools, and as a source of state for a job, whatever crew wrote it.
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>

@@ -57,15 +57,18 @@ class SharedFile {
 /// A row of a tensor whose order in memory is another, while parts of it are missing.
 struct PendingRow {
   std::vector<std::byte> memory;
-  std::vector<bool> there;
-  size_t count = 0;  // bytes that are there
+  std::vector<Range> there;  // parts of it, in no order; few
+  size_t count = 0;          // bytes that are there
 
   void take(size_t at, std::span<const std::byte> bytes) {
+    const Range fresh{at, at + bytes.size()};
+    for (const Range& part : there)
+      if (!intersect(part, fresh).empty()) fail<InvalidArgument>("bytes of a tensor were shown to a checkpoint twice");
     std::memcpy(memory.data() + at, bytes.data(), bytes.size());
-    for (size_t i = at; i < at + bytes.size(); i++) {
-      if (there[i]) fail<InvalidArgument>("bytes of a tensor were shown to a checkpoint twice");
-      there[i] = true;
-    }
+    if (!there.empty() && there.back().end == at)
+      there.back().end = fresh.end;
+    else
+      there.push_back(fresh);
     count += bytes.size();
   }
 };
@@ -201,10 +204,7 @@ class Writer::Impl {
 
   void add_to_row(const PlannedTensor& tensor, size_t row, size_t at, std::span<const std::byte> bytes) {
     PendingRow& pending = pending_[{&tensor, row}];
-    if (pending.memory.empty()) {
-      pending.memory.resize(tensor.order.row_bytes());
-      pending.there.resize(tensor.order.row_bytes());
-    }
+    pending.memory.resize(tensor.order.row_bytes());
     pending.take(at, bytes);
     if (pending.count < pending.memory.size()) return;
     write_rows_of(tensor, row, 1, pending.memory.data());
@@ -215,8 +215,8 @@ class Writer::Impl {
   void write_pieces(const PlannedTensor& tensor, size_t row, const PendingRow& pending) {
     const Order& order = tensor.order;
     std::vector<bool> there(order.row_bytes());
-    for (size_t i = 0; i < there.size(); i++)
-      if (pending.there[i]) there[order.in_file(i)] = true;
+    for (const Range& part : pending.there)
+      for (size_t i = part.begin; i < part.end; i++) there[order.in_file(i)] = true;
     turned_.resize(order.row_bytes());
     order.to_file(pending.memory.data(), turned_.data());
     for (auto begin = there.begin(); (begin = std::find(begin, there.end(), true)) != there.end();) {

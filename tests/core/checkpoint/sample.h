@@ -113,6 +113,7 @@ inline void show(Writer& writer, const Contents& contents, int rank, int ranks, 
     }
   }
   writer.scalar("step", step);
+  if (contents.buffers.empty() && step % 200 == 0) return;  // without files of single writers, which sync the folder
   for (uint64_t key = static_cast<uint64_t>(rank); key < 20; key += static_cast<uint64_t>(ranks)) {
     const std::vector<float> values(3, static_cast<float>(key) + static_cast<float>(step)), state(6, 0.5f);
     writer.row("words", {key, values, state, static_cast<uint32_t>(key), 2});
