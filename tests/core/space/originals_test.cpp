@@ -146,6 +146,7 @@ TEST(Originals, TakeOverMemoryThatIsNoLongerRead) {
   const std::vector<std::byte> third = memory;
   three->save_all();
   if (!kShadows) EXPECT_LT(resident_bytes(), kept + kSize * 14 / 10) << "`third`, and no more";
+  two->save_all();
   std::memset(memory.data(), 0x11, kSize);
   EXPECT_TRUE(read(*two, 0) == second);
   EXPECT_TRUE(read(*three, 0) == third);
