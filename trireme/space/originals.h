@@ -8,7 +8,7 @@
 //   reading   the same, and a reader copies it: the owner waits until it has, which is a copy of one chunk
 //   saving    the owner copies it aside
 //   saved     aside
-//   released  of no more use: the owner writes without a word, and what was aside is given back, or kept for the next one
+//   released  of no more use: the owner writes without a word, and what was aside is given back or kept for the next
 // so that at most one copy of each byte exists besides the owner's, and none of what is read before it is overwritten.
 //
 // The place aside is address space at first. To get memory for it takes longer than to fill it: a reader calls
