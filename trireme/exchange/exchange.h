@@ -177,7 +177,8 @@ class Exchange {
 
  private:
   bool finite(size_t slot, space::Range part) const;
-  std::optional<size_t> seen_;  // by look(): a slot with a flaw of this rank's
+  std::optional<size_t> seen_;                // by look(): a slot with a flaw of this rank's
+  std::shared_ptr<space::Originals> last_{};  // of the last snapshot: the next one takes over its memory
 
  public:
   // State: see state/visitor.h. In exchange/state.cpp.

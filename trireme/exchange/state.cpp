@@ -114,7 +114,8 @@ bool Exchange::changes_by_update(const state::Part& part) const {
 
 /// In lockstep nobody waits: a part is written to only by its owner's next update, and thus after its own snapshot.
 std::shared_ptr<state::Snapshot> Exchange::snapshot(const state::OwnerMap& division, const state::Extras& extras) {
-  state::Snapshot::Builder builder(division, group().rank());
+  state::Snapshot::Builder builder(division, group().rank(), last_.get());
+  last_ = builder.originals();
   if (!follows_writes()) {
     visit(builder, extras);
     return builder.finish();
@@ -129,9 +130,8 @@ std::shared_ptr<state::Snapshot> Exchange::snapshot(const state::OwnerMap& divis
       builder.part(part.vector, part.range, part.bytes);
   visit_rest(builder, extras);
   if (!traits_.lockstep) group().barrier("state was shown");
-  auto originals = builder.originals();
   auto made = builder.finish();
-  updater_->follow(std::move(originals));
+  updater_->follow(last_);
   return made;
 }
 

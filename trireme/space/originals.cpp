@@ -25,7 +25,11 @@ void copy_past_caches(std::byte* to, const std::byte* from, size_t bytes) {
 
 }  // namespace
 
-Originals::Originals(size_t bytes) : room_(Arena::of_process(bytes == 0 ? 0 : round_up(bytes, kHuge) + kHuge)) {
+Originals::Originals(size_t bytes) : Originals(bytes, nullptr) { keep_ = false; }
+
+Originals::Originals(size_t bytes, const Originals* before) : keep_(true) {
+  const bool enough = before != nullptr && before->released() && before->room() >= round_up(bytes, kHuge);
+  room_ = enough ? before->room_ : Arena::of_process(bytes == 0 ? 0 : round_up(bytes, kHuge) + kHuge);
   const auto address = reinterpret_cast<uintptr_t>(room_.data());
   start_ = room_.data() + (round_up(address, kHuge) - address);
 }
@@ -183,7 +187,7 @@ void Originals::release_chunk(const Span& span, size_t chunk) {
   Word& state = states_[span.first_chunk + chunk];
   if (!enter(state, live, freed) && !enter(state, saved, freed)) return;
   each_block(home_of(span, chunk), [&](size_t block, size_t bytes) {
-    if (rest_[block].fetch_sub(bytes) == bytes) madvise(start_ + block * kHuge, kHuge, MADV_DONTNEED);
+    if (rest_[block].fetch_sub(bytes) == bytes && !keep_) madvise(start_ + block * kHuge, kHuge, MADV_DONTNEED);
   });
   left_.fetch_sub(1, std::memory_order_release);
 }

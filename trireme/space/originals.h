@@ -8,7 +8,7 @@
 //   reading   the same, and a reader copies it: the owner waits until it has, which is a copy of one chunk
 //   saving    the owner copies it aside
 //   saved     aside
-//   released  of no more use: the owner writes without a word, and what was aside is given back to the system
+//   released  of no more use: the owner writes without a word, and what was aside is given back or kept for the next
 // so that at most one copy of each byte exists besides the owner's, and none of what is read before it is overwritten.
 //
 // The place aside is address space at first. To get memory for it takes longer than to fill it: a reader calls
@@ -35,6 +35,9 @@ class Originals {
 
   /// Room for this much, of which a byte of memory is used only when something is written there.
   explicit Originals(size_t bytes);
+  /// The same, but memory is not given back: it is kept for the next one. That of `before` is taken over if all of that
+  /// was released, and it is enough; null: there is none. `before` may go then.
+  Originals(size_t bytes, const Originals* before);
 
   /// Each returns the number of the new span, from 0 on. `bytes` are copied at once.
   size_t copy(std::span<const std::byte> bytes);
@@ -89,6 +92,7 @@ class Originals {
   void release_chunk(const Span& span, size_t chunk);
 
   Arena room_;
+  bool keep_ = false;
   std::byte* start_ = nullptr;    // of the first block in it
   size_t used_ = 0, chunks_ = 0;  // so far
   std::vector<Span> spans_;

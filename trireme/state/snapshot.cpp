@@ -27,8 +27,7 @@ void Snapshot::read(size_t part, size_t offset, std::span<std::byte> into) {
 }
 
 void Snapshot::read(const std::string& vector, Range range, std::span<std::byte> into) {
-  if (into.size() != range.size())
-    fail<InvalidArgument>("{} bytes do not fit into {}", range.size(), into.size());
+  if (into.size() != range.size()) fail<InvalidArgument>("{} bytes do not fit into {}", range.size(), into.size());
   if (const std::vector<Range> lacking = contents_.lacking(vector, range, 0); !lacking.empty())
     fail<InvalidArgument>("the snapshot lacks bytes {} to {} of '{}'", lacking[0].begin, lacking[0].end, vector);
   if (range.empty()) return;
@@ -40,7 +39,7 @@ void Snapshot::read(const std::string& vector, Range range, std::span<std::byte>
   }
 }
 
-Snapshot::Builder::Builder(const OwnerMap& division, int owner) : made_(new Snapshot) {
+Snapshot::Builder::Builder(const OwnerMap& division, int owner, const space::Originals* before) : made_(new Snapshot) {
   for (const std::string& vector : division.vectors())
     for (const Holding& holding : division.of(vector))
       if (holding.owner == owner) {
@@ -48,7 +47,8 @@ Snapshot::Builder::Builder(const OwnerMap& division, int owner) : made_(new Snap
         missing_ += holding.range.size();
       }
   // Each part that is followed starts on a cache line.
-  made_->originals_ = std::make_shared<space::Originals>(missing_ + missing_ / kLeast * space::kLine + space::kLine);
+  const size_t room = missing_ + missing_ / kLeast * space::kLine + space::kLine;
+  made_->originals_ = std::make_shared<space::Originals>(room, before);
 }
 
 void Snapshot::Builder::part(const std::string& vector, Range range, std::span<const std::byte> bytes) {

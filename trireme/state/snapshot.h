@@ -9,7 +9,8 @@
 //       snapshot.read(part, at, {buffer, size = …});
 //       snapshot.release(part, at + size);
 //     }
-// It outlives the exchange that it is of.
+// It outlives the exchange that it is of. What was aside is kept for the exchange's next snapshot, whose updates find
+// pages that are there. A reader of low priority calls prepare() before it lowers it: nobody else does that in time.
 #include <functional>
 #include <map>
 #include <memory>
@@ -27,7 +28,7 @@ namespace trireme::state {
 /// Any thread may read; several may at a time. A source, to restore from as well.
 class Snapshot final : public Source {
  public:
-  /// Memory that is aside comes and goes in pieces; reading in multiples of this from a part's begin on is quickest.
+  /// Reading in multiples of this from a part's begin on is quickest.
   static constexpr size_t kChunk = space::Originals::kChunk;
 
   struct Part {
@@ -61,7 +62,7 @@ class Snapshot final : public Source {
   /// The same by range, which may go across parts.
   void read(const std::string& vector, space::Range range, std::span<std::byte> into) override;
   /// The first `end` bytes of a part will not be read again: the sooner this is said, the less training has to save,
-  /// and the sooner memory is given back. In whole chunks; the last one with the end of the part.
+  /// and the sooner the next snapshot has its memory. In whole chunks; the last one with the end of the part.
   void release(size_t part, size_t end) { originals_->release(part, end); }
   void release() { originals_->release_all(); }
   /// All of it was released.
@@ -85,7 +86,8 @@ class Snapshot final : public Source {
 /// A visitor that keeps what an owner of `division` shall keep of what it is shown. Copies, but for what is live().
 class Snapshot::Builder final : public Visitor {
  public:
-  Builder(const OwnerMap& division, int owner);
+  /// Memory of the snapshot before is taken over if nobody reads that any more; null: there was none.
+  Builder(const OwnerMap& division, int owner, const space::Originals* before = nullptr);
 
   void about(const About& about) override { made_->rest_.about(about); }
   void part(const std::string& vector, space::Range range, std::span<const std::byte> bytes) override;

@@ -122,6 +122,36 @@ TEST(Originals, GiveTheirMemoryBackWhileTheyAreRead) {
   EXPECT_LT(resident_bytes(), full - kSize * 9 / 10);
 }
 
+/// What one kept, the next one uses: as soon as nobody reads it any more, and not before.
+TEST(Originals, TakeOverMemoryThatIsNoLongerRead) {
+  constexpr size_t kSize = size_t{32} << 20;
+  std::vector<std::byte> memory = counted(kSize, 6);
+  const std::vector<std::byte> first = memory;
+  const auto after = [&](const Originals* before) {
+    auto originals = std::make_unique<Originals>(kSize, before);
+    originals->follow(memory);
+    originals->seal();
+    return originals;
+  };
+  auto one = after(nullptr);
+  overwrite(*one, memory, 0, kSize);
+  const std::vector<std::byte> second = memory;
+  const auto two = after(one.get());
+  overwrite(*two, memory, 0, kSize / 2);
+  EXPECT_TRUE(read(*one, 0) == first) << "it was still there to be read";
+  one->release_all();
+  const size_t kept = resident_bytes();
+  const auto three = after(one.get());
+  one.reset();
+  const std::vector<std::byte> third = memory;
+  three->save_all();
+  if (!kShadows) EXPECT_LT(resident_bytes(), kept + kSize * 14 / 10) << "`third`, and no more";
+  two->save_all();
+  std::memset(memory.data(), 0x11, kSize);
+  EXPECT_TRUE(read(*two, 0) == second);
+  EXPECT_TRUE(read(*three, 0) == third);
+}
+
 TEST(Originals, GetMemoryBeforeItIsNeeded) {
   if (kShadows) GTEST_SKIP();
   constexpr size_t kSize = size_t{32} << 20;
