@@ -40,7 +40,10 @@ void say_over(const TrainSettings& settings, const std::string& sentence) {
 }
 
 std::string saves(const TrainSettings& settings) {
-  return settings.options.save.empty() ? "" : "the model to " + settings.options.save;
+  const std::string model = settings.options.save.empty() ? "" : "the model to " + settings.options.save;
+  const std::string& dir = settings.options.keeping.dir;
+  if (dir.empty()) return model;
+  return fmt::format("{}{}a checkpoint to {}", model, model.empty() ? "" : " and ", dir);
 }
 
 cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invocation& invocation) {
