@@ -39,7 +39,8 @@ size_t within_limit(size_t addresses) {
 }
 
 /// Whether `bytes` more can be had, of which `reserved` are there already.
-void check_room(size_t offset, size_t bytes, size_t reserved, size_t addresses, const char* purpose, size_t available) {
+void expect_room(size_t offset, size_t bytes, size_t reserved, size_t addresses, const char* purpose,
+                 size_t available) {
   const size_t left = offset < addresses ? addresses - offset : 0, room = std::min(available, left);
   if (bytes > left || bytes - reserved > room)
     fail<IoError>(
@@ -61,7 +62,7 @@ void grow(int file, size_t offset, size_t bytes, size_t addresses, const char* p
   fstat(file, &now);
   const size_t reserved = static_cast<size_t>(now.st_blocks) * 512;
   if (bytes <= addresses && offset <= addresses - bytes && offset + bytes <= reserved) return;
-  check_room(offset, bytes, std::min(bytes, reserved > offset ? reserved - offset : 0), addresses, purpose, before);
+  expect_room(offset, bytes, std::min(bytes, reserved > offset ? reserved - offset : 0), addresses, purpose, before);
   allocate(file, offset, bytes, purpose);
 }
 
@@ -91,21 +92,39 @@ bool Segment::is(int descriptor) const {
 }
 
 void Segment::reserve(size_t offset, size_t bytes, const char* purpose) {
-  check_room(offset, bytes, 0, addresses_, purpose, available_memory());
+  check_room(offset, bytes, purpose);
+  reserve_now(offset, bytes, purpose);
+}
+
+void Segment::reserve_now(size_t offset, size_t bytes, const char* purpose) const {
   allocate(file_.get(), offset, bytes, purpose);
+}
+
+void Segment::check_room(size_t offset, size_t bytes, const char* purpose) const {
+  expect_room(offset, bytes, 0, addresses_, purpose, available_memory());
+}
+
+void Segment::give_back(size_t offset, size_t bytes) const {
+  fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(bytes));
+}
+
+bool Segment::has(size_t offset, size_t bytes) const {
+  const auto block = mapped_.find(offset);
+  return block != mapped_.end() && block->second >= bytes;
 }
 
 std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
   const Lock lock(mutex_);
-  if (mapped_.contains(offset)) return at(offset);
+  if (has(offset, bytes)) return at(offset);
   grow(file_.get(), offset, bytes, addresses_, purpose);
   return map_reserved(offset, bytes, purpose);
 }
 
 std::byte* Segment::attach(size_t offset, size_t bytes, const char* purpose) {
   const Lock lock(mutex_);
-  if (mapped_.contains(offset)) return at(offset);
-  check_room(offset, bytes, bytes, addresses_, purpose, addresses_);
+  if (has(offset, bytes)) return at(offset);
+  expect_room(offset, bytes, bytes, addresses_, purpose, addresses_);
   return map_reserved(offset, bytes, purpose);
 }
 
@@ -114,7 +133,7 @@ std::byte* Segment::map_reserved(size_t offset, size_t bytes, const char* purpos
                     static_cast<off_t>(offset));
   if (data == MAP_FAILED)
     fail<IoError>("cannot map {} bytes of shared memory for {}: {}", bytes, purpose, errno_text());
-  mapped_.insert(offset);
+  mapped_[offset] = bytes;
   return at(offset);
 }
 

@@ -114,9 +114,8 @@ Dataset read_idx(comm::shm::Communicator& group, const std::string& images, cons
   Dataset set{.name = images, .count = image_file.count(), .dtype = DType::u8, .scale = 1.0 / 255};
   set.shape.assign(image_file.extents().begin() + 1, image_file.extents().end());
   if (set.shape.size() == 2) set.shape.insert(set.shape.begin(), 1);  // one channel
-  std::byte* inputs = allocate_shared(group, set.count * set.sample_bytes(), "the data set's inputs");
-  auto* numbers =
-      reinterpret_cast<int64_t*>(allocate_shared(group, set.count * sizeof(int64_t), "the data set's labels"));
+  std::byte* inputs = allocate_shared(group, set.count * set.sample_bytes(), "inputs");
+  auto* numbers = reinterpret_cast<int64_t*>(allocate_shared(group, set.count * sizeof(int64_t), "labels"));
 
   const Share share = share_of(set.count, group.rank(), group.size());
   image_file.read_share(share, set.sample_bytes(), inputs + share.begin * set.sample_bytes());

@@ -57,6 +57,7 @@ exchange::Options Parallel::Impl::exchange_options() const {
   exchange::Options options = options_.exchange;
   options.backward_waits = options.backward_waits || options_.sync_batch_norm;
   options.terms.add(own_terms());
+  options.notes = {own_scalar("updates"), own_scalar("clock")};
   return options;
 }
 
@@ -215,6 +216,7 @@ void Parallel::Impl::restore(state::Source& source) {
   exchange_->restore(source, extras(buffers));
   buffers.store();
   leased_.reset();
+  note_position();
 }
 
 BufferState Parallel::Impl::buffers() const {
@@ -223,12 +225,20 @@ BufferState Parallel::Impl::buffers() const {
   return BufferState(std::move(buffers));
 }
 
-/// What this class knows: where ranks go at their own pace, each is somewhere else.
+/// Where ranks go at their own pace, each is somewhere else.
+std::string Parallel::Impl::own_scalar(const std::string& name) const {
+  return options_.exchange.sync.lockstep() ? name : state::of_worker(group_.rank(), name);
+}
+
+/// What this class knows.
 state::Extras Parallel::Impl::extras(const BufferState& buffers) {
-  const auto name = [&](const std::string& own) {
-    return exchange_->traits().lockstep ? own : state::of_worker(group_.rank(), own);
-  };
-  return {buffers.parts(), {{name("updates"), &updates_}, {name("clock"), &clock_}}};
+  return {buffers.parts(), {{own_scalar("updates"), &updates_}, {own_scalar("clock"), &clock_}}};
+}
+
+/// For whoever comes later: the same, beside the model in shared memory.
+void Parallel::Impl::note_position() {
+  exchange_->note(0, updates_);
+  exchange_->note(1, clock_);
 }
 
 void Parallel::Impl::land_between_updates() {

@@ -73,7 +73,9 @@ class Parallel::Impl {
   void follow_freezing();
   void sync_buffers();
   BufferState buffers() const;
+  std::string own_scalar(const std::string& name) const;
   state::Extras extras(const BufferState& buffers);
+  void note_position();
   void land_between_updates();
   exchange::Told tell() const;
   void compare_signs(const exchange::Told& sums);
