@@ -11,6 +11,15 @@ namespace {
 /// Of an entry. Spare: it has addresses, without memory and without a name.
 enum State : uint32_t { kFree, kTaken, kNamed, kSpare };
 
+/// Blocks that can have large pages (2 MiB) begin where one can.
+uint64_t claim_addresses(std::atomic<uint64_t>& end, size_t bytes) {
+  constexpr size_t kLargePage = 2 << 20;
+  uint64_t now = end.load(), begin = 0;
+  do begin = bytes >= kLargePage ? round_up(now, kLargePage) : now;
+  while (!end.compare_exchange_weak(now, begin + bytes));
+  return begin;
+}
+
 size_t whole_pages(size_t bytes) { return std::max(kPage, round_up(bytes, kPage)); }
 
 }  // namespace
@@ -180,7 +189,7 @@ Areas::Taken Areas::take(std::string_view name, const Area& what, const char* pu
   });
   if (entry == nullptr) {
     entry = &free_entry(name, what.epoch);
-    entry->offset = directory_->end.fetch_add(wanted);
+    entry->offset = claim_addresses(directory_->end, wanted);
     entry->room = wanted;
   }
   area.offset = entry->offset;

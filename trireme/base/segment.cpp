@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -31,6 +32,7 @@ size_t reclaimable() {
 }
 
 constexpr double kMiB = 1 << 20;
+constexpr size_t kLargePage = 2 << 20;
 
 /// Half of what is left: the other half is for the rest of the program.
 size_t within_limit(size_t addresses) {
@@ -76,10 +78,14 @@ std::shared_ptr<Segment> Segment::create(size_t addresses) {
 
 Segment::Segment(Descriptor file, size_t addresses)
     : file_(std::move(file)), addresses_(round_up(within_limit(addresses), kPage)) {
-  void* base = mmap(nullptr, addresses_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base = mmap(nullptr, addresses_ + kLargePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED)
     fail<IoError>("cannot reserve {} MiB of addresses: {}. Is 'ulimit -v' set?", addresses_ >> 20, errno_text());
-  base_ = static_cast<std::byte*>(base);
+  // What is at a multiple in the file is at one in memory: only such blocks can have large pages.
+  base_ = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(base), kLargePage));
+  const auto before = static_cast<size_t>(base_ - static_cast<std::byte*>(base));
+  if (before > 0) munmap(base, before);
+  munmap(base_ + addresses_, kLargePage - before);
 }
 
 Segment::~Segment() { munmap(base_, addresses_); }

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <sys/mman.h>
 
 #include <cstring>
 
@@ -15,6 +16,16 @@ Options checked(Options options, int ranks) {
     fail<InvalidArgument>("stage_bytes must be a multiple of {} and at least that much per rank, not {}", space::kLine,
                           options.stage_bytes);
   return options;
+}
+
+/// Memory that is read and written from end to end is 3 to 6 % faster with large pages. Where there are none it stays
+/// as it is. Each rank sees to its share; a page stays near to who reserved it.
+void enlarge_pages(std::byte* begin, size_t bytes, int rank, int ranks) {
+  constexpr size_t kLargePage = 2 << 20;
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
+  const size_t blocks = bytes / kLargePage;
+  const auto cut = [&](int r) { return blocks * static_cast<size_t>(r) / static_cast<size_t>(ranks) * kLargePage; };
+  if (cut(rank) < cut(rank + 1)) madvise(begin + cut(rank), cut(rank + 1) - cut(rank), kCollapse);
 }
 
 /// What the other ranks hear when rank 0 got no memory for all.
@@ -108,7 +119,10 @@ SharedBlock Communicator::take(const Wish& wish, const char* purpose) {
   });
   const bool same = place % 2 == kSame;
   area.offset = place - place % 2;
-  if (!same) reserve_touched(area, wish, purpose);
+  if (!same) {
+    reserve_touched(area, wish, purpose);
+    enlarge_pages(segment_->attach(area.offset, area.total(), purpose), area.total(), rank(), size());
+  }
   SharedBlock block = map_parts(area, purpose);
   if (same) zero_share(block);
   return block;
