@@ -270,6 +270,7 @@ TEST(KeptState, ModelsOneAfterAnotherUseTheSameMemory) {
     local.barrier("other");
     const size_t both = memory_of(local.segment());
     EXPECT_EQ(both, first);  // the larger one has given its memory back
+    local.barrier("all have measured");
     const size_t addresses = local.allocate(1, "a mark").parts[0] - local.segment().at(0);
     for (int i = 0; i < 20; i++) once(i % 2 == 0 ? 97 : 41);
     const size_t grown = local.allocate(1, "a mark").parts[0] - local.segment().at(0) - addresses;
