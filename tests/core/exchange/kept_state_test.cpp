@@ -323,5 +323,30 @@ TEST(KeptState, WhatIsNotThereIsRefusedWithWhatIs) {
   }));
 }
 
+TEST(Card, IsReadBackOrRefused) {
+  const Card card{{.layout = "a f32[3]\n", .optimizer = "adam", .tables = {}, .workers = 2},
+                  "worker/0/step",
+                  {"updates", "clock"},
+                  {{"parameters", {0, 64}, 4096}, {"optimizer/steps", {8, 16}, 8192}}};
+  const std::string bytes = packed(card);
+  const auto again = unpacked(bytes, 8200);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->about, card.about);
+  EXPECT_EQ(again->step, card.step);
+  EXPECT_EQ(again->notes, card.notes);
+  ASSERT_EQ(again->locations.size(), 2u);
+  EXPECT_EQ(again->locations[1].vector, "optimizer/steps");
+  EXPECT_EQ(again->locations[1].range, (space::Range{8, 16}));
+  EXPECT_EQ(again->locations[1].offset, 8192u);
+  EXPECT_FALSE(unpacked(bytes, 8199));  // it leads outside of the segment
+  for (size_t length = 0; length < bytes.size(); length++)
+    EXPECT_FALSE(unpacked(std::string_view(bytes).substr(0, length), 8200)) << length;
+  for (size_t place = 0; place < bytes.size(); place++) {  // whatever it says, it is read or refused
+    std::string wrong = bytes;
+    wrong[place] = static_cast<char>(~wrong[place]);
+    unpacked(wrong, 8200);
+  }
+}
+
 }  // namespace
 }  // namespace trireme::exchange::tests
