@@ -10,6 +10,7 @@
 #include <trireme/data/auc.h>
 #include <trireme/data/criteo.h>
 #include <trireme/data/loader.h>
+#include <trireme/exchange/kept_state.h>
 #include <trireme/models/answers.h>
 #include <trireme/models/load.h>
 #include <trireme/models/models.h>

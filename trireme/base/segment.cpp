@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <fstream>
 #include <limits>
 #include <string>
@@ -31,6 +32,7 @@ size_t reclaimable() {
 }
 
 constexpr double kMiB = 1 << 20;
+constexpr size_t kLargePage = 2 << 20;
 
 /// Half of what is left: the other half is for the rest of the program.
 size_t within_limit(size_t addresses) {
@@ -39,7 +41,8 @@ size_t within_limit(size_t addresses) {
 }
 
 /// Whether `bytes` more can be had, of which `reserved` are there already.
-void check_room(size_t offset, size_t bytes, size_t reserved, size_t addresses, const char* purpose, size_t available) {
+void expect_room(size_t offset, size_t bytes, size_t reserved, size_t addresses, const char* purpose,
+                 size_t available) {
   const size_t left = offset < addresses ? addresses - offset : 0, room = std::min(available, left);
   if (bytes > left || bytes - reserved > room)
     fail<IoError>(
@@ -61,7 +64,7 @@ void grow(int file, size_t offset, size_t bytes, size_t addresses, const char* p
   fstat(file, &now);
   const size_t reserved = static_cast<size_t>(now.st_blocks) * 512;
   if (bytes <= addresses && offset <= addresses - bytes && offset + bytes <= reserved) return;
-  check_room(offset, bytes, std::min(bytes, reserved > offset ? reserved - offset : 0), addresses, purpose, before);
+  expect_room(offset, bytes, std::min(bytes, reserved > offset ? reserved - offset : 0), addresses, purpose, before);
   allocate(file, offset, bytes, purpose);
 }
 
@@ -75,10 +78,14 @@ std::shared_ptr<Segment> Segment::create(size_t addresses) {
 
 Segment::Segment(Descriptor file, size_t addresses)
     : file_(std::move(file)), addresses_(round_up(within_limit(addresses), kPage)) {
-  void* base = mmap(nullptr, addresses_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base = mmap(nullptr, addresses_ + kLargePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED)
     fail<IoError>("cannot reserve {} MiB of addresses: {}. Is 'ulimit -v' set?", addresses_ >> 20, errno_text());
-  base_ = static_cast<std::byte*>(base);
+  // What is at a multiple in the file is at one in memory: only such blocks can have large pages.
+  base_ = reinterpret_cast<std::byte*>(round_up(reinterpret_cast<uintptr_t>(base), kLargePage));
+  const auto before = static_cast<size_t>(base_ - static_cast<std::byte*>(base));
+  if (before > 0) munmap(base, before);
+  munmap(base_ + addresses_, kLargePage - before);
 }
 
 Segment::~Segment() { munmap(base_, addresses_); }
@@ -91,21 +98,39 @@ bool Segment::is(int descriptor) const {
 }
 
 void Segment::reserve(size_t offset, size_t bytes, const char* purpose) {
-  check_room(offset, bytes, 0, addresses_, purpose, available_memory());
+  check_room(offset, bytes, purpose);
+  reserve_now(offset, bytes, purpose);
+}
+
+void Segment::reserve_now(size_t offset, size_t bytes, const char* purpose) const {
   allocate(file_.get(), offset, bytes, purpose);
+}
+
+void Segment::check_room(size_t offset, size_t bytes, const char* purpose) const {
+  expect_room(offset, bytes, 0, addresses_, purpose, available_memory());
+}
+
+void Segment::give_back(size_t offset, size_t bytes) const {
+  fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+            static_cast<off_t>(bytes));
+}
+
+bool Segment::has(size_t offset, size_t bytes) const {
+  const auto block = mapped_.find(offset);
+  return block != mapped_.end() && block->second >= bytes;
 }
 
 std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
   const Lock lock(mutex_);
-  if (mapped_.contains(offset)) return at(offset);
+  if (has(offset, bytes)) return at(offset);
   grow(file_.get(), offset, bytes, addresses_, purpose);
   return map_reserved(offset, bytes, purpose);
 }
 
 std::byte* Segment::attach(size_t offset, size_t bytes, const char* purpose) {
   const Lock lock(mutex_);
-  if (mapped_.contains(offset)) return at(offset);
-  check_room(offset, bytes, bytes, addresses_, purpose, addresses_);
+  if (has(offset, bytes)) return at(offset);
+  expect_room(offset, bytes, bytes, addresses_, purpose, addresses_);
   return map_reserved(offset, bytes, purpose);
 }
 
@@ -114,7 +139,7 @@ std::byte* Segment::map_reserved(size_t offset, size_t bytes, const char* purpos
                     static_cast<off_t>(offset));
   if (data == MAP_FAILED)
     fail<IoError>("cannot map {} bytes of shared memory for {}: {}", bytes, purpose, errno_text());
-  mapped_.insert(offset);
+  mapped_[offset] = bytes;
   return at(offset);
 }
 

@@ -2,9 +2,9 @@
 // Memory that processes share. It has no name in any file system: when the last process ends, however it ends, it is
 // gone.
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/lock.h>
@@ -38,6 +38,12 @@ class Segment {
   /// The two halves of that where several blocks grow at a time (areas.h): one process reserves a block, all map it.
   void reserve(size_t offset, size_t bytes, const char* purpose);
   std::byte* attach(size_t offset, size_t bytes, const char* purpose);
+  /// As reserve(), for who has looked whether there is room.
+  void reserve_now(size_t offset, size_t bytes, const char* purpose) const;
+  /// Throws IoError when that much more could not be reserved there now.
+  void check_room(size_t offset, size_t bytes, const char* purpose) const;
+  /// The machine gets the memory back; whoever maps it reads zeros. Blocks of whole pages.
+  void give_back(size_t offset, size_t bytes) const;
 
   /// Where a mapped offset is in this process.
   std::byte* at(size_t offset) const { return base_ + offset; }
@@ -50,13 +56,14 @@ class Segment {
   }
 
  private:
+  bool has(size_t offset, size_t bytes) const TRIREME_REQUIRES(mutex_);
   std::byte* map_reserved(size_t offset, size_t bytes, const char* purpose) TRIREME_REQUIRES(mutex_);
 
   Descriptor file_;
   size_t addresses_;
   std::byte* base_;
   Mutex mutex_;
-  std::set<size_t> mapped_ TRIREME_GUARDED_BY(mutex_);  // offsets of blocks
+  std::map<size_t, size_t> mapped_ TRIREME_GUARDED_BY(mutex_);  // blocks: their bytes by offset
 };
 
 /// Bytes that this process could still use without swapping: the least of what the machine and its control group allow.

@@ -66,7 +66,9 @@ class Group::State final : public cluster::Site::Listener {
                                                                      .timeout_setting = facts.timeout_setting,
                                                                      .names = names,
                                                                      .excuse = excuse,
-                                                                     .registry = facts.registry});
+                                                                     .registry = facts.registry,
+                                                                     .group = crew.name,
+                                                                     .epoch = crew.epoch});
     if (topology.machines() > 1) connect_machines();
   }
 

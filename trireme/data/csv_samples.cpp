@@ -84,12 +84,10 @@ void CsvSamples::write_row(const float* row, size_t place) {
 }
 
 void CsvSamples::fill(const std::vector<size_t>& places) {
-  const auto allocate = [&](size_t bytes, const char* purpose) {
-    return allocate_shared(group_, rows_ * bytes, purpose);
-  };
-  inputs_ = reinterpret_cast<float*>(allocate(width_ * sizeof(float), "the data set's inputs"));
-  targets_ = reinterpret_cast<float*>(allocate(sizeof(float), "the data set's targets"));
-  labels_ = reinterpret_cast<int64_t*>(allocate(sizeof(int64_t), "the data set's labels"));
+  const auto allocate = [&](size_t bytes, const char* what) { return allocate_shared(group_, rows_ * bytes, what); };
+  inputs_ = reinterpret_cast<float*>(allocate(width_ * sizeof(float), "inputs"));
+  targets_ = reinterpret_cast<float*>(allocate(sizeof(float), "targets"));
+  labels_ = reinterpret_cast<int64_t*>(allocate(sizeof(int64_t), "labels"));
   size_t next = 0;
   for_each_row([&](size_t, const float* row) { write_row(row, places[next++]); });
   group_.barrier("rows of the CSV file");

@@ -92,9 +92,10 @@ Share share_of(size_t count, int rank, int ranks) {
   return {cut(rank), cut(rank + 1)};
 }
 
-std::byte* allocate_shared(comm::shm::Communicator& group, size_t bytes, const char* purpose) {
+std::byte* allocate_shared(comm::shm::Communicator& group, size_t bytes, const std::string& what) {
   const size_t ranks = static_cast<size_t>(group.size());
-  return group.allocate((bytes + ranks - 1) / ranks, purpose).parts[0];
+  const std::string purpose = "the data set's " + what;
+  return group.allocate((bytes + ranks - 1) / ranks, purpose.c_str(), "data/" + what).parts[0];
 }
 
 std::vector<std::string> data_names() { return {"fashion-mnist", "mnist", "synthetic"}; }

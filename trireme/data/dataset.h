@@ -43,8 +43,9 @@ struct Share {
 };
 Share share_of(size_t count, int rank, int ranks);
 
-/// One contiguous shared block of `bytes`. Collective.
-std::byte* allocate_shared(comm::shm::Communicator& group, size_t bytes, const char* purpose);
+/// One contiguous shared block of `bytes` for the data set's "inputs", "labels", …: the area "GROUP/data/WHAT/NUMBER"
+/// of the segment. Collective.
+std::byte* allocate_shared(comm::shm::Communicator& group, size_t bytes, const std::string& what);
 
 struct OpenOptions {
   uint64_t seed = 1;  // synthetic data, and which rows of a CSV file become test rows

@@ -105,7 +105,7 @@ Dataset read_images(comm::shm::Communicator& group, IdxFile& file, const std::st
   Dataset set{.name = path, .count = file.count(), .dtype = DType::u8, .scale = 1.0 / 255};
   set.shape.assign(file.extents().begin() + 1, file.extents().end());
   if (set.shape.size() == 2) set.shape.insert(set.shape.begin(), 1);  // one channel
-  std::byte* inputs = allocate_shared(group, set.count * set.sample_bytes(), "the data set's inputs");
+  std::byte* inputs = allocate_shared(group, set.count * set.sample_bytes(), "inputs");
   const Share share = share_of(set.count, group.rank(), group.size());
   file.read_share(share, set.sample_bytes(), inputs + share.begin * set.sample_bytes());
   set.inputs = inputs;
@@ -122,8 +122,7 @@ Dataset read_idx(comm::shm::Communicator& group, const std::string& images, cons
     fail<Corruption>("{} holds {} images, but {} holds {} labels", images, image_file.count(), labels,
                      label_file.count());
   Dataset set = read_images(group, image_file, images);
-  auto* numbers =
-      reinterpret_cast<int64_t*>(allocate_shared(group, set.count * sizeof(int64_t), "the data set's labels"));
+  auto* numbers = reinterpret_cast<int64_t*>(allocate_shared(group, set.count * sizeof(int64_t), "labels"));
   const Share share = share_of(set.count, group.rank(), group.size());
   std::vector<unsigned char> bytes(share.end - share.begin);
   label_file.read_share(share, 1, reinterpret_cast<std::byte*>(bytes.data()));

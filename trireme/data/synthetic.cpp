@@ -13,8 +13,8 @@ Dataset make_synthetic(comm::shm::Communicator& group, size_t count, uint64_t se
               .dtype = DType::u8,
               .scale = 1.0 / 255,
               .classes = 10};
-  auto* inputs = reinterpret_cast<uint8_t*>(allocate_shared(group, count * kPixels, "the data set's inputs"));
-  auto* labels = reinterpret_cast<int64_t*>(allocate_shared(group, count * sizeof(int64_t), "the data set's labels"));
+  auto* inputs = reinterpret_cast<uint8_t*>(allocate_shared(group, count * kPixels, "inputs"));
+  auto* labels = reinterpret_cast<int64_t*>(allocate_shared(group, count * sizeof(int64_t), "labels"));
   const Share share = share_of(count, group.rank(), group.size());
   for (size_t i = share.begin; i < share.end; i++) {
     Random noise(mix(seed, i));

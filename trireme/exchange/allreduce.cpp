@@ -7,13 +7,13 @@ namespace trireme::exchange {
 
 Allreduce::Allreduce(const Group& group, const space::Layout& layout,
                      const std::optional<space::UpdaterOptions>& optimizer, const Options& options)
-    : Exchange(layout, options, {}), group_(group.all), parameters_(space::Arena::of_process(layout_.bytes())) {
-  gradients_ = group.local.allocate(layout_.bytes(), "the ranks' gradients");
-  flags_ = group.local.allocate(layout_.size(), "the gradients' flags");
-  const auto here = static_cast<size_t>(group.local.rank());
-  flat_ = {parameters_.data(), gradients_.parts[here], reinterpret_cast<uint8_t*>(flags_.parts[here])};
+    : Exchange(layout, options, {}), group_(group.all) {
+  berth_.emplace(group.all, group.local, layout_.fingerprint());
+  flat_ = own_flat(group.local.rank());
   source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
-  if (optimizer) updater_.emplace(*optimizer, bucket_ranges());
+  if (optimizer)
+    updater_.emplace(*optimizer, bucket_ranges(), false,
+                     berth_->state(optimizer->kind, layout_, buckets_, bucket_ranges(), false));
 }
 
 Allreduce::~Allreduce() { before_writing(); }
@@ -21,6 +21,7 @@ Allreduce::~Allreduce() { before_writing(); }
 void Allreduce::publish() {
   before_writing();
   group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "initial parameters");
+  complete();
 }
 
 void Allreduce::ready(size_t bucket) {
@@ -49,8 +50,8 @@ void Allreduce::take_sum() {
 void Allreduce::close() {
   while (!open_.empty()) take_sum();
   group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
-  if (whole_first() && !clip_by(squares_)) return;
-  if (updater_) update_all();
+  if ((!whole_first() || clip_by(squares_)) && updater_) update_all();
+  complete();
 }
 
 void zero_absent(const space::Layout& layout, const space::Bucket& bucket, const uint8_t* flags, std::byte* gradients) {

@@ -22,8 +22,6 @@ class Allreduce final : public Exchange {
   void take_sum();
 
   comm::Communicator& group_;
-  space::Arena parameters_;
-  comm::shm::SharedBlock gradients_, flags_;
   struct Open {
     size_t bucket;
     std::unique_ptr<comm::Work> sum;

@@ -3,19 +3,16 @@
 
 namespace trireme::exchange {
 
-Central::Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+Central::Central(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                  const Options& options)
-    : Exchange(layout, options, {}),
-      group_(group),
-      parameters_(space::Arena::of_process(layout_.bytes())),
-      gradients_(space::Arena::of_process(layout_.bytes())),
-      flags_(std::make_unique<uint8_t[]>(layout_.size())) {
-  flat_ = {parameters_.data(), gradients_.data(), flags_.get()};
+    : Exchange(layout, options, {}), group_(group.all) {
+  berth_.emplace(group.all, group.local, layout_.fingerprint());
+  flat_ = own_flat(group.local.rank());
   source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
   std::vector<space::Range> all = bucket_ranges();
-  if (group.rank() == 0) incoming_ = space::Arena::of_process(layout_.bytes());
-  if (group.rank() != 0) all.assign(all.size(), {});  // optimizer state lives on rank 0 alone
-  updater_.emplace(optimizer, all);
+  if (group_.rank() == 0) incoming_ = space::Arena::of_process(layout_.bytes());
+  if (group_.rank() != 0) all.assign(all.size(), {});  // optimizer state lives on rank 0 alone
+  updater_.emplace(optimizer, all, false, berth_->state(optimizer.kind, layout_, buckets_, all, true));
 }
 
 Central::~Central() { before_writing(); }
@@ -23,6 +20,7 @@ Central::~Central() { before_writing(); }
 void Central::publish() {
   if (group_.rank() != 0) before_writing();
   group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
+  complete();
 }
 
 void Central::close() {

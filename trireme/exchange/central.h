@@ -8,7 +8,7 @@ namespace trireme::exchange {
 /// with the number of ranks: compare it with Shared and Allreduce to see why nobody trains like this.
 class Central final : public Exchange {
  public:
-  Central(comm::Communicator& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+  Central(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
           const Options& options);
   ~Central() override;
 
@@ -22,8 +22,7 @@ class Central final : public Exchange {
   }
 
   comm::Communicator& group_;
-  space::Arena parameters_, gradients_, incoming_;
-  std::unique_ptr<uint8_t[]> flags_;
+  space::Arena incoming_;
 
   Share share_of(int rank, size_t bucket) const override;
   comm::Communicator& group() const override { return group_; }

@@ -60,9 +60,23 @@ void Exchange::open() {
   std::fill_n(flags(), layout_.size(), uint8_t{0});
   sound_ = true;
   seen_.reset();
+  opened_++;
+  if (updater_) updater_->begin_step(lr_);
+  if (berth_) berth_->begin(updater_ ? updater_->steps() : opened_);
   if (!updater_) return;
-  updater_->begin_step(lr_);
   updater_->watch(watches() && !whole_first());  // a norm finds out before
+}
+
+Exchange::Flat Exchange::own_flat(int local_rank) {
+  const auto here = static_cast<size_t>(local_rank);
+  std::byte* const parameters = berth_->each("parameters", layout_.bytes(), "the model's parameters").parts[here];
+  std::byte* const gradients = berth_->each("gradients", layout_.bytes(), "the ranks' gradients").parts[here];
+  std::byte* const flags = berth_->each("flags", layout_.size(), "the gradients' flags").parts[here];
+  return {parameters, gradients, reinterpret_cast<uint8_t*>(flags)};
+}
+
+void Exchange::complete() {
+  if (berth_) berth_->end(updater_ ? updater_->steps() : opened_);
 }
 
 void Exchange::update_all() {
@@ -130,6 +144,35 @@ std::optional<Exchange::Flaw> Exchange::flaw() const {
   return in_sum;
 }
 
+namespace {
+
+std::unique_ptr<Exchange> make(const Group& group, const space::Layout& layout,
+                               const std::optional<space::UpdaterOptions>& optimizer, const Options& options) {
+  switch (options.sync.kind) {
+    case Sync::shared:
+      if (group.one_machine()) return std::make_unique<Shared>(group, layout, *optimizer, options);
+      return std::make_unique<Spread>(group, layout, *optimizer, options);
+    case Sync::allreduce:
+      return std::make_unique<Allreduce>(group, layout, optimizer, options);
+    case Sync::central:
+      return std::make_unique<Central>(group, layout, *optimizer, options);
+    case Sync::server:
+    case Sync::async:
+    case Sync::stale:
+    case Sync::trylock:
+    case Sync::round_robin:
+      return std::make_unique<Servers>(group, layout, *optimizer, options);
+    case Sync::hogwild:
+      return std::make_unique<Hogwild>(group, layout, *optimizer, options);
+    case Sync::local:
+    case Sync::elastic:
+      return std::make_unique<Local>(group, layout, *optimizer, options);
+  }
+  fail<InvalidArgument>("unknown sync mode");
+}
+
+}  // namespace
+
 std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout& layout,
                                         const std::optional<space::UpdaterOptions>& asked, const Options& options) {
   agree(group.all, "settings", terms_of(layout).add(terms_of(asked)).add(terms_of(options)).text());
@@ -145,27 +188,9 @@ std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout&
         "--servers 1 …`), or set TRIREME_SERVERS where "
         "you start servers yourself",
         name_of(options.sync));
-  switch (options.sync.kind) {
-    case Sync::shared:
-      if (group.one_machine()) return std::make_unique<Shared>(group.local, layout, *optimizer, options);
-      return std::make_unique<Spread>(group, layout, *optimizer, options);
-    case Sync::allreduce:
-      return std::make_unique<Allreduce>(group, layout, optimizer, options);
-    case Sync::central:
-      return std::make_unique<Central>(group.all, layout, *optimizer, options);
-    case Sync::server:
-    case Sync::async:
-    case Sync::stale:
-    case Sync::trylock:
-    case Sync::round_robin:
-      return std::make_unique<Servers>(group, layout, *optimizer, options);
-    case Sync::hogwild:
-      return std::make_unique<Hogwild>(group, layout, *optimizer, options);
-    case Sync::local:
-    case Sync::elastic:
-      return std::make_unique<Local>(group, layout, *optimizer, options);
-  }
-  fail<InvalidArgument>("unknown sync mode");
+  std::unique_ptr<Exchange> exchange = make(group, layout, optimizer, options);
+  exchange->post();
+  return exchange;
 }
 
 }  // namespace trireme::exchange

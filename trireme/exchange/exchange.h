@@ -10,6 +10,7 @@
 #include <trireme/cluster/world.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/communicator.h>
+#include <trireme/exchange/berth.h>
 #include <trireme/exchange/options.h>
 #include <trireme/exchange/traits.h>
 #include <trireme/exchange/work_source.h>
@@ -130,6 +131,10 @@ class Exchange {
   }
   /// This rank's way to the servers; null without any.
   virtual ps::Client* client() { return nullptr; }
+  /// The value of Options::notes[index], for whoever comes later.
+  void note(size_t index, int64_t value) {
+    if (berth_) berth_->note(index, value);
+  }
 
  protected:
   Exchange(space::Layout layout, const Options& options, const Traits& traits);
@@ -145,6 +150,8 @@ class Exchange {
   /// Updates the parameters of all slots that flags() has, with the gradients as they stand here.
   void update_all();
   void update(size_t bucket, space::Range range, std::span<const space::Source> sources);
+  /// This rank has changed all that it changes in this step, or has begun with parameters that others gave.
+  void complete();
   bool watches() const { return options_.on_nan != OnNan::ignore; }
   bool whole_first() const { return exchange::whole_first(options_); }
   /// Scales the gradients of all slots that flags() has: here and now, or in the updates that follow. False when they
@@ -167,16 +174,20 @@ class Exchange {
   Options options_;
   Traits traits_;
   Flat flat_;
+  /// A copy of the parameters for each rank of the machine. Collective.
+  Flat own_flat(int local_rank);
   std::unique_ptr<WorkSource> source_;
   double lr_ = 0;
   Told mine_{}, told_{};
   std::vector<space::Bucket> buckets_;
+  std::optional<Berth> berth_;  // this model's memory in the segment; empty where servers have it
   std::optional<space::Updater> updater_;
   bool stop_wanted_ = false, stopped_ = false;
   bool landed_ = true, sound_ = true;
 
  private:
   bool finite(size_t slot, space::Range part) const;
+  int64_t opened_ = 0;                        // steps
   std::optional<size_t> seen_;                // by look(): a slot with a flaw of this rank's
   std::shared_ptr<space::Originals> last_{};  // of the last snapshot: the next one takes over its memory
 
@@ -186,6 +197,8 @@ class Exchange {
   /// Who of the group shows and takes which range of which vector. A pure function of the settings, the same on all
   /// ranks: nobody is asked. Where parameters live on servers, these are the ranks that fetch and bring them.
   virtual state::OwnerMap owners() const;
+  /// Collective, once after it was made: tells whoever comes later what lies where in the segment (kept_state.h).
+  void post();
   /// Collective, between steps: this rank's part of all that the job knows, as of the last step, and what training goes
   /// on with. Nothing changes, but that ranks which go at their own pace have the newest parameters afterwards. Not
   /// between settle() and resume(). Nobody goes on before all have shown theirs.

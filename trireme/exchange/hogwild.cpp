@@ -5,20 +5,25 @@ namespace trireme::exchange {
 
 Hogwild::Hogwild(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                  const Options& options)
-    : Exchange(layout, options, {.lockstep = false, .gives_work = true, .shared = true}),
-      local_(group.local),
-      gradients_(space::Arena::of_process(layout_.bytes())),
-      flags_(std::make_unique<uint8_t[]>(layout_.size())) {
+    : Exchange(layout, options, {.lockstep = false, .gives_work = true, .shared = true}), local_(group.local) {
   if (!group.one_machine())
     fail<InvalidArgument>(
         "sync 'hogwild' is for the workers of one machine, which share its memory; across machines use 'async'");
-  const auto ranks = static_cast<size_t>(local_.size());
-  parameters_ = local_.allocate((layout_.bytes() + ranks - 1) / ranks, "the model's parameters");
-  flat_ = {parameters_.parts[0], gradients_.data(), flags_.get()};
-  auto pile = std::make_unique<Pile>(local_);
+  berth_.emplace(group.all, local_, layout_.fingerprint());
+  const auto here = static_cast<size_t>(local_.rank());
+  flat_.parameters = berth_->one("parameters", layout_.bytes(), "the model's parameters");
+  flat_.gradients = berth_->each("gradients", layout_.bytes(), "the ranks' gradients").parts[here];
+  flat_.present = reinterpret_cast<uint8_t*>(berth_->each("flags", layout_.size(), "the gradients' flags").parts[here]);
+  auto pile = std::make_unique<Pile>(*berth_, local_.rank(), local_.size());
   pile_ = pile.get();
   source_ = std::move(pile);
-  updater_.emplace(optimizer, bucket_ranges());
+  updater_.emplace(optimizer, bucket_ranges(), false,
+                   berth_->state(optimizer.kind, layout_, buckets_, bucket_ranges(), false));
+}
+
+void Hogwild::publish() {
+  local_.barrier("parameters");
+  complete();
 }
 
 /// Whoever has taken a piece does it to the end.
@@ -35,6 +40,7 @@ void Hogwild::ready(size_t bucket) {
 
 void Hogwild::close() {
   if (whole_first() && clip_here()) update_all();
+  complete();
 }
 
 Exchange::Share Hogwild::share_of(int rank, size_t bucket) const {

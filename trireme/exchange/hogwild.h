@@ -13,7 +13,7 @@ class Hogwild final : public Exchange {
   Hogwild(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
           const Options& options);
 
-  void publish() override { local_.barrier("parameters"); }
+  void publish() override;
   void ready(size_t bucket) override;
   void close() override;
   void settle() override { local_.barrier("settle"); }
@@ -23,9 +23,6 @@ class Hogwild final : public Exchange {
 
   comm::shm::Communicator& local_;
   Pile* pile_ = nullptr;  // the source
-  comm::shm::SharedBlock parameters_;
-  space::Arena gradients_;
-  std::unique_ptr<uint8_t[]> flags_;
 
   Share share_of(int rank, size_t bucket) const override;
   comm::Communicator& group() const override { return local_; }

@@ -37,14 +37,12 @@ ps::Job adding_job(const Group& group, const space::Layout& layout, const Option
 
 Local::Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
              const Options& options)
-    : Exchange(layout, options, {.lockstep = false, .kept_elsewhere = true}),
-      group_(group.all),
-      parameters_(space::Arena::of_process(layout_.bytes())),
-      gradients_(space::Arena::of_process(layout_.bytes())),
-      flags_(std::make_unique<uint8_t[]>(layout_.size())) {
-  flat_ = {parameters_.data(), gradients_.data(), flags_.get()};
+    : Exchange(layout, options, {.lockstep = false, .kept_elsewhere = true}), group_(group.all) {
+  berth_.emplace(group.all, group.local, layout_.fingerprint());
+  flat_ = own_flat(group.local.rank());
   source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
-  updater_.emplace(optimizer, bucket_ranges());
+  updater_.emplace(optimizer, bucket_ranges(), false,
+                   berth_->state(optimizer.kind, layout_, buckets_, bucket_ranges(), false));
   if (group.world != nullptr && group.world->servers() > 0)
     servers_.emplace(group, adding_job(group, layout_, options), false);
   if (options.sync.kind == Sync::elastic) own_ = space::Arena::of_process(layout_.bytes());
@@ -55,6 +53,7 @@ Local::~Local() { before_writing(); }
 void Local::publish() {
   before_writing();
   group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
+  complete();
   if (!servers_) return;
   std::memcpy((*servers_)->parameters(), parameters(), layout_.bytes());
   if (group_.rank() == 0) (*servers_)->set(whole()).wait();
@@ -69,6 +68,7 @@ bool Local::begin_step(std::optional<int64_t> /*leased*/) {
 void Local::close() {
   if (!whole_first() || clip_here()) update_all();
   if (++steps_ % options_.sync.period == 0) meet();
+  complete();
 }
 
 void Local::meet() {

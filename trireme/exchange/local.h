@@ -36,8 +36,7 @@ class Local final : public Exchange {
 
   comm::Communicator& group_;
   std::optional<Connected> servers_;
-  space::Arena parameters_, gradients_, own_;  // own_: elastic, this rank's parameters while the centre is looked at
-  std::unique_ptr<uint8_t[]> flags_;
+  space::Arena own_;  // elastic: this rank's parameters while the centre is looked at
   int64_t steps_ = 0;
 
   state::OwnerMap owners() const override;

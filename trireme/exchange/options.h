@@ -2,6 +2,7 @@
 // What an exchange is asked to do. A value; part of ParallelOptions (parallel/options.h), which is part of what a
 // training run is asked (train/options.h): each layer hands on its part as it is.
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <trireme/exchange/on_nan.h>
@@ -25,6 +26,8 @@ struct Options {
   Rate rate = Rate::share;      // what one gradient counts where they are applied one by one: how staleness is weighed;
                                 // begin() has the rate itself
   Terms terms{};                // of the caller's: what ranks must agree on besides
+  std::vector<std::string> notes{};  // of the caller's: names of scalars that are kept beside the model in shared
+                                     // memory (Exchange::note), four at most
 
   // With parameter servers.
   size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps

@@ -11,10 +11,10 @@ struct Pile::Shared {
   std::atomic<uint32_t> stopped;
 };
 
-Pile::Pile(comm::shm::Communicator& local)
-    : WorkSource(local.rank(), local.size()), block_(local.allocate(sizeof(Shared), "the pile of work")) {}
+Pile::Pile(Berth& berth, int rank, int ranks)
+    : WorkSource(rank, ranks), block_(berth.one("pile", sizeof(Shared), "the pile of work")) {}
 
-Pile::Shared& Pile::shared() const { return *reinterpret_cast<Shared*>(block_.parts[0]); }
+Pile::Shared& Pile::shared() const { return *reinterpret_cast<Shared*>(block_); }
 
 bool Pile::stopped() {
   if (stop_wanted_) shared().stopped.store(1);

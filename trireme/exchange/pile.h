@@ -1,6 +1,6 @@
 #pragma once
 // Where the ranks of one machine take their work from, in memory that they share: two atomics, no rules, nobody waits.
-#include <trireme/comm/shm/communicator.h>
+#include <trireme/exchange/berth.h>
 #include <trireme/exchange/work_source.h>
 
 namespace trireme::exchange {
@@ -8,7 +8,7 @@ namespace trireme::exchange {
 class Pile final : public WorkSource {
  public:
   /// Collective.
-  explicit Pile(comm::shm::Communicator& local);
+  Pile(Berth& berth, int rank, int ranks);
   ps::Lease take() override;
   /// Whether some rank wants all to stop; they hear of it when this rank does.
   bool stopped();
@@ -25,7 +25,7 @@ class Pile final : public WorkSource {
   struct Shared;
   Shared& shared() const;
 
-  comm::shm::SharedBlock block_;
+  std::byte* block_;  // in the segment
 };
 
 }  // namespace trireme::exchange

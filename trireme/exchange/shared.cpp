@@ -8,34 +8,38 @@ using comm::shm::Fingerprint;
 using comm::shm::Kind;
 using comm::shm::kPrivate;
 
-Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+Shared::Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                const Options& options)
-    : Shared(local, layout, optimizer, options,
-             [&](space::Range bucket) { return space::part_of(bucket, local.rank(), local.size()); }) {}
+    : Shared(group, layout, optimizer, options,
+             [&](space::Range bucket) { return space::part_of(bucket, group.local.rank(), group.local.size()); }) {}
 
-Shared::Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+Shared::Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                const Options& options, const std::function<space::Range(space::Range)>& slice_of)
-    : Exchange(layout, options, {.shared = true, .tells = true}), local_(local) {
-  // One copy of the parameters for all ranks of the machine: each brings an equal part of the room.
-  const size_t ranks = static_cast<size_t>(local_.size());
-  parameters_ = local_.allocate((layout_.bytes() + ranks - 1) / ranks, "the model's parameters");
-  gradients_ = local_.allocate(layout_.bytes(), "the ranks' gradients");
-  flags_ = local_.allocate(layout_.size(), "the gradients' flags");
-  notes_ = local_.allocate(sizeof(Note), "the ranks' losses");
+    : Exchange(layout, options, {.shared = true, .tells = true}), local_(group.local) {
   squares_.resize(buckets_.size());
   any_.resize(layout_.size());
   for (const space::Bucket& bucket : buckets_) {
     slices_.push_back(slice_of(bucket.range));
     name_hashes_.push_back(space::hash_text(bucket.name));
   }
-  updater_.emplace(optimizer, slices_, ranks > 1);
-  flat_ = {parameters_.parts[0], gradients_of(local_.rank()), flags_of(local_.rank())};
+  // Parameters and state are there once for all ranks of the machine.
+  berth_.emplace(group.all, local_, layout_.fingerprint());
+  std::byte* const parameters = berth_->one("parameters", layout_.bytes(), "the model's parameters", slices_);
+  gradients_ = berth_->each("gradients", layout_.bytes(), "the ranks' gradients");
+  flags_ = berth_->each("flags", layout_.size(), "the gradients' flags");
+  notes_ = berth_->each("notes", sizeof(Note), "the ranks' losses");
+  updater_.emplace(optimizer, slices_, local_.size() > 1,
+                   berth_->state(optimizer.kind, layout_, buckets_, slices_, true));
+  flat_ = {parameters, gradients_of(local_.rank()), flags_of(local_.rank())};
   source_ = std::make_unique<OwnShare>(local_.rank(), local_.size());
 }
 
 Shared::~Shared() { before_writing(); }
 
-void Shared::publish() { local_.barrier("parameters"); }
+void Shared::publish() {
+  local_.barrier("parameters");
+  complete();
+}
 
 void Shared::open() {
   Exchange::open();
@@ -63,6 +67,7 @@ void Shared::proceed() {
 void Shared::close() {
   while (!open_.empty()) work_next();
   if (!whole_first()) {
+    complete();
     local_.rounds().await_finished(last_round_);
     sound_ = sound_here();
     return;
@@ -72,6 +77,7 @@ void Shared::close() {
       const space::Source sum[] = {{gradients(), any_.data() + buckets_[b].first}};
       update(b, slices_[b], watches() ? std::span<const space::Source>(sum) : sources_of(b));
     }
+  complete();
   local_.barrier("updated");
 }
 

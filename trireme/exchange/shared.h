@@ -15,7 +15,7 @@ namespace trireme::exchange {
 /// outside a step.
 class Shared : public Exchange {
  public:
-  Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+  Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
          const Options& options);
   ~Shared() override;
 
@@ -26,7 +26,7 @@ class Shared : public Exchange {
 
  protected:
   /// Of this rank: `slices` by bucket, empty where it has nothing to do.
-  Shared(comm::shm::Communicator& local, const space::Layout& layout, const space::UpdaterOptions& optimizer,
+  Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
          const Options& options, const std::function<space::Range(space::Range)>& slice_of);
 
   bool last(size_t bucket) const { return bucket + 1 == buckets_.size(); }
@@ -69,7 +69,7 @@ class Shared : public Exchange {
 
   // What a rank tells is written before it arrives at the last bucket, and read by all before they finish it; that it
   // left something out before it finishes that bucket, and read before the next step.
-  comm::shm::SharedBlock parameters_, gradients_, flags_, notes_;
+  comm::shm::SharedBlock gradients_, flags_, notes_;
   std::vector<uint8_t> any_;           // with clip, by slot: some rank has a gradient
   std::vector<uint64_t> name_hashes_;  // by bucket
 

@@ -24,7 +24,7 @@ constexpr uint64_t landing(uint32_t step, uint32_t pieces) { return uint64_t{ste
 
 Spread::Spread(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                const Options& options)
-    : Shared(group.local, layout, optimizer, options,
+    : Shared(group, layout, optimizer, options,
              [&](space::Range bucket) {
                return group.lane != nullptr ? space::part_of(bucket, group.local.rank(), group.lanes) : space::Range{};
              }),
@@ -36,8 +36,8 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
       ready_seconds_(buckets_.size()) {
   traits_.patient = true;
   source_ = std::make_unique<OwnShare>(all_.rank(), all_.size());
-  total_ = local_.allocate(sizeof(Told), "what ranks of all machines tell");
-  landings_ = local_.allocate(sizeof(Landings) * buckets_.size(), "which buckets have landed");
+  total_ = berth_->each("total", sizeof(Told), "what ranks of all machines tell");
+  landings_ = berth_->each("landings", sizeof(Landings) * buckets_.size(), "which buckets have landed");
   // More flags than one opening takes are a collective of their own, for which depart() waits.
   for (const space::Bucket& b : buckets_)
     if (options_.backward_waits && b.last - b.first > comm::network::Communicator::kMostFlags) options_.overlap = false;
@@ -63,6 +63,7 @@ void Spread::publish() {
   local_.barrier("before parameters come");
   if (local_.rank() == 0) lane_->broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
   local_.barrier("parameters");
+  complete();
 }
 
 void Spread::open() {
@@ -165,6 +166,7 @@ void Spread::await(size_t bucket, space::Range part) {
 void Spread::land() {
   if (landed_) return;
   while (!travelling_.empty()) land_first();
+  complete();
   await({0, layout_.bytes()});
   landed_ = true;
   if (!whole_first()) sound_ = sound_here();

@@ -90,6 +90,12 @@ void Exchange::restore_scalars(const std::vector<int64_t>& values) {
   if (updater_) updater_->restart(values[0]);
 }
 
+void Exchange::post() {
+  if (!berth_) return;
+  const Scalars known = updater_ ? scalars() : Scalars();
+  berth_->post(about(), known.empty() ? "" : known.front().name, options_.notes, parts());
+}
+
 void Exchange::visit(state::Visitor& visitor, const state::Extras& extras) {
   land();
   come_to_rest();
@@ -150,10 +156,12 @@ void Exchange::check_source(const state::Source& source, const Scalars& scalars,
   check(source, wanted);
 }
 
-std::string Exchange::restore(state::Source& kept, const state::Extras& extras) {
+std::string Exchange::restore(state::Source& kept, const state::Extras& wanted) {
   land();
   before_writing();
   state::Adapted source(kept, layout_, about().workers, group().size());
+  state::Extras extras = wanted;
+  if (!kept.has_extras()) extras.parts.clear();
   const Scalars names = scalars();
   std::exception_ptr error;
   try {
@@ -162,6 +170,7 @@ std::string Exchange::restore(state::Source& kept, const state::Extras& extras) 
     error = std::current_exception();
   }
   all_ready(group(), error);
+  if (berth_) berth_->begin(-1);  // who dies in the middle of this leaves nothing that is whole
   for (const auto& list : {parts(), extras.parts})
     for (const state::Part& part : list) source.read(part.vector, part.range, part.bytes);
   restore_elsewhere(source);
@@ -169,6 +178,8 @@ std::string Exchange::restore(state::Source& kept, const state::Extras& extras) 
   for (const Scalar& scalar : names)
     values.push_back(source.scalar(scalar.name).value_or(scalar.otherwise.value_or(0)));
   restore_scalars(values);
+  if (berth_) berth_->begin(updater_ ? updater_->steps() : opened_);
+  complete();
   for (const auto& [name, value] : extras.scalars) *value = *source.scalar(name);
   group().barrier("state was restored");
   return source.remark();

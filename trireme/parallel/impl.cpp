@@ -57,6 +57,7 @@ exchange::Options Parallel::Impl::exchange_options() const {
   exchange::Options options = options_.exchange;
   options.backward_waits = options.backward_waits || options_.sync_batch_norm;
   options.terms.add(own_terms());
+  options.notes = {own_scalar("updates"), own_scalar("clock")};
   return options;
 }
 
@@ -233,6 +234,7 @@ std::string Parallel::Impl::restore(state::Source& source) {
   std::string remark = exchange_->restore(source, own_buffers() ? extras(nullptr, own) : extras(&own, own));
   own.store();
   leased_.reset();
+  note_position();
   return remark;
 }
 
@@ -268,12 +270,14 @@ BufferState Parallel::Impl::averaged() {
   return BufferState(std::move(copies));
 }
 
-/// What this class knows: where ranks go at their own pace, each is somewhere else.
+/// Where ranks go at their own pace, each is somewhere else.
+std::string Parallel::Impl::own_scalar(const std::string& name) const {
+  return options_.exchange.sync.lockstep() ? name : state::of_worker(group_.rank(), name);
+}
+
+/// What this class knows.
 state::Extras Parallel::Impl::extras(const BufferState* common, const BufferState& own) {
-  const auto name = [&](const std::string& one) {
-    return exchange_->traits().lockstep ? one : state::of_worker(group_.rank(), one);
-  };
-  state::Extras extras{{}, {{name("updates"), &updates_}, {name("clock"), &clock_}}};
+  state::Extras extras{{}, {{own_scalar("updates"), &updates_}, {own_scalar("clock"), &clock_}}};
   if (common != nullptr) extras.parts = common->parts();
   if (own_buffers())
     for (state::Part part : own.parts()) {
@@ -281,6 +285,12 @@ state::Extras Parallel::Impl::extras(const BufferState* common, const BufferStat
       extras.parts.push_back(part);
     }
   return extras;
+}
+
+/// For whoever comes later: the same, beside the model in shared memory.
+void Parallel::Impl::note_position() {
+  exchange_->note(0, updates_);
+  exchange_->note(1, clock_);
 }
 
 void Parallel::Impl::land_between_updates() {

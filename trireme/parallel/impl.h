@@ -84,7 +84,9 @@ class Parallel::Impl {
   /// Ranks' buffers may differ between settled() and settled(): each goes on with its own.
   bool own_buffers() const { return group_.size() > 1 && !statistics_; }
   BufferState averaged();
+  std::string own_scalar(const std::string& name) const;
   state::Extras extras(const BufferState* common, const BufferState& own);
+  void note_position();
   void land_between_updates();
   exchange::Told tell() const;
   void compare_signs(const exchange::Told& sums);

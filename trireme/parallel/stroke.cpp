@@ -230,6 +230,7 @@ void Parallel::Impl::count_update() {
   updates_++;
   clock_++;
   leased_.reset();
+  note_position();
 }
 
 /// All ranks' loss, and whether one of them wants to stop.

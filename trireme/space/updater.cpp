@@ -118,15 +118,30 @@ Optimizer optimizer_named(const std::string& name) {
   fail<InvalidArgument>("unknown optimizer '{}'{}", name, did_you_mean(name, optimizer_names()));
 }
 
-Updater::Updater(const UpdaterOptions& options, std::span<const Range> owned, bool shared)
-    : options_(options), shared_(shared), owned_(owned.begin(), owned.end()) {
+Updater::Updater(const UpdaterOptions& options, std::span<const Range> owned, bool shared, const StateMemory& memory)
+    : options_(options),
+      shared_(shared),
+      owned_(owned.begin(), owned.end()),
+      vectors_(memory.vectors),
+      steps_at_(memory.steps) {
   check(options_);
   for (const Range& range : owned_) {
-    state_offset_.push_back(state_size_);
+    state_offset_.push_back(range.begin);
     state_size_ += round_up(range.size(), kLine);
   }
-  state_ = Arena::of_process(state_size_ * state_vectors(options_.kind));
   counts_.resize(owned_.size());
+}
+
+Updater::Updater(const UpdaterOptions& options, std::span<const Range> owned, bool shared)
+    : Updater(options, owned, shared, StateMemory{}) {
+  size_t next = 0;
+  for (size_t index = 0; index < owned_.size(); index++) {  // one behind another
+    state_offset_[index] = next;
+    next += round_up(owned_[index].size(), kLine);
+  }
+  state_ = Arena::of_process(state_bytes());
+  for (size_t vector = 0; vector < state_vectors(options_.kind); vector++)
+    vectors_.push_back(state_.data() + vector * state_size_);
 }
 
 void Updater::begin_step(double lr) {
@@ -165,15 +180,13 @@ bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameter
   for (size_t k = 0; k < gradients.size(); k++) sources[k] = gradients[k] + range.begin;
 
   const size_t offset = state_offset_[index] + (range.begin - owned_[index].begin);
-  const size_t vectors = state_vectors(options_.kind);
   Update update = settings_of(options_, lr_);
   update.dtype = dtype;
   update.gradients = sources.data();
   update.sources = static_cast<int>(gradients.size());
   update.count = range.size() / size_of(dtype);
   update.parameters = parameters + range.begin;
-  if (vectors > 0) update.state[0] = state_.data() + offset;
-  if (vectors > 1) update.state[1] = state_.data() + state_size_ + offset;
+  for (size_t vector = 0; vector < vectors_.size(); vector++) update.state[vector] = vectors_[vector] + offset;
   update.stream = shared_;
   update.correction1 = 1 - std::pow(options_.beta1, static_cast<double>(steps));
   update.correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps));
@@ -242,7 +255,7 @@ std::vector<Updater::View> Updater::views() {
   const std::vector<std::string> names = state_names(options_.kind);
   for (size_t vector = 0; vector < names.size(); vector++)
     for (size_t index = 0; index < owned_.size(); index++) {
-      std::byte* const begin = state_.data() + vector * state_size_ + state_offset_[index];
+      std::byte* const begin = vectors_[vector] + state_offset_[index];
       if (!owned_[index].empty()) views.push_back({names[vector], owned_[index], {begin, owned_[index].size()}});
     }
   return views;
@@ -250,9 +263,10 @@ std::vector<Updater::View> Updater::views() {
 
 std::span<int64_t> Updater::slot_steps(size_t index, size_t slots) {
   if (!counts()) return {};
-  counts_[index].steps.resize(slots);
-  counts_[index].last.resize(slots);
-  return counts_[index].steps;
+  Counts& counts = counts_[index];
+  counts.last.resize(slots);
+  if (steps_at_.empty()) counts.own.resize(slots);
+  return counts.steps = {steps_at_.empty() ? counts.own.data() : steps_at_[index], slots};
 }
 
 void Updater::restart(int64_t steps) {

@@ -57,6 +57,12 @@ struct Source {
       present;  // by slot, from the first one of the call on: not 0 where there is a gradient. Null: everywhere
 };
 
+/// Memory for an optimizer's state that outlives it, zeroed.
+struct StateMemory {
+  std::vector<std::byte*> vectors;  // each as long as the flat space, one for each of state_names()
+  std::vector<int64_t*> steps;      // by owned range: of its slots. For optimizers that count steps
+};
+
 /// The optimizer and its state for the ranges that this process owns. Not thread-safe, but several threads may update()
 /// disjoint ranges at a time.
 ///
@@ -67,6 +73,8 @@ class Updater {
   /// `owned`: ranges of the flat space, disjoint; state is kept for them alone. `shared`: other processors read the
   /// parameters between updates. Throws InvalidArgument for impossible settings.
   Updater(const UpdaterOptions& options, std::span<const Range> owned, bool shared = false);
+  /// With state in memory of the caller's, which outlives this.
+  Updater(const UpdaterOptions& options, std::span<const Range> owned, bool shared, const StateMemory& memory);
 
   /// Starts the next step; all updates until the next call use this rate.
   void begin_step(double lr);
@@ -88,7 +96,7 @@ class Updater {
   const UpdaterOptions& options() const { return options_; }
   int64_t steps() const { return steps_; }
   /// Bytes of optimizer state held here.
-  size_t state_bytes() const { return state_.bytes(); }
+  size_t state_bytes() const { return state_size_ * state_vectors(options_.kind); }
 
   /// A part of a state vector as it lies here: whoever writes to it changes the optimizer.
   struct View {
@@ -113,8 +121,9 @@ class Updater {
  private:
   /// By slot of an owned range.
   struct Counts {
-    std::vector<int64_t> steps;
+    std::span<int64_t> steps;
     std::vector<int64_t> last;  // the updater's step that was counted last
+    std::vector<int64_t> own;   // steps, unless they are in memory of the caller's
   };
   friend bool update_present(Updater&, size_t, const Layout&, size_t, size_t, Range, DType, std::byte*,
                              std::span<const Source>);
@@ -129,8 +138,10 @@ class Updater {
   bool shared_;
   std::vector<Range> owned_;
   std::vector<size_t> state_offset_;  // of each owned range, in bytes, within one state vector
-  size_t state_size_ = 0;             // bytes of one state vector
-  Arena state_;                       // one or two state vectors, one after the other
+  size_t state_size_ = 0;             // bytes of the owned ranges, in whole lines
+  Arena state_;                       // one or two state vectors, one after the other; empty with a caller's memory
+  std::vector<std::byte*> vectors_;   // where each begins
+  std::vector<int64_t*> steps_at_;    // by owned range, in the caller's memory
   std::vector<Counts> counts_;        // by owned range; for optimizers that count
   int64_t steps_ = 0;
   double lr_ = 0, scale_ = 1;

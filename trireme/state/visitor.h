@@ -72,6 +72,8 @@ class Source {
   /// Which ranges of which vectors are here, as those of owner 0.
   virtual const OwnerMap& contents() const = 0;
   virtual std::optional<int64_t> scalar(const std::string& name) const = 0;
+  /// False: nothing is here that somebody above the exchange has added (Extras::parts); what they have stays.
+  virtual bool has_extras() const { return true; }
   /// A range that is all in contents().
   virtual void read(const std::string& vector, space::Range range, std::span<std::byte> into) = 0;
   virtual void rows(const std::string& table, const std::function<void(const Row&)>& take) = 0;

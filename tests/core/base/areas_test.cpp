@@ -45,7 +45,7 @@ TEST(Areas, WhoComesLaterFindsByNameWhatWasLeft) {
   const auto segment = Segment::create();
   {
     Areas areas(*segment);
-    const Area area = areas.add("parameters", 5000, 2, "a test");
+    const Area area = areas.add("parameters", {0, 5000, 2}, "a test");
     EXPECT_EQ(area.stride(), 2 * kPage);
     segment->attach(area.offset, area.total(), "a test")[area.stride() + 4999] = std::byte{7};
     EXPECT_FALSE(areas.find("gradients"));
@@ -58,14 +58,60 @@ TEST(Areas, WhoComesLaterFindsByNameWhatWasLeft) {
   EXPECT_EQ(later.attach(area->offset, area->total(), "a test")[area->stride() + 4999], std::byte{7});
 }
 
+size_t memory_of(const Segment& segment) {
+  struct stat now {};
+  EXPECT_EQ(fstat(segment.descriptor(), &now), 0);
+  return static_cast<size_t>(now.st_blocks) * 512;
+}
+
+TEST(Areas, WhatIsTakenAgainIsTheSameMemory) {
+  const auto segment = Segment::create();
+  Areas areas(*segment);
+  const Area wanted{0, 5000, 2, 0, 42};
+  const Areas::Taken first = areas.take("all/0/parameters", wanted, "a test");
+  EXPECT_FALSE(first.same);
+  segment->reserve(first.area.offset, first.area.total(), "a test");
+  std::byte* const memory = segment->attach(first.area.offset, first.area.total(), "a test");
+  memory[0] = std::byte{7};
+  const Areas::Taken again = areas.take("all/0/parameters", wanted, "a test");
+  EXPECT_TRUE(again.same);
+  EXPECT_EQ(again.area.offset, first.area.offset);
+  EXPECT_EQ(areas.find("all/0/parameters")->fingerprint, 42u);
+  EXPECT_EQ(memory[0], std::byte{7});
+
+  const size_t before = memory_of(*segment);
+  const Areas::Taken larger = areas.take("all/0/parameters", {0, 9000, 2}, "a test");
+  EXPECT_FALSE(larger.same);
+  EXPECT_NE(larger.area.offset, first.area.offset);
+  EXPECT_EQ(memory_of(*segment), before - first.area.total());  // given back to the machine
+  EXPECT_EQ(memory[0], std::byte{0});
+  EXPECT_EQ(areas.take("all/1/parameters", wanted, "a test").area.offset, first.area.offset);  // addresses, used again
+}
+
+TEST(Areas, ACrewNeverGetsTheMemoryOfTheOneBefore) {
+  const auto segment = Segment::create();
+  Areas areas(*segment);
+  const auto take = [&](uint64_t epoch) { return areas.take("all/0/parameters", {0, 5000, 1, epoch}, "a test"); };
+  const size_t zeroth = take(0).area.offset, first = take(1).area.offset;
+  EXPECT_NE(first, zeroth);
+  EXPECT_EQ(areas.find("all/0/parameters")->offset, first);
+  EXPECT_EQ(areas.find("all/0/parameters", 0)->offset, zeroth);
+  const size_t fourth = take(4).area.offset;  // nobody had it in between: the latest before stays
+  EXPECT_TRUE(areas.find("all/0/parameters", 1));
+  EXPECT_FALSE(areas.find("all/0/parameters", 0));
+  EXPECT_NE(fourth, zeroth);
+  EXPECT_NE(areas.take("all/1/parameters", {0, 5000, 1, 4}, "a test").area.offset, zeroth);  // nor its addresses
+  EXPECT_EQ(areas.all("all/0/").size(), 2u);
+}
+
 TEST(Areas, WhatIsRefused) {
   const auto segment = Segment::create();
   Areas areas(*segment);
-  areas.add("parameters", 1, 1, "a test");
-  EXPECT_THROW(areas.add("parameters", 1, 1, "a test"), InvalidArgument);
-  EXPECT_THROW(areas.add("", 1, 1, "a test"), InvalidArgument);
-  EXPECT_THROW(areas.add(std::string(40, 'x'), 1, 1, "a test"), InvalidArgument);
-  EXPECT_NO_THROW(areas.add(std::string(39, 'x'), 1, 1, "a test"));
+  areas.add("parameters", {0, 1, 1}, "a test");
+  EXPECT_THROW(areas.add("parameters", {0, 1, 1}, "a test"), InvalidArgument);
+  EXPECT_THROW(areas.add("", {0, 1, 1}, "a test"), InvalidArgument);
+  EXPECT_THROW(areas.add(std::string(72, 'x'), {0, 1, 1}, "a test"), InvalidArgument);
+  EXPECT_NO_THROW(areas.add(std::string(71, 'x'), {0, 1, 1}, "a test"));
   EXPECT_THROW(areas.claim(size_t{100} << 40, "too much"), IoError);
   const size_t next = areas.claim(kPage, "a test");
   EXPECT_EQ(areas.claim(kPage, "a test"), next + kPage);  // nothing was lost by asking for too much
@@ -77,7 +123,7 @@ TEST(Areas, AFullDirectorySaysSo) {
   Areas areas(*segment);
   int named = 0;
   try {
-    for (;; named++) areas.add("area " + std::to_string(named), 0, 1, "a test");
+    for (;; named++) areas.add("area " + std::to_string(named), {0, 0, 1}, "a test");
   } catch (const InvalidArgument& error) {
     EXPECT_NE(std::string(error.what()).find("named areas already"), std::string::npos) << error.what();
   }

@@ -147,6 +147,80 @@ TEST(Regroup, SomebodyWhoLivesAndDoesNotComeIsNamed) {
     EXPECT_NE(line.find(part), std::string::npos) << line;
 }
 
+/// What was started in the epoch before ends with an error that says why, at the first wait and at all later ones, and
+/// does not disturb the new crew.
+TEST(Regroup, WhatWasStartedBeforeEndsWithANamedError) {
+  Processes processes;
+  for (int rank = 0; rank < 3; rank++) {
+    const Place place = place_of(rank, 3);
+    processes.push_back(std::make_unique<Process>([=](const Process::Say& say) {
+      World world(place, {.timeout = kTimeout});
+      std::vector<float> data(kCount, 1), gathered(3 * kCount), letter(kCount);
+      world.comm().barrier("start");
+      if (rank == 1) raise(SIGKILL);
+      const Group before = world.group();
+      const auto sum = world.comm().start_allreduce(data.data(), kCount, DType::f32, Op::sum, "a sum");
+      const auto all = world.comm().start_all_gather(data.data(), gathered.data(), kCount, DType::f32, "a gathering");
+      const auto message = world.comm().start_receive(letter.data(), kCount, DType::f32, 1, "a letter");
+      const auto error_of = [](comm::Work& work) -> std::string {
+        try {
+          work.wait();
+          return "complete";
+        } catch (const PeerLost& error) {
+          return error.what();
+        }
+      };
+      for (comm::Work* work : {sum.get(), all.get(), message.get()})
+        if (const std::string error = error_of(*work); error.find("rank 1") == std::string::npos)
+          fail<Error>("not named: {}", error);
+      world.regroup();
+      for (comm::Work* work : {sum.get(), all.get(), message.get()})
+        if (const std::string error = error_of(*work); error.find("rank 1") == std::string::npos)
+          fail<Error>("not named after the crew has changed: {}", error);
+      for (int i = 0; i < 5; i++) check_sum(world.group(), rank);
+      const auto after = world.comm().start_allreduce(data.data(), kCount, DType::f32, Op::max, "after it");
+      after->wait();
+      try {
+        before.split(0);
+        fail<Error>("a group whose epoch has ended was split");
+      } catch (const InvalidArgument& error) {
+        say(error.what());
+      }
+    }));
+  }
+  for (size_t rank : {0, 2}) {
+    const std::string line = processes[rank]->next_line();
+    for (const char* side : {"ranks 0, 1, 2 of epoch 0", "its epoch is 1 now"})
+      EXPECT_NE(line.find(side), std::string::npos) << line;
+    EXPECT_EQ(processes[rank]->next_line(), "ok");
+  }
+}
+
+TEST(Regroup, APartOfTheNewCrewIsAGroupLikeAnyOther) {
+  Processes processes;
+  for (int rank = 0; rank < 4; rank++) {
+    const Place place = place_of(rank, 4);
+    processes.push_back(std::make_unique<Process>([=](const Process::Say& say) {
+      World world(place, {.timeout = kTimeout});
+      const Group old_part = world.split(rank / 2);
+      check_sum(old_part, rank);
+      if (rank == 1) raise(SIGKILL);
+      try {
+        while (true) check_sum(world.group(), rank);
+      } catch (const PeerLost&) {
+      }
+      world.regroup();
+      const Group part = world.split(rank == 0 ? 0 : 1);
+      check_sum(part, rank);
+      check_sum(world.group(), rank);
+      say(part.describe());
+    }));
+  }
+  EXPECT_EQ(processes[0]->next_line(), "rank 0 of epoch 1");
+  for (size_t rank : {2, 3}) EXPECT_EQ(processes[rank]->next_line(), "ranks 2, 3 of epoch 1");
+  for (size_t rank : {0, 2, 3}) EXPECT_EQ(processes[rank]->next_line(), "ok");
+}
+
 // ---- with a coordinator ----
 
 /// In a process of its own, as gRPC's threads do not survive a fork.

@@ -1,3 +1,8 @@
+#include <fmt/format.h>
+#include <sys/mman.h>
+
+#include <cstring>
+
 #include <trireme/base/error.h>
 #include <trireme/comm/shm/collectives.h>
 #include <trireme/comm/shm/communicator.h>
@@ -11,6 +16,16 @@ Options checked(Options options, int ranks) {
     fail<InvalidArgument>("stage_bytes must be a multiple of {} and at least that much per rank, not {}", space::kLine,
                           options.stage_bytes);
   return options;
+}
+
+/// Memory that is read and written from end to end is 3 to 6 % faster with large pages. Where there are none it stays
+/// as it is. Each rank sees to its share; a page stays near to who reserved it.
+void enlarge_pages(std::byte* begin, size_t bytes, int rank, int ranks) {
+  constexpr size_t kLargePage = 2 << 20;
+  constexpr int kCollapse = 25;  // MADV_COLLAPSE, since Linux 6.1
+  const size_t blocks = bytes / kLargePage;
+  const auto cut = [&](int r) { return blocks * static_cast<size_t>(r) / static_cast<size_t>(ranks) * kLargePage; };
+  if (cut(rank) < cut(rank + 1)) madvise(begin + cut(rank), cut(rank + 1) - cut(rank), kCollapse);
 }
 
 /// What the other ranks hear when rank 0 got no memory for all.
@@ -31,6 +46,7 @@ Communicator::Communicator(Spot spot, int rank, int ranks, Options options)
       rounds_(segment_, spot.offset, rank, ranks, options_.timeout, options_.names, options_.timeout_setting,
               options_.excuse, options_.registry) {
   options_.excuse = nullptr;  // it was for the start
+  if (options_.group.empty()) options_.group = fmt::format("at {:x}", spot.offset);
   areas_.begin_behind(spot.offset + Rounds::bytes(ranks));
   const size_t stage = options_.stage_bytes;
   sequence_.emplace(rounds_, *segment_, allocate(Stages::bytes(stage), "the ranks' staging buffers"), stage);
@@ -75,18 +91,92 @@ SharedBlock Communicator::map_parts(const Area& area, const char* purpose) {
   return block;
 }
 
-SharedBlock Communicator::allocate(size_t bytes, const char* purpose) {
-  Area area{0, bytes, size()};
-  area.offset = agree_on_place(about(Kind::allocate, bytes, DType::u8, purpose), area.total(), purpose,
-                               [&] { return areas_.claim(area.total(), purpose); });
+SharedBlock Communicator::allocate(size_t bytes, const char* purpose, const std::string& what) {
+  Area area{0, bytes, size(), options_.epoch};
+  const auto claim = [&] {
+    if (what.empty()) return areas_.claim(area.total(), purpose);
+    std::string name;
+    int number = 0;
+    do name = fmt::format("{}/{}/{}", options_.group, what, number++);
+    while (areas_.find(name, options_.epoch));
+    return areas_.room_for(name, options_.epoch) ? areas_.add(name, area, purpose).offset
+                                                 : areas_.claim(area.total(), purpose);
+  };
+  area.offset = agree_on_place(about(Kind::allocate, bytes, DType::u8, purpose), area.total(), purpose, claim);
   return map_parts(area, purpose);
+}
+
+SharedBlock Communicator::take(const Wish& wish, const char* purpose) {
+  constexpr uint64_t kSame = 1;  // pages are at even offsets
+  Area area{0, wish.bytes, wish.parts, options_.epoch, wish.fingerprint};
+  const std::string name = options_.group + "/" + wish.what;
+  Fingerprint asked = about(Kind::allocate, wish.bytes, DType::u8, purpose);
+  asked.part = static_cast<uint32_t>(wish.parts);
+  const uint64_t place = agree_on_place(asked, area.total(), purpose, [&]() -> uint64_t {
+    if (!areas_.room_for(name, options_.epoch)) return areas_.claim(area.total(), purpose);
+    const Areas::Taken taken = areas_.take(name, area, purpose);
+    return taken.area.offset + (taken.same ? kSame : 0);
+  });
+  const bool same = place % 2 == kSame;
+  area.offset = place - place % 2;
+  if (!same) {
+    reserve_touched(area, wish, purpose);
+    enlarge_pages(segment_->attach(area.offset, area.total(), purpose), area.total(), rank(), size());
+  }
+  SharedBlock block = map_parts(area, purpose);
+  if (same) zero_share(block);
+  return block;
+}
+
+/// Each rank what it uses most, then the first one what is left: pages are near to who reserved them.
+void Communicator::reserve_touched(const Area& area, const Wish& wish, const char* purpose) {
+  std::vector<space::Range> mine = wish.touched;
+  const auto own = static_cast<size_t>(rank());
+  if (mine.empty() && wish.parts == size()) mine = {{own * area.stride(), (own + 1) * area.stride()}};
+  uint64_t refused = 0;
+  std::exception_ptr error;
+  const auto reserve = [&](space::Range range) {
+    const size_t begin = range.begin / kPage * kPage, end = std::min(area.total(), round_up(range.end, kPage));
+    if (begin < end) segment_->reserve_now(area.offset + begin, end - begin, purpose);
+  };
+  for (const bool last : {false, true}) {
+    if (!error) try {
+        if (!last)
+          for (const space::Range& range : mine) reserve(range);
+        else if (rank() == 0)
+          reserve({0, area.total()});
+      } catch (const Error&) {
+        error = std::current_exception();
+      }
+    const uint32_t round =
+        rounds_.arrive(about(Kind::barrier, 0, DType::u8, purpose), error ? kPrivate : uint64_t{0}, purpose);
+    rounds_.await_arrivals(round);
+    for (int peer = 0; peer < size(); peer++) refused += rounds_.offset_of(peer, round) == kPrivate ? 1 : 0;
+    rounds_.finish(round);
+    if (refused != 0) break;
+  }
+  if (refused == 0) return;
+  if (rank() == 0) areas_.release(options_.group + "/" + wish.what, options_.epoch);
+  if (error) std::rethrow_exception(error);
+  refuse_room(area.total(), purpose);
+}
+
+/// This rank's share of memory that somebody has used before. Then all wait: nobody writes to what another still wipes.
+void Communicator::zero_share(const SharedBlock& block) {
+  const auto parts = static_cast<int>(block.parts.size());
+  for (int part = rank() % parts; part < parts; part += size()) {
+    const int sharers = parts < size() ? (size() - part + parts - 1) / parts : 1;
+    const space::Range mine = space::part_of({0, block.bytes}, parts < size() ? rank() / parts : 0, sharers);
+    std::memset(block.parts[static_cast<size_t>(part)] + mine.begin, 0, mine.size());
+  }
+  barrier("memory was wiped");
 }
 
 SharedBlock Communicator::keep(const char* name, size_t bytes, int parts) {
   Fingerprint what = about(Kind::allocate, bytes, DType::u8, name);
   what.part = static_cast<uint32_t>(parts);
   const uint64_t offset = agree_on_place(what, bytes * static_cast<size_t>(parts), name, [&]() -> uint64_t {
-    return areas_.find(name) ? 0 : areas_.add(name, bytes, parts, name).offset;
+    return areas_.find(name) ? 0 : areas_.add(name, {0, bytes, parts}, name).offset;
   });
   const Area area = areas_.find(name).value();
   if (area.bytes != bytes || area.parts != parts)

@@ -1,12 +1,16 @@
 #pragma once
 // Collectives inside one machine, in shared memory.
+#include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <trireme/base/areas.h>
 #include <trireme/comm/communicator.h>
 #include <trireme/comm/shm/mail.h>
 #include <trireme/comm/shm/rounds.h>
 #include <trireme/comm/shm/sequence.h>
+#include <trireme/space/range.h>
 
 namespace trireme::comm::shm {
 
@@ -17,6 +21,9 @@ struct Options {
   std::vector<int> names{};  // what messages call the ranks, where they have other numbers in the job; default: 0, 1, …
   Excuse excuse{};           // while ranks come to the start: see Rounds
   metrics::Registry* registry = nullptr;  // where waits are counted; null: nowhere
+  std::string group{};  // what its named areas begin with: the same in all its ranks, and no other group's in its
+                        // epoch. Default: by its place in the segment
+  uint64_t epoch = 0;   // of the membership
 };
 
 /// Data inside the segment is used where it is, private data goes through the ranks' stages: see collectives.h.
@@ -55,8 +62,21 @@ class Communicator final : public comm::Communicator {
   }
 
   /// Collective: zeroed memory, `bytes` for each rank, reachable by all. Lives as long as the segment. Completes what
-  /// was started.
-  SharedBlock allocate(size_t bytes, const char* purpose);
+  /// was started. Who comes later finds it under "GROUP/`what`/NUMBER", if that is given and the directory has room for
+  /// it; numbers are from 0, in the order of the calls.
+  SharedBlock allocate(size_t bytes, const char* purpose, const std::string& what = "");
+  /// Collective: zeroed memory under the name "GROUP/`what`", for what is made again and again in a job. What this
+  /// group had there before must be in use no more, and its memory is used again where it is as large. `touched` are
+  /// the bytes of the area, all parts one after another, that this rank uses most: they are taken from the memory that
+  /// is near to it. The fingerprint is for whoever finds it later.
+  struct Wish {
+    std::string what;
+    size_t bytes = 0;  // of a part
+    int parts = 1;
+    uint64_t fingerprint = 0;
+    std::vector<space::Range> touched{};  // without any: part number rank(), if there is one for each rank
+  };
+  SharedBlock take(const Wish& wish, const char* purpose);
   /// Collective: the area of that name (areas.h), as an earlier group left it or zeroed, with as many parts as it is
   /// asked for. Throws Mismatch when it is there with another size.
   SharedBlock keep(const char* name, size_t bytes, int parts);
@@ -65,6 +85,11 @@ class Communicator final : public comm::Communicator {
   Rounds& rounds() { return rounds_; }
   Sequence& sequence() { return *sequence_; }
   Segment& segment() { return *segment_; }
+  const std::shared_ptr<Segment>& memory() const { return segment_; }
+  const std::string& group() const { return options_.group; }
+  uint64_t epoch() const { return options_.epoch; }
+  /// The models of this process whose memory is here, by number: see exchange/berth.h. They may outlive this.
+  const std::shared_ptr<std::vector<bool>>& berths() const { return berths_; }
   /// Collective, once: sequence() takes collectives that come down.
   void allow_down();
 
@@ -72,6 +97,8 @@ class Communicator final : public comm::Communicator {
   template <class Claim>
   uint64_t agree_on_place(const Fingerprint& what, size_t bytes, const char* purpose, const Claim& claim);
   SharedBlock map_parts(const Area& area, const char* purpose);
+  void reserve_touched(const Area& area, const Wish& wish, const char* purpose);
+  void zero_share(const SharedBlock& block);
 
   std::shared_ptr<Segment> segment_;
   Options options_;
@@ -79,6 +106,7 @@ class Communicator final : public comm::Communicator {
   Rounds rounds_;
   std::optional<Sequence> sequence_;
   std::optional<Mail> mail_;
+  std::shared_ptr<std::vector<bool>> berths_ = std::make_shared<std::vector<bool>>();
 };
 
 }  // namespace trireme::comm::shm

@@ -1,5 +1,4 @@
-#include <poll.h>
-#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -83,27 +82,23 @@ void Rounds::join_all(const Excuse& excuse) {
   wake(mine.bell);
   for (int peer = 0; peer < ranks_; peer++) await_presence(peer, excuse);
 
-  stop_ = Descriptor(eventfd(0, EFD_CLOEXEC));
   processes_.resize(static_cast<size_t>(ranks_));
-  bool others = false;
+  std::vector<int> watched(static_cast<size_t>(ranks_), -1);
   for (int peer = 0; peer < ranks_; peer++) {
     const pid_t pid = stations_[peer].pid.load();
     if (pid == getpid()) continue;  // this rank, or ranks that are threads of one process
     processes_[static_cast<size_t>(peer)] = open_process(pid);
     if (!processes_[static_cast<size_t>(peer)] && errno == ESRCH && stations_[peer].state.load() == kPresent)
       lost_.store(peer);  // died since
-    others = true;
+    watched[static_cast<size_t>(peer)] = processes_[static_cast<size_t>(peer)].get();
   }
-  if (others) watcher_ = std::thread([this] { watch(); });
+  watch_.emplace("trireme-watch", std::move(watched), [this](size_t peer) { ended(static_cast<int>(peer)); });
 }
 
 Rounds::~Rounds() {
   stations_[rank_].state.store(std::uncaught_exceptions() > 0 ? kFailed : kLeft);
   wake(stations_[rank_].bell);
-  if (!watcher_.joinable()) return;
-  const uint64_t one = 1;
-  [[maybe_unused]] const auto written = write(stop_.get(), &one, sizeof one);
-  watcher_.join();
+  watch_.reset();
 }
 
 uint32_t Rounds::arrive(const Fingerprint& what, uint64_t offset, std::string_view name, Then then, uint32_t staged,
@@ -279,27 +274,11 @@ void Rounds::note_lost(int peer) {
   if (before < 0 || (is_victim(before) && !is_victim(peer))) lost_.store(peer);
 }
 
-/// Runs in its own thread: the failure channel, apart from the data. Sleeps until a peer's process ends.
-void Rounds::watch() {
-  name_thread("trireme-watch");
-  std::vector<pollfd> polls = {{stop_.get(), POLLIN, 0}};
-  std::vector<int> ranks = {-1};
-  for (int peer = 0; peer < ranks_; peer++) {
-    if (!processes_[static_cast<size_t>(peer)]) continue;
-    polls.push_back({processes_[static_cast<size_t>(peer)].get(), POLLIN, 0});
-    ranks.push_back(peer);
-  }
-  while (true) {
-    if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
-    if (polls[0].revents != 0) return;
-    for (size_t i = 1; i < polls.size(); i++) {
-      if (polls[i].fd < 0 || polls[i].revents == 0) continue;
-      polls[i].fd = -1;  // poll() passes over negative descriptors
-      if (stations_[ranks[i]].state.load() >= kLeft) continue;
-      note_lost(ranks[i]);
-      for (int rank = 0; rank < ranks_; rank++) wake(stations_[rank].bell);
-    }
-  }
+/// In the watch's thread: the failure channel, apart from the data.
+void Rounds::ended(int peer) {
+  if (stations_[peer].state.load() >= kLeft) return;
+  note_lost(peer);
+  for (int rank = 0; rank < ranks_; rank++) wake(stations_[rank].bell);
 }
 
 }  // namespace trireme::comm::shm

@@ -18,7 +18,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <vector>
 
 #include <trireme/base/advice.h>
@@ -26,6 +25,7 @@
 #include <trireme/base/clock.h>
 #include <trireme/base/descriptor.h>
 #include <trireme/base/segment.h>
+#include <trireme/base/watch.h>
 #include <trireme/metrics/metrics.h>
 #include <trireme/space/dtype.h>
 
@@ -209,7 +209,7 @@ class Rounds {
   void note_lost(int peer);
   [[noreturn]] void time_out(int peer, const std::string& what) const;
   void announce(Then then);
-  void watch();
+  void ended(int peer);
   void join_all(const Excuse& excuse);
   void await_presence(int peer, const Excuse& excuse);
 
@@ -231,9 +231,8 @@ class Rounds {
   std::atomic<int> lost_{-1};  // rank that the watcher saw die
   std::exception_ptr cause_;   // set before interrupted_, not changed after it
   std::atomic<bool> interrupting_{false}, interrupted_{false};
-  Descriptor stop_;  // ends the watcher
   std::vector<Descriptor> processes_;
-  std::thread watcher_;
+  std::optional<Watch> watch_;  // of the peers' processes
 };
 
 /// Where this rank sleeps, for those who have to wake it.
