@@ -206,5 +206,33 @@ TEST(Checkpoints, EveryCrewGoesOnWithWhatAnyOtherHasSaved) {
   }
 }
 
+/// Rows of tables on the servers are saved and restored with all else; by other crews, too.
+TEST(Checkpoints, TablesAreKept) {
+  const Folder folder;
+  const ps::SparseTable::Options table{.name = "users", .width = 3, .optimizer = adagrad({.lr = 0.1})};
+  const std::vector<uint64_t> keys = {1, 5, 900, uint64_t{1} << 60};
+  std::vector<float> saved(keys.size() * 3), loaded(saved.size());
+  test::run_job(2, 2, [&](World& world) {
+    Net net;
+    auto train = parallel(world, net, momentum({.lr = 0.02}), {.sync = Sync::async, .tables = {table}});
+    std::vector<float> gradient(saved.size());
+    for (size_t i = 0; i < gradient.size(); i++) gradient[i] = static_cast<float>(i) + static_cast<float>(world.rank());
+    train.servers().push_rows(0, keys, gradient.data(), 0.1).wait();
+    train.settled([] {});
+    if (world.first()) train.servers().pull_rows(0, keys, saved.data()).wait();
+    const std::string path = train.save_state(folder.path);
+    EXPECT_EQ(checkpoint::Checkpoint(checkpoint::system_files(), path).manifest().about.tables.size(), 1u);
+  });
+  test::run_job(3, 1, [&](World& world) {
+    Net net;
+    auto train = parallel(world, net, momentum({.lr = 0.02}), {.sync = Sync::stale_by(1), .tables = {table}});
+    train.load_state(folder.path);
+    if (world.first()) train.servers().pull_rows(0, keys, loaded.data()).wait();
+    train.settled([] {});
+  });
+  EXPECT_EQ(loaded, saved);
+  EXPECT_NE(saved, std::vector<float>(saved.size()));
+}
+
 }  // namespace
 }  // namespace trireme

@@ -64,6 +64,8 @@ std::vector<Notice> gather(Files& files, const Attempt& attempt, const CommitOpt
   Gathered gathered(files, attempt, options.writers);
   while (!gathered.look()) {
     if (deadline.passed()) gathered.give_up(options.limit);
+    if (options.given_up && options.given_up->load())
+      fail<Error>("the checkpoint of step {} was given up: the job has ended", attempt.step);
     changes->wait(deadline.left());
   }
   return gathered.notices();

@@ -5,6 +5,7 @@
 // the state that falls to it (divide() says which), and finishes: its bytes are durable then, and a notice says which
 // they were. Rank 0 commits: it waits for all notices, checks that together they are everything, hashes the files and
 // writes the manifest. Until then there is no checkpoint, and whatever goes wrong, the one before it is still there.
+#include <atomic>
 #include <map>
 #include <memory>
 #include <optional>
@@ -74,8 +75,9 @@ void give_up(Files& files, const Attempt& attempt, int rank, const std::string& 
 
 struct CommitOptions {
   int writers = 1;
-  Seconds limit{300};  // for the notices of all writers
-  int threads = 2;     // that hash, at low priority; 1: the caller's, at its own
+  Seconds limit{300};                           // for the notices of all writers
+  int threads = 2;                              // that hash, at low priority; 1: the caller's, at its own
+  const std::atomic<bool>* given_up = nullptr;  // nobody waits for notices any more when it becomes true
 };
 
 /// Rank 0's last act, after its own finish(); blocks. `manifest` has everything but files, vectors and the writers'

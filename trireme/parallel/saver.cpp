@@ -26,7 +26,8 @@ namespace {
 using cluster::on_first;
 using state::OwnerMap;
 
-constexpr int kNice = 10;  // of the thread that writes: training comes first
+constexpr int kNice = 10;            // of the thread that writes: training comes first
+constexpr Seconds kAfterFailure{2};  // for what is nearly complete
 constexpr size_t kAtATime = 4 * state::Snapshot::kChunk;
 
 /// By rank.
@@ -76,8 +77,11 @@ class Saver::Impl {
     divide();
   }
 
+  /// After an error somebody may be gone whose part will never come.
   ~Impl() {
-    wait(options_.limit);
+    const bool failed = std::uncaught_exceptions() > exceptions_;
+    wait(failed ? std::min(kAfterFailure, options_.limit) : options_.limit);
+    given_up_.store(true);
     if (thread_.joinable()) thread_.join();
   }
 
@@ -319,7 +323,7 @@ class Saver::Impl {
     manifest.metrics = job.note.metrics;
     manifest.crew = train_.crew();
     manifest = checkpoint::commit(checkpoint::system_files(), job.attempt, plan_, std::move(manifest),
-                                  {.writers = writers_, .limit = options_.limit});
+                                  {.writers = writers_, .limit = options_.limit, .given_up = &given_up_});
     saved.bytes = manifest.bytes();
     cluster::note_beat();
     for (const checkpoint::Retired& old : checkpoint::retire(folder_.list(), options_.keep)) {
@@ -340,7 +344,8 @@ class Saver::Impl {
   bool averages_ = false;           // the model is the mean over workers
   OwnerMap division_, written_by_;  // by rank; by writer
   std::thread thread_;
-  std::atomic<bool> busy_{false};
+  const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
+  std::atomic<bool> busy_{false}, given_up_{false};
   Mutex mutex_;
   Condition changed_;
   std::vector<Saved> news_ TRIREME_GUARDED_BY(mutex_);
@@ -368,6 +373,20 @@ std::unique_ptr<checkpoint::Checkpoint> open_here(const Group& group, const std:
   if (group.machine_of(group.rank()) != group.machine_of(0))  // rank 0 has checked its machine's files
     found->verify(1, group.local().rank(), group.local().size());
   return found;
+}
+
+/// Its state is for that optimizer alone: what would be lost is said.
+void check_optimizer(const Loaded& loaded, const exchange::Exchange& exchange) {
+  const std::string here = exchange.updater() ? space::name_of(exchange.updater()->options().kind) : "";
+  const std::string& kept = loaded.manifest.about.optimizer;
+  if (kept == here || exchange.traits().kept_elsewhere) return;  // servers know theirs
+  std::string lost;
+  for (const std::string& vector : loaded.manifest.vectors)
+    if (vector.starts_with("optimizer/")) lost += (lost.empty() ? "" : ", ") + vector;
+  fail<InvalidArgument>(
+      "{} was made with the optimizer '{}', here it is '{}'. Go on with '{}', or begin anew with its weights alone "
+      "(resume-weights-only){}",
+      loaded.path, kept, here, kept, lost.empty() ? "" : ": " + lost + " would be lost");
 }
 
 }  // namespace
@@ -402,6 +421,7 @@ Loaded load_state(Parallel& train, const std::string& path,
   if (const auto other = std::find(fine.begin(), fine.end(), uint8_t{0}); other != fine.end())
     fail<Mismatch>("rank {} cannot read {}: see its error. Nothing changed", other - fine.begin(), loaded.path);
   loaded.manifest = found->manifest();
+  check_optimizer(loaded, train.exchange());
   if (accept) accept(loaded.manifest);
   loaded.remark = train.restore(*reader);
   if (loaded.manifest.crew.workers == group.size())

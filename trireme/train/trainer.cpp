@@ -106,6 +106,7 @@ class Run {
       listener_.note(
           "batch norm: each worker uses the statistics of its own samples; --sync-batch-norm uses those of the whole "
           "batch");
+    const Closing closing{checkpoints_};
     keep_checkpoints(train, feed, splits, channels_last);
     guard_.begin(Seconds(history_.time));
     for (int epoch = static_cast<int>(position_ / steps);
@@ -395,6 +396,12 @@ class Run {
 
   // ---- checkpoints ----
 
+  /// They end before what they are of.
+  struct Closing {
+    std::optional<Checkpoints>& checkpoints;
+    ~Closing() { checkpoints.reset(); }
+  };
+
   /// Ranks begin with the parameters and buffers of a checkpoint, and with nothing else of it.
   void take_weights() {
     cluster::on_first(
@@ -430,7 +437,7 @@ class Run {
                                                           {"data", options_.data},
                                                           {"seed", fmt::format("{}", options_.seed)},
                                                           {"lr", fmt::format("{:.17g}", options_.optimizer.lr)},
-                                                          {"memory_format", channels_last ? "channels-last" : "plain"}},
+                                                          {"memory_format", channels_last ? "channels-last" : "default"}},
                                               .describe = [this](SaveNote& note) { describe(note); }});
       guard_.set_roll_back([this, k]() -> std::optional<int64_t> {
         checkpoints_->finish(Seconds(60));
