@@ -1,4 +1,4 @@
-// label: unit
+// label: multiproc
 // Checkpoints in ordinary loops: a run that was interrupted and resumed ends with the bits of one that was not, and
 // every crew goes on with what any other has saved.
 #include <gtest/gtest.h>

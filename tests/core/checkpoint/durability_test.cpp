@@ -1,4 +1,4 @@
-// label: unit
+// label: multiproc
 // Whatever happens to a job while it writes a checkpoint, the newest complete one loads with the right bytes: killed at
 // any system call, with or without power lost, a full disk, errors, a folder that became read-only.
 #include <gtest/gtest.h>

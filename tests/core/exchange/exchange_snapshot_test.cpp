@@ -1,4 +1,4 @@
-// label: unit
+// label: multiproc
 // Snapshots of every exchange, read while training goes on: bit by bit what visit() showed at that step.
 #include <gtest/gtest.h>
 
