@@ -32,7 +32,7 @@ Every every_named(const std::string& text) {
   const auto [stop, error] = std::from_chars(text.data(), end, count);
   const std::string unit(stop, end);
   const bool steps = unit == "step" || unit == "steps", epochs = unit == "epoch" || unit == "epochs";
-  if (unit.empty()) refuse(text);  // of what?
+  if (text.find_first_not_of("0123456789.") == std::string::npos) refuse(text);  // of what?
   if (!steps && !epochs) return every_time(text);
   if (error != std::errc{} || count <= 0 || count > kMost) refuse(text);
   return steps ? Every{.steps = count} : Every{.epochs = count};
