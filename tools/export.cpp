@@ -18,8 +18,8 @@ namespace {
 /// Of any program's model, without libtorch.
 int export_tensors(const UseSettings& s) {
   using checkpoint::system_files;
-  const checkpoint::Tensors tensors = checkpoint::Tensors::open(system_files(), s.from);
-  tensors.checkpoint->verify();
+  const checkpoint::Tensors tensors = checkpoint::Tensors::open(system_files(), s.from, true);
+  say_skipped(tensors.skipped, tensors.path);
   export_model(system_files(), *tensors.checkpoint, s.out);
   fmt::print("{}: {} tensors of step {}\n", s.out, tensors.model().size(), tensors.checkpoint->manifest().step);
   return 0;

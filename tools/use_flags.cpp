@@ -1,5 +1,8 @@
 #include "use_flags.h"
 
+#include <fmt/ranges.h>
+
+#include <cstdio>
 #include <filesystem>
 
 #include <trireme/base/error.h>
@@ -13,7 +16,8 @@ namespace trireme::tools {
 namespace {
 
 constexpr const char* kFrom =
-    "A model that `trireme train --save` has written (.safetensors), or a folder of checkpoints: the newest is taken";
+    "A model that `trireme train --save` has written (.safetensors), a folder of checkpoints, of which the newest is "
+    "taken, or one checkpoint: DIR/step-…";
 
 void add_model_flags(CLI::App& command, UseSettings& s) {
   command.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
@@ -93,7 +97,8 @@ CLI::App* add_export_flags(CLI::App& checkpoint, UseSettings& s) {
   command->footer(
       "The ending says the format. docs/using-a-model.md says what inputs the exported module expects.\n"
       "Examples:\n"
-      "  trireme checkpoint export lenet.safetensors --out lenet.pt");
+      "  trireme checkpoint export lenet.safetensors --out lenet.pt\n"
+      "  trireme checkpoint export runs/a --out lenet.pt");
   return command;
 }
 
@@ -108,6 +113,10 @@ void check_export(const UseSettings& s) {
   if (!ends_as(s.out, {".pt", ".safetensors"}))
     fail<InvalidArgument>("--out {}: the ending says the format, .pt (TorchScript) or .safetensors", s.out);
   train::check_writable(s.out);
+}
+
+void say_skipped(const std::vector<std::string>& skipped, const std::string& taken) {
+  if (!skipped.empty()) fmt::print(stderr, "warning: {}; {} is taken instead\n", fmt::join(skipped, "; "), taken);
 }
 
 }  // namespace trireme::tools

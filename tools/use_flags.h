@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include <string>
+#include <vector>
 
 namespace trireme::tools {
 
@@ -27,5 +28,7 @@ CLI::App* add_export_flags(CLI::App& checkpoint, UseSettings& settings);
 void check_use(const UseSettings& settings);
 /// The same for `checkpoint export`.
 void check_export(const UseSettings& settings);
+/// A remark on standard error when newer checkpoints than `taken` were of no use.
+void say_skipped(const std::vector<std::string>& skipped, const std::string& taken);
 
 }  // namespace trireme::tools

@@ -5,6 +5,7 @@ and filled from the safetensors file, which is read by hand (support.read_safete
 """
 import concurrent.futures
 import csv
+import hashlib
 import json
 import pathlib
 import random
@@ -19,6 +20,7 @@ import torch
 from torch import nn
 
 CLOSE = 1e-6
+DATA = ("--data", "flowers.csv")
 
 REFERENCE = {  # for 28 × 28 images of one channel and ten classes
     "linear": ("linear", lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10))),
@@ -53,6 +55,7 @@ REFERENCE = {  # for 28 × 28 images of one channel and ten classes
         ),
     ),
 }
+REFERENCE_F64 = lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))  # noqa: E731
 
 
 def header_of(path):
@@ -77,6 +80,14 @@ class UseTest(support.CommandTest):
         result = support.run(*args, cwd=self.folder)
         self.assertEqual(result.returncode, 0, f"{args}\n{result.stderr}{result.stdout}")
         return result
+
+    def side_by_side(self, checks):
+        """By name: most of their time is that of starting processes."""
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            running = {name: pool.submit(check) for name, check in checks.items()}
+            for name, check in running.items():
+                with self.subTest(name):
+                    check.result()
 
     def evaluation(self, *args):
         return json.loads(self.succeeds("evaluate", *args, "--json").stdout)
@@ -155,21 +166,17 @@ class Zoo(UseTest):
         listed = re.findall(r"^(\S+)", self.succeeds("models").stdout.partition("\n\n")[0], re.M)[1:]
         names = [name.partition(":")[0] for name in listed]
         self.assertEqual(set(names), set(REFERENCE), "a model of the zoo has no reference here")
-        cases = [REFERENCE[name] for name in names] + [("mlp:16,8", REFERENCE["mlp"][1], "--dtype", "f64")]
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            checks = [(case[0], pool.submit(self.check_model, *case)) for case in cases[:-1]]
-            for spec, check in checks:
-                with self.subTest(model=spec):
-                    check.result()
-        with self.subTest(model="f64"):
-            self.check_model(*cases[-1])
+        cases = [REFERENCE[name] for name in names] + [("mlp:8", REFERENCE_F64, "--dtype", "f64")]
+        self.side_by_side({case[0]: lambda case=case: self.check_model(*case) for case in cases})
 
     def test_exported_dropout_and_batch_norm_train_in_python(self):
         """What is exported is in eval mode, and train() changes it as it does any module."""
-        path, _ = self.train_model("lenet-bn")
-        self.succeeds("checkpoint", "export", path, "--out", "m.pt")
+        path, _ = self.train_model("lenet-bn", "--checkpoint", self.folder / "runs")
+        self.succeeds("checkpoint", "export", "runs", "--out", "m.pt")
         extra = {"trireme.json": ""}
         module = torch.jit.load(str(self.folder / "m.pt"), _extra_files=extra)
+        for name, values in support.read_safetensors(path).items():
+            self.assertTrue(numpy.array_equal(module.state_dict()[name].numpy(), values), name)
         x = torch.rand(8, 1, 28, 28)
         module.train()
         before = module.state_dict()["1.running_mean"].clone()
@@ -245,9 +252,10 @@ class Tables(UseTest):
         cls.write(cls.common / "flowers.csv", cls.flowers)
         cls.write(cls.common / "houses.csv", cls.houses)
         cls.reports = {}
-        for name, flags in (("flowers", []), ("houses", ["--optimizer", "adam", "--lr", "0.02"])):
+        keep = ["--checkpoint", "runs", "--checkpoint-every", "10epochs"]
+        for name, flags in (("flowers", keep), ("houses", ["--optimizer", "adam", "--lr", "0.02"])):
             result = support.run(
-                *("train", "mlp:8", "--data", f"{name}.csv", "--save", f"{name}.safetensors", "--report", "r.json"),
+                *("train", "mlp:8,8", "--data", f"{name}.csv", "--save", f"{name}.safetensors", "--report", "r.json"),
                 *("--workers", 2, "--progress", "none", "--epochs", 30, *flags),
                 cwd=cls.common,
             )
@@ -265,8 +273,7 @@ class Tables(UseTest):
 
     def setUp(self):
         super().setUp()
-        for path in self.common.iterdir():
-            shutil.copy(path, self.folder)
+        shutil.copytree(self.common, self.folder, dirs_exist_ok=True)
 
     def encoded(self, rows):
         """Values as they stand in the file, as predict() in TorchScript takes them."""
@@ -371,10 +378,10 @@ class Tables(UseTest):
             "strange.csv": ("width,height,soil,kind\n1,2,clay,setosa\n1,2,clay,rose\n", ["line 3", "'rose'", "setosa"]),
             "empty.csv": ("", ["empty"]),
         }
-        for name, (text, says) in wrong.items():
-            with self.subTest(file=name):
-                (self.folder / name).write_text(text)
-                self.refused("predict", model, "--data", name, says=[name, *says])
+        for name, (text, _) in wrong.items():
+            (self.folder / name).write_text(text)
+        refuse = lambda name, says: self.refused("predict", model, "--data", name, says=[name, *says])  # noqa: E731
+        self.side_by_side({name: lambda n=name, s=says: refuse(n, s) for name, (_, says) in wrong.items()})
         self.refused("predict", model, "--data", "synthetic:100", says=["columns of a CSV file"])
         self.refused("predict", model, "--data", "nowhere.csv", says=["no file or folder 'nowhere.csv'"])
         part = ("--part", "tests")
@@ -388,23 +395,23 @@ class Tables(UseTest):
         header = good[8 : 8 + length]
         foreign = b'{"bert.weight":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
         cases = {
-            "cut.safetensors": (good[:-5], ["damaged"]),
-            "long.safetensors": (good + b"x", ["damaged"]),
-            "tiny.safetensors": (b"abc", ["only 3 bytes"]),
+            "cut.safetensors": (good[:-5], ["cut short"]),
+            "long.safetensors": (good + b"x", ["belong to no tensor"]),
+            "tiny.safetensors": (b"abc", ["3 bytes"]),
             "text.safetensors": (b"this is no model at all", ["no safetensors file"]),
-            "header.safetensors": (made(header.replace(b'"1.bias"', b'"1.bias', 1)), ["damaged"]),
-            "named.safetensors": (made(header.replace(b'"1.bias"', b'"1.buas"', 1)), ["1.bias [8] is missing"]),
+            "header.safetensors": (made(header.replace(b'"1.bias"', b'"1.bias', 1)), ["header"]),
+            "named.safetensors": (made(header.replace(b'"1.bias"', b'"1.buas"', 1)), ["1.bias F32[8] is missing", "1.buas"]),
             "shape.safetensors": (made(header.replace(b'"[4]"', b'"[5]"', 1)), ["not those of mlp:8"]),
             "version.safetensors": (made(header.replace(rb"\"version\":1", rb"\"version\":9", 1)), ["schema"]),
             "foreign.safetensors": (struct.pack("<Q", len(foreign)) + foreign + b"1234", ["does not say which model"]),
         }
-        for name, (data, says) in cases.items():
-            with self.subTest(file=name):
-                (self.folder / name).write_bytes(data)
-                self.refused("evaluate", name, "--data", "flowers.csv", says=[name, *says])
+        for name, (data, _) in cases.items():
+            (self.folder / name).write_bytes(data)
+        refuse = lambda name, says: self.refused("evaluate", name, *DATA, says=[name, *says])  # noqa: E731
+        self.side_by_side({name: lambda n=name, s=says: refuse(n, s) for name, (_, says) in cases.items()})
         self.refused("evaluate", "none.safetensors", "--data", "flowers.csv", says=["no file or folder 'none.saf"])
         (self.folder / "folder").mkdir()
-        self.refused("predict", "folder", "--data", "flowers.csv", says=["no complete checkpoint", "folder"])
+        self.refused("predict", "folder", "--data", "flowers.csv", says=["no checkpoint in folder", "empty", "--checkpoint"])
         export = ("checkpoint", "export", "flowers.safetensors")
         self.refused(*export, "--out", "m.onnx", says=[".pt", ".safetensors"], code=2)
         self.refused(*export, says=["--out"], code=2)
@@ -412,16 +419,81 @@ class Tables(UseTest):
         predict = ("predict", "flowers.safetensors", "--data", "flowers.csv")
         self.refused(*predict, "--out", "/proc/no/p.csv", says=["/proc/no"])
 
-    def test_newest_checkpoint_of_a_folder(self):
-        for step, name in ((9, "houses"), (10, "flowers"), (11, None)):
-            folder = self.folder / "run" / f"step-{step}"
-            folder.mkdir(parents=True)
-            if name:
-                shutil.copy(self.folder / f"{name}.safetensors", folder / "model.safetensors")
-                (folder / "manifest.json").write_text("{}")
-        from_folder = self.evaluation("run", "--data", "flowers.csv")
-        self.assertEqual(from_folder["file"], "run/step-10/model.safetensors")
-        self.assertEqual(from_folder["accuracy"], self.reports["flowers"]["test_accuracy"])
+    def steps(self):
+        return sorted(path.name for path in (self.folder / "runs").glob("step-*"))
+
+    def test_checkpoints_are_as_good_as_the_file(self):
+        older, newest = self.steps()[-2:]
+        one = f"runs/{newest}"
+        last = self.evaluation("flowers.safetensors", *DATA)
+        for given in ("runs", one):
+            measured = self.evaluation(given, *DATA)
+            self.assertEqual(measured["accuracy"], self.reports["flowers"]["test_accuracy"])
+            self.assertEqual(measured, {**last, "file": one})
+        before = self.evaluation(f"runs/{older}", *DATA)
+        self.assertEqual(before["file"], f"runs/{older}")
+        self.assertNotEqual(before["loss"], last["loss"])
+        self.assertEqual(self.predictions("runs", *DATA), self.predictions("flowers.safetensors", *DATA))
+
+        saved, x = support.read_safetensors(self.folder / "flowers.safetensors"), self.encoded(self.flowers[10:])
+        outputs = {}
+        for name, given in {"file": "flowers.safetensors", "folder": "runs", "one": one}.items():
+            self.succeeds("checkpoint", "export", given, "--out", f"{name}.pt")
+            module = torch.jit.load(str(self.folder / f"{name}.pt"))
+            with torch.no_grad():
+                outputs[name] = (module(x), module.predict(x))
+            self.succeeds("checkpoint", "export", given, "--out", f"{name}.safetensors")
+            copy = support.read_safetensors(self.folder / f"{name}.safetensors")
+            self.assertEqual(set(copy), set(saved))
+            self.assertTrue(all(numpy.array_equal(copy[tensor], saved[tensor]) for tensor in saved), name)
+            self.assertEqual(
+                *(header_of(self.folder / f"{n}.safetensors")["__metadata__"] for n in (name, "flowers"))
+            )
+        for name in ("folder", "one"):
+            self.assertTrue(all(map(torch.equal, outputs[name], outputs["file"])), name)
+
+    def test_damaged_checkpoints_are_skipped(self):
+        older, newest = self.steps()[-2:]
+        file = self.folder / "runs" / newest / "model.safetensors"
+        file.write_bytes(file.read_bytes()[:-1] + bytes([file.read_bytes()[-1] ^ 1]))  # no size tells, only the hash
+        before = self.evaluation(f"runs/{older}", *DATA)
+        result = self.succeeds("evaluate", "runs", *DATA, "--json")
+        self.assertEqual(json.loads(result.stdout), before)
+        remark = rf"(?m)^warning: .*{newest}.*model\.safetensors.*; runs/{older} is taken instead$"
+        self.assertRegex(result.stderr, remark)
+        for out in ("m.pt", "m.safetensors"):
+            self.assertRegex(self.succeeds("checkpoint", "export", "runs", "--out", out).stderr, remark)
+        self.refused("evaluate", f"runs/{newest}", *DATA, says=["no checkpoint", "of use", newest, "model.safetensors"])
+        for step in self.steps()[:-1]:
+            (self.folder / "runs" / step / "manifest.json").unlink()
+        self.refused("predict", "runs", *DATA, says=["no checkpoint in runs", newest, older, "half-written"])
+
+    def test_a_model_in_several_files_with_tied_tensors(self):
+        folder = self.folder / "runs" / self.steps()[-1]
+        whole = support.read_safetensors(folder / "model.safetensors")
+        expected = {**whole, "3.bias": whole["1.bias"]}
+        (folder / "model.safetensors").unlink()
+        parts = [["1.bias", "5.weight"], ["1.weight", "3.weight", "5.bias"]]
+        manifest = json.loads((folder / "manifest.json").read_text())
+        files = [note for note in manifest["files"] if note["name"] != "model.safetensors"]
+        for number, names in enumerate(parts, 1):
+            header, data = {"__metadata__": {"ties": json.dumps({"3.bias": "1.bias"})}}, b""
+            for name in names:
+                raw = whole[name].tobytes()
+                offsets = [len(data), len(data) + len(raw)]
+                header[name] = {"dtype": "F32", "shape": list(whole[name].shape), "data_offsets": offsets}
+                data += raw
+            text = json.dumps(header).encode()
+            raw = struct.pack("<Q", len(text)) + text + data
+            name = f"model-{number:05}-of-{len(parts):05}.safetensors"
+            (folder / name).write_bytes(raw)
+            files.append({"name": name, "bytes": len(raw), "sha256": hashlib.sha256(raw).hexdigest()})
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "files": files}))
+        self.succeeds("checkpoint", "export", folder, "--out", "m.pt")
+        state = torch.jit.load(str(self.folder / "m.pt")).state_dict()
+        self.assertEqual(set(state), set(expected))
+        for name, values in expected.items():
+            self.assertTrue(numpy.array_equal(state[name].numpy(), values), name)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ namespace {
 
 int write_model(const UseSettings& settings) {
   const models::Loaded model = models::load(settings.from, settings.model);
+  say_skipped(model.skipped, model.path);
   const bool script = settings.out.ends_with(".pt");
   script ? models::save_torchscript(model, settings.out) : models::save_safetensors(model, settings.out);
   fmt::print("{} written to {}{}\n", model.about.model, std::filesystem::absolute(settings.out).string(),

@@ -24,6 +24,12 @@ constexpr size_t kSmallTable = 30;  // classes that are shown one by one
 
 void note(const std::string& text) { std::fputs((text + "\n").c_str(), stderr); }
 
+models::Loaded load_model(const UseSettings& settings) {
+  models::Loaded model = models::load(settings.from, settings.model);
+  say_skipped(model.skipped, model.path);
+  return model;
+}
+
 /// A line on the terminal that overwrites itself, when it takes longer than a moment.
 class Meter {
  public:
@@ -85,12 +91,8 @@ void print_text(const models::Loaded& model, const models::Samples& samples, con
 
 void print_json(const models::Loaded& model, const models::Samples& samples, const UseSettings& settings,
                 const models::Evaluation& result) {
-  nlohmann::ordered_json json = {{"file", models::model_file(settings.from)},
-                                 {"model", model.about.model},
-                                 {"data", settings.data},
-                                 {"what", samples.what},
-                                 {"samples", result.samples},
-                                 {"loss", result.loss}};
+  nlohmann::ordered_json json = {{"file", model.path},   {"model", model.about.model}, {"data", settings.data},
+                                 {"what", samples.what}, {"samples", result.samples},  {"loss", result.loss}};
   if (result.accuracy) {
     json["accuracy"] = *result.accuracy;
     for (const models::ClassScore& score : result.classes)
@@ -108,7 +110,7 @@ void print_json(const models::Loaded& model, const models::Samples& samples, con
 }
 
 int evaluate(const UseSettings& settings) {
-  models::Loaded model = models::load(settings.from, settings.model);
+  models::Loaded model = load_model(settings);
   const models::Samples samples =
       models::open_samples(model.about, settings.data, models::part_named(settings.part), models::Purpose::evaluate);
   for (const std::string& text : samples.notes) note(text);
@@ -216,7 +218,7 @@ class Table {
 };
 
 int predict(const UseSettings& settings) {
-  models::Loaded model = models::load(settings.from, settings.model);
+  models::Loaded model = load_model(settings);
   if (settings.all_classes && model.about.task == data::Task::regress)
     fail<InvalidArgument>("--all-classes: {} predicts a number and has no classes", settings.from);
   const models::Samples samples =

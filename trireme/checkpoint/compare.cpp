@@ -100,7 +100,7 @@ void copy_tensor(const Checkpoint::Found& found, const File& into, uint64_t at) 
 
 }  // namespace
 
-Tensors Tensors::open(Files& files, const std::string& path) {
+Tensors Tensors::open(Files& files, const std::string& path, bool verify) {
   Tensors tensors{.path = path};
   if (std::filesystem::is_regular_file(path)) {
     tensors.file = std::make_unique<SafetensorsFile>(files, path);
@@ -108,7 +108,9 @@ Tensors Tensors::open(Files& files, const std::string& path) {
       tensors.by_name[tensor.name] = {tensors.file.get(), &tensor};
     return tensors;
   }
-  tensors.path = Folder(files, path).newest().entry.path;
+  Folder::Usable usable = Folder(files, path).newest(verify);
+  tensors.path = usable.entry.path;
+  tensors.skipped = std::move(usable.skipped);
   tensors.checkpoint = std::make_unique<Checkpoint>(files, tensors.path);
   tensors.by_name = tensors.checkpoint->tensors();
   return tensors;
@@ -121,6 +123,10 @@ std::map<std::string, Checkpoint::Found> Tensors::model() const {
   for (const auto& [name, first] : checkpoint->ties())
     if (const auto found = tensors.find(first); found != tensors.end()) tensors.emplace(name, found->second);
   return tensors;
+}
+
+const std::map<std::string, std::string>& Tensors::metadata() const {
+  return checkpoint ? checkpoint->manifest().metadata : file->header().metadata;
 }
 
 std::vector<TensorDifference> compare_tensors(const std::map<std::string, Checkpoint::Found>& first,

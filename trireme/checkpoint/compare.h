@@ -12,15 +12,19 @@ namespace trireme::checkpoint {
 
 /// What a path names: a safetensors file, a checkpoint, or a folder of them, of which the newest is taken.
 struct Tensors {
-  std::string path;
+  std::string path;                        // of the file, or of the checkpoint that was taken
+  std::vector<std::string> skipped;        // sentences: which newer checkpoints are of no use, and why
   std::unique_ptr<Checkpoint> checkpoint;  // or
   std::unique_ptr<SafetensorsFile> file;
   std::map<std::string, Checkpoint::Found> by_name;
 
-  /// Throws IoError, InvalidArgument, Corruption. `files` must outlive it.
-  static Tensors open(Files& files, const std::string& path);
-  /// Those of the model alone.
+  /// With `verify`, a checkpoint's hashes must be right, as in Folder::newest(). Throws IoError, InvalidArgument,
+  /// Corruption. `files` must outlive it.
+  static Tensors open(Files& files, const std::string& path, bool verify = false);
+  /// Those of the model alone; tied ones under all their names.
   std::map<std::string, Checkpoint::Found> model() const;
+  /// What the model says of itself.
+  const std::map<std::string, std::string>& metadata() const;
 };
 
 struct TensorDifference {

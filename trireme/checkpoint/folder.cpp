@@ -58,10 +58,10 @@ std::optional<std::string> unusable(Files& files, const Entry& entry, bool verif
 }
 
 [[noreturn]] void fail_none(const std::string& path, const std::optional<std::vector<std::string>>& names) {
-  constexpr const char* kDo = "give the folder that --checkpoint named, or leave out --resume to begin anew";
+  constexpr const char* kDo = "give the folder that `trireme train --checkpoint` has written to";
   if (!names && access(path.c_str(), F_OK) == 0)
     fail<InvalidArgument>("{} is a file, not a folder of checkpoints: {}", path, kDo);
-  if (!names) fail<InvalidArgument>("there is no folder {} to resume from: {}", path, kDo);
+  if (!names) fail<InvalidArgument>("there is no folder {}: {}", path, kDo);
   const bool only_lock = names->empty() || (names->size() == 1 && names->front() == kLockName);
   if (only_lock) fail<InvalidArgument>("there is no checkpoint in {}: the folder is empty; {}", path, kDo);
   fail<InvalidArgument>("{} is no folder of checkpoints: there is nothing called {}… in it; {}", path, kStepPrefix,
@@ -118,7 +118,7 @@ Folder::Usable Folder::newest(bool verify) const {
     if (!reason) return usable.entry = std::move(entry), usable;
     usable.skipped.push_back(*reason);
   }
-  fail<InvalidArgument>("there is no checkpoint in {} to resume from: {}", path_, fmt::join(usable.skipped, "; "));
+  fail<InvalidArgument>("there is no checkpoint in {} that is of use: {}", path_, fmt::join(usable.skipped, "; "));
 }
 
 Attempt Folder::attempt(int64_t step) const {

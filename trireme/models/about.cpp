@@ -2,6 +2,7 @@
 #include <nlohmann/json.hpp>
 
 #include <trireme/base/error.h>
+#include <trireme/checkpoint/manifest.h>
 #include <trireme/models/about.h>
 
 namespace trireme::models {
@@ -44,8 +45,6 @@ void check_shape(const About& about) {
 
 }  // namespace
 
-std::string library_version() { return TRIREME_VERSION; }
-
 std::string About::class_name(int64_t number) const {
   const auto at = static_cast<size_t>(number);
   return schema && at < schema->classes.size() ? schema->classes[at] : std::to_string(number);
@@ -53,7 +52,7 @@ std::string About::class_name(int64_t number) const {
 
 Metadata metadata_of(const About& about) {
   Metadata entries = {{"producer", "trireme"},
-                      {"version", library_version()},
+                      {"version", checkpoint::library_version()},
                       {"model", about.model},
                       {"input_shape", Json(about.shape).dump()},
                       {"outputs", std::to_string(about.outputs)},

@@ -33,7 +33,4 @@ std::map<std::string, std::string> metadata_of(const About& about);
 /// The reader. Keys that it does not know are left alone. Throws Corruption, naming the key, for values that are none.
 About about_of(const std::map<std::string, std::string>& metadata);
 
-/// "0.1.0"
-std::string library_version();
-
 }  // namespace trireme::models

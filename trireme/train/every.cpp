@@ -1,38 +1,41 @@
 #include <fmt/format.h>
 
 #include <charconv>
-#include <cmath>
 
+#include <trireme/base/duration.h>
 #include <trireme/base/error.h>
 #include <trireme/train/every.h>
 
 namespace trireme {
 namespace {
 
+constexpr int64_t kMost = 1'000'000'000'000;
+
 [[noreturn]] void refuse(const std::string& text) {
   fail<InvalidArgument>(
-      "'{}' says not how often: a number with steps, s, min, h or epochs behind it, as in 500steps, 10min or 1epoch",
+      "'{}' does not say how often: a whole number and steps or epochs, or a time with ms, s, m (or min) or h, as in "
+      "500steps, 1epoch, 10min and 1.5h",
       text);
+}
+
+Every every_time(const std::string& text) try {
+  return {.seconds = duration_named(text, "how often").count()};
+} catch (const InvalidArgument&) {
+  refuse(text);
 }
 
 }  // namespace
 
 Every every_named(const std::string& text) {
-  double number = 0;
+  int64_t count = 0;
   const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, number);
+  const auto [stop, error] = std::from_chars(text.data(), end, count);
   const std::string unit(stop, end);
-  if (error != std::errc{} || !std::isfinite(number) || number <= 0 || number > 1e12) refuse(text);
-  const auto whole = [&] {
-    if (number != std::floor(number)) refuse(text);
-    return static_cast<int64_t>(number);
-  };
-  if (unit == "step" || unit == "steps") return {.steps = whole()};
-  if (unit == "epoch" || unit == "epochs") return {.epochs = whole()};
-  if (unit == "s" || unit == "sec") return {.seconds = number};
-  if (unit == "min" || unit == "m") return {.seconds = number * 60};
-  if (unit == "h") return {.seconds = number * 3600};
-  refuse(text);
+  const bool steps = unit == "step" || unit == "steps", epochs = unit == "epoch" || unit == "epochs";
+  if (text.find_first_not_of("0123456789.") == std::string::npos) refuse(text);  // of what?
+  if (!steps && !epochs) return every_time(text);
+  if (error != std::errc{} || count <= 0 || count > kMost) refuse(text);
+  return steps ? Every{.steps = count} : Every{.epochs = count};
 }
 
 std::string name_of(const Every& every) {

@@ -13,7 +13,8 @@ struct Every {
   bool operator==(const Every&) const = default;
 };
 
-/// "500steps", "10min", "90s", "2h", "1epoch". Throws InvalidArgument that says what is possible.
+/// "500steps", "1epoch", or a time as duration_named() reads it, with its unit: "10min", "90s", "1.5h". Throws
+/// InvalidArgument that says what is possible.
 Every every_named(const std::string& text);
 std::string name_of(const Every& every);
 

@@ -407,10 +407,10 @@ class Run {
     cluster::on_first(
         world_.comm(),
         [&] {
-          const auto usable = checkpoint::Folder(checkpoint::system_files(), options_.keeping.from()).newest(true);
-          models::fill(*net_, checkpoint::Checkpoint(checkpoint::system_files(), usable.entry.path));
-          listener_.note(
-              fmt::format("begins with the weights of {}; optimizer and data begin anew", usable.entry.path));
+          const auto from = checkpoint::Tensors::open(checkpoint::system_files(), options_.keeping.from(), true);
+          for (const std::string& skipped : from.skipped) listener_.note("warning: " + skipped);
+          models::fill(*net_, from);
+          listener_.note(fmt::format("begins with the weights of {}; optimizer and data begin anew", from.path));
           return std::string();
         },
         "the weights to begin with");

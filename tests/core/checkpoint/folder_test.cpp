@@ -88,7 +88,7 @@ TEST_F(FolderOf, ANewerVersionIsSkippedAndKept) {
 }
 
 TEST_F(FolderOf, NothingToResumeFromIsSaid) {
-  expect_error<InvalidArgument>(error_of([&] { newest(); }), {"/ckpt", "empty", "leave out --resume"});
+  expect_error<InvalidArgument>(error_of([&] { newest(); }), {"/ckpt", "empty", "give the folder that"});
   files_.mkdir("/ckpt/photos", 0755);
   expect_error<InvalidArgument>(error_of([&] { newest(); }), {"/ckpt is no folder of checkpoints"});
   save_steps({1});

@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include <trireme/checkpoint/manifest.h>
 #include <trireme/data/rows.h>
 #include <trireme/models/about.h>
 
@@ -163,7 +164,7 @@ TEST_F(RowsTest, WhatAModelSaysOfItself) {
   EXPECT_EQ(back.seed, 5u);
   EXPECT_EQ(back.schema, about.schema);
   EXPECT_EQ(back.split, about.split);
-  EXPECT_EQ(back.version, models::library_version());
+  EXPECT_EQ(back.version, checkpoint::library_version());
   EXPECT_EQ(back.class_name(1), "yes");
   EXPECT_EQ(models::About{}.class_name(7), "7");
   for (const auto& [key, bad] : std::map<std::string, std::string>{{"input_shape", "[0]"},
