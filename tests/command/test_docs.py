@@ -77,7 +77,8 @@ class Docs(support.CommandTest):
         helps = {name: support.run(name, "--help").stdout for name in docs.commands()}
         for sub in ("allreduce", "train", "ps"):
             helps["bench"] += support.run("bench", sub, "--help").stdout
-        helps["checkpoint"] += support.run("checkpoint", "export", "--help").stdout
+        for sub in ("ls", "show", "verify", "diff", "export"):
+            helps["checkpoint"] += support.run("checkpoint", sub, "--help").stdout
         mentions = 0
         for page in docs.pages():
             for name, rest in re.findall(r"`trireme ([a-z]+)([^`\n]*)`", page.read_text()):

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <utility>
 
 #include <trireme/base/error.h>
@@ -93,6 +94,8 @@ Loaded Checkpoints::resume(const std::string& from) {
   saver_.wait(options_.limit);
   Loaded loaded = go_on_from(train_, feed_, from, place_);
   newest_ = loaded.path;
+  if (std::filesystem::path(loaded.path).parent_path() == std::filesystem::path(options_.dir))
+    saved_step_ = loaded.manifest.step;  // it is there already
   if (const auto best = loaded.manifest.options.find("best"); best != loaded.manifest.options.end())
     best_ = std::atof(best->second.c_str());
   return loaded;
