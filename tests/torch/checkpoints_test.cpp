@@ -188,6 +188,17 @@ TEST(Checkpoints, WhatWasResumedIsNotSavedAgain) {
   });
 }
 
+/// By their steps they would be taken for older ones.
+TEST(Checkpoints, ANewRunIsRefusedInTheFolderOfAnother) {
+  const Folder folder;
+  run({.ranks = 1}, {.dir = folder.path, .every = {.steps = 20}});
+  EXPECT_THROW(run({.ranks = 2}, {.dir = folder.path, .every = {.steps = 5}}), InvalidArgument);
+  const auto entries = checkpoint::Folder(checkpoint::system_files(), folder.path).list();
+  ASSERT_EQ(entries.size(), 2u);
+  EXPECT_EQ(entries[0].step, 40);
+  run({.ranks = 2}, {.dir = folder.path, .every = {.steps = 5}, .resume = true});  // but may go on
+}
+
 std::vector<Crew> all_crews() {
   return {{.sync = Sync::shared, .ranks = 1},
           {.sync = Sync::shared, .ranks = 3},

@@ -453,6 +453,8 @@ class Run {
   void take_up(const Loaded& loaded) {
     result_.resumed = loaded.path;
     position_ = loaded.manifest.step;
+    if (const auto updates = loaded.manifest.scalars.find(state::kStep); updates != loaded.manifest.scalars.end())
+      result_.updates = updates->second;
     const auto found = loaded.manifest.options.find("history");
     history_ = History::parse(found == loaded.manifest.options.end() ? "" : found->second);
     result_.epochs = history_.epochs;
