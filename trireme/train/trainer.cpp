@@ -511,6 +511,7 @@ class Run {
     tell_of_checkpoints();
     if (!world_.first()) return;
     result_.checkpoint = checkpoints_->newest();
+    if (done && options_.save.empty()) cluster::note_saved(result_.checkpoint);  // nothing is lost
     if (!done)
       listener_.note(fmt::format("warning: the last checkpoint is not complete{}",
                                  result_.checkpoint.empty() ? "" : "; the newest that is, is " + result_.checkpoint));
