@@ -220,12 +220,12 @@ Run add_checkpoint(CLI::App& app, const Invocation& invocation) {
   const Run exported = add_export(*command, invocation);
   command->footer(
       "Examples:\n"
-      "  trireme checkpoint ls runs/a                       steps, age, size, metrics; which are damaged, and why\n"
-      "  trireme checkpoint show runs/a                     the newest one\n"
+      "  trireme checkpoint ls runs/a                       # steps, age, size, metrics; which are damaged, and why\n"
+      "  trireme checkpoint show runs/a                     # the newest one\n"
       "  trireme checkpoint verify runs/a\n"
       "  trireme checkpoint diff runs/a/step-000000500 runs/b/step-000000500\n"
       "  trireme checkpoint export runs/a --out model.safetensors\n"
-      "  trireme checkpoint export runs/a --out model.pt    TorchScript: torch.jit.load(\"model.pt\")\n\n"
+      "  trireme checkpoint export runs/a --out model.pt    # TorchScript: torch.jit.load(\"model.pt\")\n\n"
       "Python:  safetensors.torch.load_file(\"model.safetensors\")");
   return [=] {
     if (ls->parsed()) return list_folder(s->path);

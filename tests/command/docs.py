@@ -44,6 +44,11 @@ RULES = [
 MODELS = [  # that the lines about trained models use
     "trireme train linear --data flowers.csv --workers 1 --epochs 5 --save flowers.safetensors",
     "trireme train lenet --data synthetic:64 --workers 1 --max-steps 1 --save lenet.safetensors",
+    *(
+        f"trireme train linear --data synthetic:64 --workers 1 --max-steps 500 --epochs 500 --checkpoint runs/{name} "
+        "--checkpoint-every 250steps"
+        for name in "ab"
+    ),
 ]
 
 

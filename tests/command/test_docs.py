@@ -1,5 +1,6 @@
 """Every command of the pages and of `--help` runs as it is written there, or is accounted for (docs.py)."""
 import re
+import shutil
 import subprocess
 
 import docs
@@ -34,6 +35,8 @@ class Docs(support.CommandTest):
         self.assertTrue(texts)
         for text, line in texts.items():
             with self.subTest(source=line.source, line=text):
+                if "--checkpoint " in text and "--resume" not in text:  # a new run, in a new folder
+                    shutil.rmtree(self.folder / "runs", ignore_errors=True)
                 self.succeeds(change(text))
 
     def test_lines_as_they_are_written(self):
@@ -77,7 +80,8 @@ class Docs(support.CommandTest):
         helps = {name: support.run(name, "--help").stdout for name in docs.commands()}
         for sub in ("allreduce", "train", "ps"):
             helps["bench"] += support.run("bench", sub, "--help").stdout
-        helps["checkpoint"] += support.run("checkpoint", "export", "--help").stdout
+        for sub in ("ls", "show", "verify", "diff", "export"):
+            helps["checkpoint"] += support.run("checkpoint", sub, "--help").stdout
         mentions = 0
         for page in docs.pages():
             for name, rest in re.findall(r"`trireme ([a-z]+)([^`\n]*)`", page.read_text()):

@@ -185,6 +185,17 @@ class Interrupted(support.CommandTest):
         self.assertNotIn("lost", error)
         self.expect_nothing_left(pids)
 
+    def test_with_checkpoints_nothing_is_lost(self):
+        args = ["train", "mlp:32", "--data", "synthetic:4000", "--workers", 2, "--epochs", 100000, "--checkpoint", "runs"]
+        process, pids = self.begin(*args, ready="checkpoint runs/")
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=20)
+        self.assertEqual(process.returncode, 128 + signal.SIGINT)
+        self.assertIn("then saving a checkpoint to runs", error)
+        self.assertNotIn("had not been saved", error)
+        self.assertIn("--checkpoint runs --resume latest", out)
+        self.expect_nothing_left(pids)
+
     # ---- programs of users ----
     def test_a_loop_with_request_stop(self):
         for sent in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):  # the program knows SIGINT alone

@@ -169,6 +169,36 @@ TEST(Checkpoints, GoesOnWithTheNewestThatWasMadeOnTheWay) {
   }
 }
 
+/// What was resumed is in the folder already; in another folder it is not.
+TEST(Checkpoints, WhatWasResumedIsNotSavedAgain) {
+  const Folder first, second;
+  run({.ranks = 1}, {.dir = first.path, .every = {.epochs = 1}});
+  test::run_job(1, 0, [&](World& world) {
+    const auto sets = data::open(world.local(), fmt::format("synthetic:{}", kSamples));
+    Net net;
+    auto train = parallel(world, net, momentum({.lr = 0.02}));
+    data::Feed feed(train, sets.train, {.batch = kBatch, .dtype = torch::kFloat64});
+    for (const Folder* folder : {&first, &second}) {
+      Checkpoints checkpoints(train, feed, {.dir = folder->path});
+      EXPECT_EQ(checkpoints.resume(first.path).manifest.step, 51);
+      checkpoints.save_at(51);
+      EXPECT_TRUE(checkpoints.finish(Seconds(20)));
+      EXPECT_EQ(checkpoints.news().size(), folder == &first ? 0u : 1u);
+    }
+  });
+}
+
+/// By their steps they would be taken for older ones.
+TEST(Checkpoints, ANewRunIsRefusedInTheFolderOfAnother) {
+  const Folder folder;
+  run({.ranks = 1}, {.dir = folder.path, .every = {.steps = 20}});
+  EXPECT_THROW(run({.ranks = 2}, {.dir = folder.path, .every = {.steps = 5}}), InvalidArgument);
+  const auto entries = checkpoint::Folder(checkpoint::system_files(), folder.path).list();
+  ASSERT_EQ(entries.size(), 2u);
+  EXPECT_EQ(entries[0].step, 40);
+  run({.ranks = 2}, {.dir = folder.path, .every = {.steps = 5}, .resume = true});  // but may go on
+}
+
 std::vector<Crew> all_crews() {
   return {{.sync = Sync::shared, .ranks = 1},
           {.sync = Sync::shared, .ranks = 3},

@@ -327,6 +327,7 @@ class Saver::Impl {
     saved.bytes = manifest.bytes();
     cluster::note_beat();
     for (const checkpoint::Retired& old : checkpoint::retire(folder_.list(), options_.keep)) {
+      if (old.entry.path == job.attempt.path) continue;  // of an earlier step than others that are there
       folder_.remove(old.entry);
       saved.removed.push_back(fmt::format("{} is removed: {}", old.entry.name, old.reason));
     }

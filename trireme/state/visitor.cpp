@@ -43,8 +43,10 @@ std::string describe(const std::vector<Table>& tables, size_t index) {
 void check_about(const About& kept, const About& here, const std::string& who) {
   check_layout(kept.layout, here.layout, who);
   if (kept.optimizer != here.optimizer)
-    fail<InvalidArgument>("the state is of {}, {} trains with {}: use the optimizer that it was kept with",
-                          name_of(kept.optimizer), who, name_of(here.optimizer));
+    fail<InvalidArgument>(
+        "the state is of {}, {} trains with {}: use the optimizer that it was kept with, or begin with the weights "
+        "alone (--resume-weights-only): the optimizer's state and the place in the data are lost then",
+        name_of(kept.optimizer), who, name_of(here.optimizer));
   for (size_t i = 0; i < std::max(kept.tables.size(), here.tables.size()); i++)
     if (describe(kept.tables, i) != describe(here.tables, i))
       fail<InvalidArgument>("the state's table {} is {}, that of {} is {}", i, describe(kept.tables, i), who,

@@ -1,8 +1,10 @@
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <utility>
 
 #include <trireme/base/error.h>
+#include <trireme/cluster/agreement.h>
 #include <trireme/train/checkpoints.h>
 
 namespace trireme {
@@ -93,6 +95,9 @@ Loaded Checkpoints::resume(const std::string& from) {
   saver_.wait(options_.limit);
   Loaded loaded = go_on_from(train_, feed_, from, place_);
   newest_ = loaded.path;
+  folder_is_ours_ = folder_is_ours_ || from == options_.dir;
+  if (std::filesystem::path(loaded.path).parent_path() == std::filesystem::path(options_.dir))
+    saved_step_ = loaded.manifest.step;  // it is there already
   if (const auto best = loaded.manifest.options.find("best"); best != loaded.manifest.options.end())
     best_ = std::atof(best->second.c_str());
   return loaded;
@@ -104,7 +109,25 @@ int64_t Checkpoints::decide(int64_t mine, const char* what) {
   return mine;
 }
 
+/// By their steps, checkpoints of this run would count as older than those of another one, and go first.
+void Checkpoints::refuse_another_run(int64_t done) {
+  if (std::exchange(folder_is_ours_, true)) return;
+  cluster::on_first(
+      train_.group().comm(),
+      [&] {
+        for (const auto& entry : checkpoint::Folder(checkpoint::system_files(), options_.dir).list())
+          if (entry.condition == checkpoint::Condition::complete && entry.step > done)
+            fail<InvalidArgument>(
+                "{} has checkpoints of another run, up to step {}, and this one begins with step {}: go on with the "
+                "newest (--resume latest), or choose another folder for --checkpoint",
+                options_.dir, entry.step, done);
+        return std::string();
+      },
+      "whose checkpoints there are");
+}
+
 int64_t Checkpoints::until_next(int64_t done) {
+  refuse_another_run(done);
   const int64_t by_steps = options_.every.steps > 0 ? options_.every.steps - done % options_.every.steps : 0;
   if (options_.every.seconds <= 0) return by_steps;
   const auto now = Clock::now();

@@ -47,7 +47,9 @@ struct Place {
 /// epoch).
 Loaded go_on_from(Parallel& train, data::Feed& feed, const std::string& from, Place& place);
 
-/// Collective, as the loop is. Outlived by the Parallel and the Feed; while it lives, ranks meet as it says.
+/// Collective, as the loop is. The first epoch throws InvalidArgument when the folder has checkpoints of later steps
+/// than the run begins with, unless resume() has gone on with the folder's newest. Outlived by the Parallel and the
+/// Feed; while it lives, ranks meet as it says.
 class Checkpoints final : public data::Meetings {
  public:
   Checkpoints(Parallel& train, data::Feed& feed, const CheckpointsOptions& options);
@@ -92,6 +94,7 @@ class Checkpoints final : public data::Meetings {
   int64_t decide(int64_t mine, const char* what);
   bool best_so_far(const std::map<std::string, double>& metrics);
   void hear();
+  void refuse_another_run(int64_t done);
 
   Parallel& train_;
   data::Feed& feed_;
@@ -102,6 +105,7 @@ class Checkpoints final : public data::Meetings {
   Clock::time_point saved_ = Clock::now(), asked_ = saved_;
   int64_t asked_at_ = -1, saved_step_ = -1;
   double step_seconds_ = 0;
+  bool folder_is_ours_ = false;
   std::optional<double> best_;
   std::string newest_, failed_;
   std::vector<Saved> news_;

@@ -31,7 +31,8 @@ void check(const KeepOptions& k) {
   if (fs::exists(k.dir) && !fs::is_directory(k.dir))
     fail<InvalidArgument>("{} is no folder: --checkpoint names one, in which each checkpoint is a folder", k.dir);
   if (!k.resume.empty() && !fs::exists(k.from()))
-    fail<InvalidArgument>("there is no checkpoint to resume: {} is not there", k.from());
+    fail<InvalidArgument>("there is no checkpoint to resume: {} is not there; leave out --resume to begin anew",
+                          k.from());
 }
 
 void check_rollback(const Options& o) {

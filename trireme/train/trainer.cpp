@@ -460,6 +460,8 @@ class Run {
   void take_up(const Loaded& loaded) {
     result_.resumed = loaded.path;
     position_ = loaded.manifest.step;
+    if (const auto updates = loaded.manifest.scalars.find(state::kStep); updates != loaded.manifest.scalars.end())
+      result_.updates = updates->second;
     const auto found = loaded.manifest.options.find("history");
     history_ = History::parse(found == loaded.manifest.options.end() ? "" : found->second);
     result_.epochs = history_.epochs;
@@ -516,6 +518,7 @@ class Run {
     tell_of_checkpoints();
     if (!world_.first()) return;
     result_.checkpoint = checkpoints_->newest();
+    if (done && options_.save.empty()) cluster::note_saved(result_.checkpoint);  // nothing is lost
     if (!done)
       listener_.note(fmt::format("warning: the last checkpoint is not complete{}",
                                  result_.checkpoint.empty() ? "" : "; the newest that is, is " + result_.checkpoint));

@@ -1,0 +1,18 @@
+# Runs an example that keeps checkpoints twice in a fresh folder: the second time it goes on where the first has ended.
+#   cmake -DRUN="command|line" -DFOLDER=path -P twice.cmake
+string(REPLACE "|" ";" RUN "${RUN}")
+file(REMOVE_RECURSE ${FOLDER})
+foreach(epochs 10 20)
+  execute_process(COMMAND ${RUN} ${FOLDER} ${epochs} synthetic:1000 OUTPUT_VARIABLE output RESULT_VARIABLE code)
+  message("${output}")
+  if(NOT code EQUAL 0)
+    message(FATAL_ERROR "ended with ${code}")
+  endif()
+  if(epochs EQUAL 10 AND output MATCHES "goes on")
+    message(FATAL_ERROR "went on, in a folder that was empty")
+  endif()
+endforeach()
+if(NOT output MATCHES "goes on with" OR output MATCHES "epoch 9: " OR NOT output MATCHES "epoch 19: ")
+  message(FATAL_ERROR "did not go on where it had ended")
+endif()
+file(REMOVE_RECURSE ${FOLDER})
