@@ -32,7 +32,7 @@ class Checkpoints(training.HostsTest):
         here, report = self.alone("--workers", 2, "--resume", self.runs)
         self.assertTrue(report["resumed"].endswith("step-000000060"))
         self.same(here, whole)
-        again, report, _ = self.train("a:1,b:2", *keeping, "--resume", self.runs / "step-000000040")
+        again, report, _ = self.train("a:1,b:2", *ARGS, "--resume", self.runs / "step-000000040")
         self.assertTrue(report["resumed"].endswith("step-000000040"))
         self.same(again, whole)
 
