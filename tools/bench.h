@@ -66,6 +66,18 @@ inline constexpr std::array kGuards = {"none", "watch", "clip"};
 /// it.
 int measure_snapshots(const std::string& out, int turns);
 
+/// What `trireme bench checkpoint` measures of ours: an MLP 784-width-width-10 with momentum, whose checkpoints go to a
+/// folder.
+struct CheckpointMeasure {
+  std::string dir;
+  int turns = 3;
+  int64_t width = 4608;  // 100 MB of parameters
+  int64_t batch = 32;    // samples per worker and step
+};
+/// A line for each turn: steps without a checkpoint and beside one, then a checkpoint written and loaded while nobody
+/// trains, and as many bytes by the bare disk beside that.
+int measure_checkpoints(const std::string& out, const CheckpointMeasure& what);
+
 /// Model and samples per worker and step; worker/bench_train.cpp measures them.
 inline constexpr std::array kTrainCases = {"lenet-32",   "lenet-128",  "mlp512-32",
                                            "mlp512-128", "mlp2048-32", "mlp2048-128"};

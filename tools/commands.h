@@ -36,6 +36,7 @@ Run add_serve(CLI::App& app, const Invocation& invocation);
 Run add_ctl(CLI::App& app, const Invocation& invocation);
 Run add_bench(CLI::App& app, const Invocation& invocation);
 Run add_bench_ps(CLI::App& bench, const Invocation& invocation);  // a sub-command of that
+Run add_bench_checkpoint(CLI::App& bench, const Invocation& invocation);
 Run add_evaluate(CLI::App& app, const Invocation& invocation);
 Run add_predict(CLI::App& app, const Invocation& invocation);
 Run add_checkpoint(CLI::App& app, const Invocation& invocation);

@@ -20,7 +20,7 @@ struct TrainSettings {
   double timeout = 60;
   std::vector<std::string> stop;
   std::string step_timeout;  // "": none
-  std::string checkpoint_every = "1epoch", grace = "30s";
+  std::string checkpoint_every = "1epoch", grace = "20s";
   std::string normalize;  // "": as for the data
   std::string optimizer = "momentum", schedule = "constant", sync = "shared", rate = "share", stale = "full",
               mean = "weighted", straggler, memory_format = "auto", loss = "auto", progress = "auto", engine = "auto",

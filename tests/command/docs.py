@@ -111,6 +111,7 @@ def shortened(text):
     text = re.sub(r"\b(trireme (?:train|compare) \S+)", rf"\1 --max-steps {STEPS}", text)
     text = re.sub(r"^(trireme bench allreduce\b)", r"\1 --rounds 1 --sizes 4096 --ranks 2", text)
     text = re.sub(r"^(trireme bench (?:train|ps)\b)", r"\1 --rounds 1", text)
+    text = re.sub(r"^(trireme bench checkpoint\b)", r"\1 --rounds 1 --turns 1 --width 64", text)
     text = re.sub(r"^(trireme tune\b)", r"\1 --rounds 1", text)
     return re.sub(
         r"^(torchrun )", r"\1--tee 1 --redirects 1 ", text

@@ -183,7 +183,7 @@ class Checkpoints(support.CommandTest):
             (["--resume-weights-only"], "--resume DIR"),
             (["--resume", self.runs, "--optimizer", "adam"], "'momentum'"),
             (["--resume", middle, "--seed", 8], "seed 7"),
-            (["--resume", middle, "--batch", 50], "1920"),
+            (["--resume", self.runs, "--batch", 50], "batches of 64"),
         ):
             with self.subTest(flags=flags):
                 self.refused("train", *args, *flags, says=[says])

@@ -55,10 +55,11 @@ class Help(support.CommandTest):
     def test_others(self):
         for args, words in (
             (["launch"], ["-n", "-- PROGRAM", "Examples:", "torchrun", "--hosts"]),
-            (["bench"], ["allreduce", "train", "ratio above 1"]),
+            (["bench"], ["allreduce", "train", "checkpoint", "ratio above 1"]),
             (["bench", "allreduce"], ["--rounds", "--sizes"]),
             (["bench", "train"], ["--rounds", "--case"]),
             (["bench", "ps"], ["--rounds", "--case", "--sizes"]),
+            (["bench", "checkpoint"], ["--rounds", "--turns", "--dir", "--width", "torch.save"]),
             (["evaluate"], ["--data", "--part", "--json", "Examples:"]),
             (["predict"], ["--data", "--out", "--all-classes", "label", "Examples:"]),
             (["checkpoint"], ["export"]),
@@ -152,6 +153,25 @@ class Help(support.CommandTest):
             self.assertEqual((line["bench"], line["case"], line["metric"]), (collective, "2x65536B", "us"))
             self.assertGreater(line["ours"], 0)
             self.assertLessEqual(set(line["peers"]), {"gloo"})
+
+    def test_bench_of_checkpoints(self):
+        words = "bench checkpoint --rounds 1 --turns 2 --width 64 --batch 2 --dir".split()
+        lines = [json.loads(line) for line in self.succeeds(*words, self.folder / "d", limit=120).splitlines()]
+        by_case = {line["case"]: line for line in lines}
+        self.assertEqual(len(by_case), len(lines))
+        self.assertEqual({line["bench"] for line in lines}, {"checkpoint"})
+        for case in "longest-step", "stall", "cost", "write", "load":
+            self.assertEqual(len(by_case[case]["samples"]["ours"]), 2, case)
+        steps = by_case["longest-step"]["samples"]
+        for longest, median, ratio in zip(steps["ours"], steps["median-step"], by_case["stall"]["samples"]["ours"]):
+            self.assertAlmostEqual(longest / median / ratio, 1, delta=0.01)
+        for case in "write", "load":
+            self.assertEqual(set(by_case[case]["peers"]), {"disk"})
+            self.assertEqual(by_case[case]["metric"], "MB/s")
+        for case in "peer-stall", "peer-stall-per-gb", "peer-lost", "peer-lost-per-gb":
+            self.assertIn(set(by_case[case]["peers"]), (set(), {"ddp", "ddp-fsync"}))
+            self.assertGreater(by_case[case]["ours"], 0)
+        self.assertEqual(list((self.folder / "d").iterdir()), [])  # nothing is left
 
 
 if __name__ == "__main__":

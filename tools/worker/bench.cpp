@@ -13,6 +13,7 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
     std::vector<size_t> sizes;
     int guards = 0, snapshots = 0;
     bool alone = false, private_memory = false;
+    CheckpointMeasure checkpoints;
   };
   auto s = std::make_shared<Settings>();
   CLI::App* command = app.add_subcommand("bench", "Measure the training step of one case, or a collective by size");
@@ -21,6 +22,11 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   command->add_option("--guards", s->guards, "Turns of steps that look for nothing, for NaN, and that clip");
   command->add_option("--snapshots", s->snapshots, "Turns of steps beside which state is taken, in several ways")
       ->excludes("--case");
+  command->add_option("--checkpoints", s->checkpoints.dir, "Folder for checkpoints: what they cost")
+      ->excludes("--case");
+  command->add_option("--turns", s->checkpoints.turns, "Checkpoints beside steps")->capture_default_str();
+  command->add_option("--width", s->checkpoints.width, "Of the model's hidden layers")->capture_default_str();
+  command->add_option("--batch", s->checkpoints.batch, "Samples per worker and step")->capture_default_str();
   command->add_flag("--alone", s->alone, "As if there were no other rank");
   command->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->excludes("--case");
   command->add_option("--collective", s->collective, "The one whose --sizes are measured")
@@ -29,6 +35,7 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   command->add_flag("--private", s->private_memory, "In memory of the caller's own");
   return [s] {
     if (!s->sizes.empty()) return measure_collective(s->out, s->collective, s->sizes, s->private_memory);
+    if (!s->checkpoints.dir.empty()) return measure_checkpoints(s->out, s->checkpoints);
     if (s->snapshots > 0) return measure_snapshots(s->out, s->snapshots);
     return s->guards > 0 ? measure_guards(s->out, s->name, s->guards) : measure_step(s->out, s->name, s->alone);
   };

@@ -49,7 +49,6 @@ void set_random_state(const std::vector<std::byte>& bytes) {
   if (state.nbytes() != bytes.size()) return;  // of another libtorch
   std::memcpy(state.data_ptr(), bytes.data(), bytes.size());
   at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const std::lock_guard lock(generator.mutex());
   generator.set_state(state);
 }
 
@@ -256,16 +255,15 @@ class Saver::Impl {
   /// The thread: this rank's part, and on rank 0 the whole.
   void work(Job& job) {
     name_thread("trireme-save");
-    setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
     Saved saved{.path = job.attempt.path, .step = job.note.step};
     try {
       write(job);
       if (group_.rank() == 0) complete(job, saved);
     } catch (const std::exception& error) {
       saved.error = error.what();
+      saved.seconds = seconds_since(job.start);
       if (group_.rank() == 0) checkpoint::abandon(checkpoint::system_files(), job.attempt);
     }
-    saved.seconds = seconds_since(job.start);
     job.snapshot.reset();
     const Lock lock(mutex_);
     if (group_.rank() == 0) news_.push_back(last_ = std::move(saved));
@@ -277,7 +275,8 @@ class Saver::Impl {
     std::optional<checkpoint::Writer> writer;
     try {
       state::Snapshot& snapshot = *job.snapshot;
-      snapshot.prepare();
+      snapshot.prepare();  // the next update waits for it: before the priority is lowered
+      setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
       writer.emplace(checkpoint::system_files(), job.attempt, plan_,
                      checkpoint::Writer::Options{.rank = writer_, .mine = &written_by_});
       write_parts(snapshot, *writer);
@@ -291,7 +290,10 @@ class Saver::Impl {
       writer->blob(random_name(group_.rank()), job.random);
       writer->finish();
     } catch (const std::exception& error) {
-      if (writer) writer->give_up(error.what());
+      if (writer)
+        writer->give_up(error.what());
+      else
+        checkpoint::give_up(checkpoint::system_files(), job.attempt, writer_, error.what());
       throw;
     }
   }
@@ -324,6 +326,7 @@ class Saver::Impl {
     manifest.crew = train_.crew();
     manifest = checkpoint::commit(checkpoint::system_files(), job.attempt, plan_, std::move(manifest),
                                   {.writers = writers_, .limit = options_.limit, .given_up = &given_up_});
+    saved.seconds = seconds_since(job.start);
     saved.bytes = manifest.bytes();
     cluster::note_beat();
     for (const checkpoint::Retired& old : checkpoint::retire(folder_.list(), options_.keep)) {

@@ -37,33 +37,27 @@ std::string text_in(const checkpoint::Manifest& manifest, const char* name) {
   return found == manifest.options.end() ? "" : found->second;
 }
 
-/// Steps of the epoch that are done, with this feed's batch.
+/// Steps of the epoch that are done.
 size_t place_in(const checkpoint::Manifest& manifest, const data::Feed& feed) {
   const int64_t steps = number_in(manifest, kEpochStep);
   if (steps < 0)
     fail<InvalidArgument>(
         "the checkpoint does not say where in the data it was: it was saved without Checkpoints. Load it with "
         "load_state(), or resume its weights only");
-  if (steps == 0) return 0;
   const auto samples = static_cast<int64_t>(feed.dataset().count), batch = static_cast<int64_t>(feed.options().batch);
-  const std::string order = feed.options().shuffle ? fmt::format("seed {}", feed.options().seed) : "not shuffled";
-  if (number_in(manifest, kSamples) != samples)
+  if (number_in(manifest, kSamples) != samples || number_in(manifest, kBatch) != batch)
     fail<InvalidArgument>(
-        "the checkpoint was made after {} steps of an epoch over {} training samples, and here are {}: go on with the "
-        "same data, with a checkpoint of an epoch's end, or with its weights only",
-        steps, text_in(manifest, kSamples), samples);
-  if (text_in(manifest, kOrder) != order)
+        "the checkpoint was made with {} training samples in batches of {}, and here are {} in batches of {}: what was "
+        "a "
+        "step is none here. Go on with the same data and batch, or begin anew with its weights (resume-weights-only)",
+        text_in(manifest, kSamples), text_in(manifest, kBatch), samples, batch);
+  const std::string order = feed.options().shuffle ? fmt::format("seed {}", feed.options().seed) : "not shuffled";
+  if (steps > 0 && text_in(manifest, kOrder) != order)
     fail<InvalidArgument>(
         "the checkpoint was made in the middle of an epoch whose samples were ordered by '{}', here by '{}': go on "
         "with the same seed, or with a checkpoint of an epoch's end",
         text_in(manifest, kOrder), order);
-  const int64_t done = steps * number_in(manifest, kBatch);
-  if (done % batch != 0)
-    fail<InvalidArgument>(
-        "the checkpoint was made after {} samples of an epoch (batches of {}), which is no multiple of the batch of "
-        "{}: go on with the same batch, or with a checkpoint of an epoch's end",
-        done, number_in(manifest, kBatch), batch);
-  return static_cast<size_t>(done / batch);
+  return static_cast<size_t>(steps);
 }
 
 }  // namespace

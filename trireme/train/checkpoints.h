@@ -43,8 +43,8 @@ struct Place {
 };
 
 /// Collective: as load_state() does, and the feed goes on behind the last batch that was trained. Throws, before
-/// anything has changed, when the place in the data means nothing here (another batch or seed in the middle of an
-/// epoch).
+/// anything has changed, when the place in the data means nothing here (another batch, or another seed in the middle of
+/// an epoch).
 Loaded go_on_from(Parallel& train, data::Feed& feed, const std::string& from, Place& place);
 
 /// Collective, as the loop is. The first epoch throws InvalidArgument when the folder has checkpoints of later steps

@@ -24,7 +24,7 @@ struct KeepOptions {
   bool best = false;          // and the best, by test accuracy, or by the loss where there is none
   std::string resume;         // a folder, a checkpoint, or "latest": the newest of `dir`; "": begin anew
   bool weights_only = false;  // of `resume`: parameters and buffers, and all else anew
-  double grace = 30;          // seconds for the last one, when the run is stopped
+  double grace = 20;          // seconds for the last one, when the run is stopped
 
   /// The folder or checkpoint to go on with; "": begin anew.
   const std::string& from() const { return resume == "latest" ? dir : resume; }
