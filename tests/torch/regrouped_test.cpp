@@ -80,6 +80,7 @@ Outcome train_regrouped(const char* mode, const space::UpdaterOptions& optimizer
     std::optional<Parallel> parallel;
     parallel.emplace(world, *net, optimizer, options_of(mode));
     train(*parallel, *net, world.rank(), 0, kBefore);
+    parallel->settled([] {});  // buffers are not in shared memory: those who are left have what all have
     parallel->visit(images[static_cast<size_t>(world.rank())]);
     if (world.rank() == 1) return;
     await_loss(world);

@@ -122,10 +122,12 @@ std::string resuming(const CLI::App& command, const train::Result& result) {
   for (const CLI::Option* option : command.get_options()) {
     const std::string name = option->get_name();
     if (option->count() == 0 || may_differ(name) || name.starts_with("--resume")) continue;
-    for (const std::string& value : option->results())
+    for (const std::string& given : option->results()) {
+      const std::string value = given.find_first_of(" {}$*;&|<>()") == std::string::npos ? given : "'" + given + "'";
       text += option->get_positional()          ? " " + value
               : option->get_expected_max() == 0 ? " " + name
                                                 : fmt::format(" {} {}", name, value);
+    }
   }
   return text + (result.resumed.empty() || command.count("--checkpoint") > 0 ? " --resume latest" : "");
 }

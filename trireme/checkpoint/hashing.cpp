@@ -30,7 +30,7 @@ std::string hash_file(Files& files, const std::string& path) {
 
 /// Of the calling thread, which does nothing else.
 void lower_priority() {
-  constexpr int kNice = 10;  // a tenth of a core that others want
+  constexpr int kNice = 19;  // hardly anything of a core that others want
   setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
 }
 

@@ -26,7 +26,7 @@ namespace {
 using cluster::on_first;
 using state::OwnerMap;
 
-constexpr int kNice = 10;            // of the thread that writes: training comes first
+constexpr int kNice = 19;            // of the thread that writes: training comes first
 constexpr Seconds kAfterFailure{2};  // for what is nearly complete
 constexpr size_t kAtATime = 4 * state::Snapshot::kChunk;
 
@@ -74,6 +74,8 @@ class Saver::Impl {
         "the folder of checkpoints");
     find_writers(id);
     divide();
+    const std::shared_ptr<state::Snapshot> first = train_.snapshot(division_);
+    if (writer_ >= 0) first->prepare();  // the memory that snapshots need, before training begins
   }
 
   /// After an error somebody may be gone whose part will never come.

@@ -220,6 +220,15 @@ bool Updater::save_and_update(const Update& all) const {
   return fine;
 }
 
+bool Updater::keeps(const std::byte* state) const {
+  for (const std::byte* vector : vectors_)
+    for (size_t index = 0; index < owned_.size(); index++) {
+      const std::byte* const begin = vector + state_offset_[index];
+      if (state >= begin && state < begin + owned_[index].size()) return true;
+    }
+  return false;
+}
+
 void Updater::save_originals() {
   for (const auto& originals : followers_) originals->save_all();
   followers_.clear();

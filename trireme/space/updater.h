@@ -107,7 +107,7 @@ class Updater {
   /// All state, vector by vector and in each by owned range. Valid as long as this lives. Between steps.
   std::vector<View> views();
   /// Whether this is a byte of theirs.
-  bool keeps(const std::byte* byte) const { return byte >= state_.data() && byte < state_.data() + state_.bytes(); }
+  bool keeps(const std::byte* state) const;
   /// The steps of each of the `slots` slots of owned range `index`; empty where the optimizer does not count them. A
   /// view, as above. Slots outside of the owned range stay at 0.
   std::span<int64_t> slot_steps(size_t index, size_t slots);

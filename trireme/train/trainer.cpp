@@ -109,6 +109,10 @@ class Run {
     const Closing closing{checkpoints_};
     keep_checkpoints(train, feed, splits, channels_last);
     guard_.begin(Seconds(history_.time));
+    if (owes_evaluation(splits, steps)) {  // it was stopped between an epoch and its figures
+      evaluate(train, splits.test, Patience::until_stopped);
+      if (world_.first() && !result_.stopped) listener_.epoch(result_.epochs.back());
+    }
     for (int epoch = static_cast<int>(position_ / steps);
          epoch < epochs_ && !result_.stopped && !enough() && !guard_.ended(); epoch++) {
       try {
@@ -325,6 +329,8 @@ class Run {
     epoch.samples_per_second = static_cast<double>(pace.samples) / epoch.seconds;
     if (!result_.stopped) set_progress(epoch, batches.steps(), batches.steps(), epoch.seconds);
     result_.epochs.push_back(epoch);
+    stopped_steps_ =
+        result_.stopped && position_ < first + static_cast<int64_t>(feed.steps_per_epoch()) ? pace.steps : 0;
     pace_ = nullptr;
   }
 
@@ -426,19 +432,20 @@ class Run {
     const KeepOptions& k = options_.keeping;
     if (!k.dir.empty()) {
       const std::string figure = best_figure(splits);
-      checkpoints_.emplace(train, feed,
-                           CheckpointsOptions{.dir = k.dir,
-                                              .every = k.every,
-                                              .keep = k.keep,
-                                              .keep_best = k.best ? figure : "",
-                                              .higher_is_better = figure == "test_accuracy",
-                                              .metadata = metadata(splits),
-                                              .options = {{"model", options_.model},
-                                                          {"data", options_.data},
-                                                          {"seed", fmt::format("{}", options_.seed)},
-                                                          {"lr", fmt::format("{:.17g}", options_.optimizer.lr)},
-                                                          {"memory_format", channels_last ? "channels-last" : "default"}},
-                                              .describe = [this](SaveNote& note) { describe(note); }});
+      checkpoints_.emplace(
+          train, feed,
+          CheckpointsOptions{.dir = k.dir,
+                             .every = k.every,
+                             .keep = k.keep,
+                             .keep_best = k.best ? figure : "",
+                             .higher_is_better = figure == "test_accuracy",
+                             .metadata = metadata(splits),
+                             .options = {{"model", options_.model},
+                                         {"data", options_.data},
+                                         {"seed", fmt::format("{}", options_.seed)},
+                                         {"lr", fmt::format("{:.17g}", options_.optimizer.lr)},
+                                         {"memory_format", channels_last ? "channels-last" : "default"}},
+                             .describe = [this](SaveNote& note) { describe(note); }});
       guard_.set_roll_back([this, k]() -> std::optional<int64_t> {
         checkpoints_->finish(Seconds(60));
         if (checkpoint::Folder(checkpoint::system_files(), k.dir).list().empty()) return std::nullopt;
@@ -473,13 +480,22 @@ class Run {
     if (!loaded.remark.empty()) listener_.note(loaded.remark);
   }
 
+  bool owes_evaluation(const data::Splits& splits, int64_t steps) const {
+    return splits.test.count > 0 && !result_.resumed.empty() && position_ % steps == 0 && !result_.epochs.empty() &&
+           !result_.epochs.back().has_test;
+  }
+
   void describe(SaveNote& note) const {
     History now = history_;
     now.epochs = result_.epochs;
     now.seconds = result_.seconds;
     now.time = guard_.seconds();
-    now.partial_steps = pace_ == nullptr ? 0 : pace_->steps;
+    now.partial_steps = pace_ == nullptr ? stopped_steps_ : pace_->steps;
     if (pace_ == nullptr) now.partial = {};
+    if (stopped_steps_ > 0) {  // the last one has not ended
+      now.partial = now.epochs.back();
+      now.epochs.pop_back();
+    }
     note.more["history"] = now.json();
     if (pace_ != nullptr) note.metrics["loss"] = history_.partial.loss;
   }
@@ -609,6 +625,7 @@ class Run {
   double loss_unit_ = 1;        // what a loss of 1 means in the unit of the label, squared
   History history_;             // of what was before, and of the epoch that is under way
   const Pace* pace_ = nullptr;  // of the epoch that is under way
+  size_t stopped_steps_ = 0;    // of an epoch that was left in the middle
   std::optional<Checkpoints> checkpoints_;
   int64_t position_ = 0;     // steps of the run that are done; within an epoch, as far as this worker knows
   int64_t all_updates_ = 0;  // where workers go their own ways: of all of them
