@@ -89,6 +89,7 @@ class Checkpoints(support.CommandTest):
             with self.subTest(crew=crew):
                 found, report = self.parameters(*args, *crew, "--resume", self.runs / "step-000000090")
                 self.assertEqual(report["updates"], 126)
+                self.assertEqual([epoch["epoch"] for epoch in report["epochs"]], [1, 2])
                 for name, values in whole.items():
                     self.assertLess(abs(found[name] - values).max(), 1e-9, name)
 

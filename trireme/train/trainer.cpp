@@ -299,6 +299,8 @@ class Run {
     EpochResult& epoch = history_.partial;
     if (pace.steps == 0) epoch = {};
     epoch.epoch = number + 1;
+    epoch.has_test = false;
+    epoch.test_accuracy = -1;
     const double before = epoch.seconds;  // of an earlier part of the run
     pace_ = &pace;
     const auto first = number * static_cast<int64_t>(feed.steps_per_epoch());
@@ -329,8 +331,7 @@ class Run {
     epoch.samples_per_second = static_cast<double>(pace.samples) / epoch.seconds;
     if (!result_.stopped) set_progress(epoch, batches.steps(), batches.steps(), epoch.seconds);
     result_.epochs.push_back(epoch);
-    stopped_steps_ =
-        result_.stopped && position_ < first + static_cast<int64_t>(feed.steps_per_epoch()) ? pace.steps : 0;
+    stopped_steps_ = position_ < first + static_cast<int64_t>(feed.steps_per_epoch()) ? pace.steps : 0;
     pace_ = nullptr;
   }
 
