@@ -16,6 +16,7 @@ LEVELS = [
     [("cluster", False)],
     [("ps", False)],
     [("exchange", False)],
+    [("layers", True)],
     [("data", True), ("parallel", True)],
     [("models", True)],
     [("train", True)],

@@ -78,6 +78,16 @@ struct CheckpointMeasure {
 /// trains, and as many bytes by the bare disk beside that.
 int measure_checkpoints(const std::string& out, const CheckpointMeasure& what);
 
+/// What `trireme bench model` measures: a GPT trained with AdamW, divided over the ranks in one way.
+struct ModelMeasure {
+  int64_t layers = 4, width = 256, heads = 4, context = 128, vocabulary = 256;
+  int64_t batch = 16;  // samples of a step, over all ranks
+  int steps = 30;      // timed
+  int tensor = 1;      // ranks that share each layer
+  int zero = 0;
+};
+int measure_model(const std::string& out, const ModelMeasure& what);
+
 /// Model and samples per worker and step; worker/bench_train.cpp measures them.
 inline constexpr std::array kTrainCases = {"lenet-32",   "lenet-128",  "mlp512-32",
                                            "mlp512-128", "mlp2048-32", "mlp2048-128"};

@@ -37,8 +37,10 @@ Run add_ctl(CLI::App& app, const Invocation& invocation);
 Run add_bench(CLI::App& app, const Invocation& invocation);
 Run add_bench_ps(CLI::App& bench, const Invocation& invocation);  // a sub-command of that
 Run add_bench_checkpoint(CLI::App& bench, const Invocation& invocation);
+Run add_bench_model(CLI::App& bench, const Invocation& invocation);
 Run add_evaluate(CLI::App& app, const Invocation& invocation);
 Run add_predict(CLI::App& app, const Invocation& invocation);
+Run add_generate(CLI::App& app, const Invocation& invocation);
 Run add_checkpoint(CLI::App& app, const Invocation& invocation);
 Run add_export(CLI::App& checkpoint, const Invocation& invocation);  // a sub-command of that
 Run add_models(CLI::App& app, const Invocation& invocation);
@@ -51,6 +53,7 @@ Run add_bench_worker(CLI::App& app, const Invocation& invocation);
 Run add_tune_worker(CLI::App& app, const Invocation& invocation);
 Run add_evaluate_worker(CLI::App& app, const Invocation& invocation);
 Run add_predict_worker(CLI::App& app, const Invocation& invocation);
+Run add_generate_worker(CLI::App& app, const Invocation& invocation);
 Run add_checkpoint_worker(CLI::App& app, const Invocation& invocation);
 Run add_describe(CLI::App& app, const Invocation& invocation);
 

@@ -47,8 +47,9 @@ bool in_buckets(const Settings& s) {
   return is_one_of(stem(s.sync), {"shared", "allreduce", "server", "async", "stale", "round-robin"});
 }
 bool convolutions(const Settings& s) {  // those without have the default, and may say so
-  return s.memory_format != "channels-last" || !is_one_of(stem(s.options.model), {"linear", "mlp"});
+  return s.memory_format != "channels-last" || !is_one_of(stem(s.options.model), {"linear", "mlp", "gpt", "bert"});
 }
+bool gives_back(const Settings& s) { return s.options.parallel.exchange.zero >= 2; }
 bool on_hosts(const Settings& s) { return s.hosts.given(); }
 bool keeps(const Settings& s) { return !s.options.keeping.dir.empty(); }
 
@@ -67,6 +68,7 @@ constexpr Rule kRules[] = {
     {"--chunk-bytes", "--sync", "modes with parameter servers", on_servers},
     {"--overlap", "--sync", "shared, allreduce, server, async, stale:S and round-robin", in_buckets},
     {"--memory-format", "MODEL", "models with convolutions", convolutions},
+    {"--zero-window", "--zero", "stages 2 and 3", gives_back},
     {"--checkpoint-every", "--checkpoint", "", keeps},
     {"--keep", "--checkpoint", "", keeps},
     {"--keep-best", "--checkpoint", "", keeps},
@@ -85,6 +87,7 @@ std::string value_of(const std::string& decider, const Settings& s) {
   if (decider == "--data") return s.options.data;
   if (decider == "--stale-gradients") return s.stale;
   if (decider == "--sync") return s.sync;
+  if (decider == "--zero") return fmt::format("{}", s.options.parallel.exchange.zero);
   return s.options.model;
 }
 

@@ -30,6 +30,13 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--serve-with", *serve_with,
                       "The servers' program, if not `trireme serve`: one that calls trireme::ps::serve()");
+  auto on_failure = std::make_shared<std::string>("stop");
+  command
+      ->add_option("--on-failure", *on_failure,
+                   "What a rank that dies means: stop (all end) or continue (the others are left to make a new group: "
+                   "World::regroup())")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"stop", "continue"}));
   add_hosts_flags(*command, *hosts);
   command->prefix_command();
   command->footer(
@@ -41,14 +48,15 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
       "  trireme launch -n 4 -- ./my_training --lr 0.1\n"
       "  trireme launch -n 2 --servers 1 -- ./my_worker\n"
       "  trireme launch --hosts a:2,b:2 -- /shared/my_training --lr 0.1");
-  return [options, hosts, servers, serve_with, command, invocation] {
+  return [options, hosts, servers, serve_with, on_failure, command, invocation] {
     const std::vector<std::string> server_command =
         serve_with->empty() ? std::vector{invocation.program, std::string("serve")} : std::vector{*serve_with};
     options->command = command->remaining();
     if (!options->command.empty() && options->command[0].starts_with("-"))
-      fail<InvalidArgument>("unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
-                            did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--serve-with",
-                                                               "--hosts", "--hostfile", "--remote", "--help"}));
+      fail<InvalidArgument>(
+          "unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
+          did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--serve-with", "--on-failure",
+                                             "--hosts", "--hostfile", "--remote", "--help"}));
     options->command.insert(options->command.end(), invocation.rest.begin(), invocation.rest.end());
     if (options->command.empty())
       fail<InvalidArgument>("nothing to launch. Usage: trireme launch -n N -- PROGRAM ARGS…");
@@ -58,6 +66,9 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
                             options->ranks);
     if (!serve_with->empty() && *servers == 0)
       fail<InvalidArgument>("--serve-with has no effect without --servers: say how many to start");
+    if (hosts->given() && command->count("--on-failure") > 0)
+      fail<InvalidArgument>("--on-failure is for ranks of this machine: leave it out, or --hosts");
+    if (*on_failure == "continue") options->on_loss = cluster::OnLoss::change_crew;
     if (hosts->given()) {
       cluster::HostsOptions on_hosts = hosts->options(invocation.program);
       on_hosts.command = options->command;
@@ -73,6 +84,8 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
     options->say = print_error;
     for (int server = 0; server < *servers; server++) options->servers.push_back(server);
     const cluster::LaunchResult result = cluster::launch(*options);
+    for (int rank : result.left_behind)
+      print_error(fmt::format("rank {} was lost; the others went on without it", rank));
     explain_end(result, false);
     return result.exit_code;
   };

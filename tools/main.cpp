@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
                       {"bench", add_bench},
                       {"evaluate", add_evaluate},
                       {"predict", add_predict},
+                      {"generate", add_generate},
                       {"checkpoint", add_checkpoint},
                       {"models", add_models},
                       {"doctor", add_doctor},

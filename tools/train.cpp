@@ -128,7 +128,7 @@ Run add_train(CLI::App& app, const Invocation& invocation) {
   return [settings, command, invocation] {
     const cluster::Place place = cluster::place_here();
     const bool alone = place.launcher == "alone";
-    space::optimizer_named(settings->optimizer);  // an unknown name is said first: flags depend on it
+    choose_optimizer(*settings);  // an unknown name is said first: flags depend on it
     exchange::sync_named(settings->sync);
     refuse_idle_flags(*command, *settings, alone, invocation);
     if (!alone) {

@@ -10,8 +10,10 @@
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/base/process.h>
+#include <trireme/cluster/mesh_plan.h>
 #include <trireme/data/dataset.h>
 #include <trireme/models/catalogue.h>
+#include <trireme/models/language.h>
 
 #include "duration_flag.h"
 #include "join_names.h"
@@ -58,6 +60,33 @@ void add_checkpoint_flags(CLI::App& app, TrainSettings& s) {
       ->group(group);
 }
 
+void add_division_flags(CLI::App& app, TrainSettings& s) {
+  const char* const group = "Larger models";
+  app.add_option("--tensor", s.options.tensor,
+                 "gpt and bert: so many workers divide each layer between them, and workers / T copies of the model "
+                 "divide the batch. A T that keeps each group inside one machine is fast (docs/model-parallel.md)")
+      ->check(whole_number(1))
+      ->group(group);
+  app.add_option("--zero", s.options.parallel.exchange.zero,
+                 "Any model, across machines: each worker alone keeps its part of the optimizer state (1), of the "
+                 "gradients too (2), of the parameters too (3); 0: none (docs/zero.md)")
+      ->check(whole_number(0))
+      ->group(group);
+  app.add_option("--zero-window", s.zero_window,
+                 "--zero 2 and 3: MB beyond its share that a machine holds in a step (default: an eighth of the "
+                 "parameters)")
+      ->check(whole_number(0))
+      ->group(group);
+  app.add_flag("--recompute,!--no-recompute", s.options.recompute,
+               "Keep few activations and compute them again in backward: less memory, the same result, about a third "
+               "more time")
+      ->group(group);
+  app.add_option("--precision", s.precision,
+                 "f32, or bf16: matrix products and convolutions in 16 bits; parameters, optimizer state, losses and "
+                 "sums stay f32. Fast where the processor has instructions for it")
+      ->group(group);
+}
+
 void add_flags(CLI::App& app, TrainSettings& s) {
   train::Options& o = s.options;
   exchange::Options& x = o.parallel.exchange;
@@ -68,18 +97,23 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--data", o.data,
                  "Data: fashion-mnist, mnist, synthetic[:COUNT], a folder of IDX files or with train.csv and test.csv, "
                  "or a file that ends "
-                 "in .csv, .tsv, .data or .txt; all of them also with .gz (docs/data.md)");
+                 "in .csv, .tsv, .data or .txt; text:FILE for language models; all of them also with .gz "
+                 "(docs/data.md)");
   app.add_option("--label", o.label, "CSV: name or number of the column to predict (default: the last)");
   app.add_option("--normalize", s.normalize,
                  "CSV: yes or no: numbers get mean 0 and deviation 1, by the training rows (default: yes)");
-  app.add_option("--test", o.test,
-                 "CSV without a test file: part of the rows to test with, chosen by --seed; 0: none (default: 0.2)");
+  app.add_option(
+      "--test", o.test,
+      "CSV without a test file: part of the rows to test with, chosen by --seed; 0: none (default: 0.2). Text: "
+      "the last part of it (default: 0.1)");
+  app.add_option("--tokenizer", o.tokenizer,
+                 "Text: FILE.model of sentencepiece, as spm_train writes it (default: tokens are bytes)");
   app.add_option("--workers", s.workers, "Worker processes on this machine; 0: one per core")->check(whole_number(0));
   app.add_option("--batch", o.batch,
                  "Samples per update, over all workers: up to rounding, the result does not depend on their number")
       ->check(whole_number(1));
   app.add_option("--epochs", o.epochs,
-                 "Passes over the training set (default: 10; CSV: more, for 500 updates, up to 50)")
+                 "Passes over the training set (default: 10; CSV and text: more, for 500 updates, up to 50)")
       ->check(whole_number(0));
   app.add_option("--max-steps", o.max_steps, "Stop after this many updates; 0: no limit")->check(whole_number(0));
   app.add_option(
@@ -91,8 +125,10 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       ->expected(1)
       ->allow_extra_args(false)
       ->type_name("POLICY");
-  app.add_option("--optimizer", s.optimizer, "One of: " + join_names(space::optimizer_names()));
-  app.add_option("--lr", o.optimizer.lr, "Learning rate");
+  app.add_option("--optimizer", s.optimizer,
+                 "One of: " + join_names(space::optimizer_names()) + "; auto is momentum, for language models adamw");
+  app.add_option("--lr", s.lr,
+                 "Learning rate (default: 0.05; language models with adam or adamw: 0.256 / width, at most 0.003)");
   app.add_option("--momentum", o.optimizer.momentum, "For momentum");
   app.add_flag("--nesterov", o.optimizer.nesterov, "Nesterov's variant of momentum");
   app.add_option("--beta1", o.optimizer.beta1, "For adam and adamw");
@@ -150,6 +186,7 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
   app.add_option("--bucket-bytes", x.bucket_bytes, "Gradients travel in buckets of about this size")
       ->check(whole_number(1));
+  add_division_flags(app, s);
   app.add_flag("--overlap,!--no-overlap", x.overlap, "Reduce complete buckets while the backward pass goes on");
   app.add_flag("--overlap-next,!--no-overlap-next", o.parallel.overlap_next,
                "Begin the next forward pass when the first parameters are there; off with --no-overlap");
@@ -180,6 +217,8 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       "Examples:\n"
       "  trireme train lenet --data fashion-mnist --workers 2 --epochs 10 --lr 0.05 --save lenet.safetensors\n"
       "  trireme train mlp:256,128 --data my.csv --label price --optimizer adam --lr 1e-3\n"
+      "  trireme train gpt:small --data text:book.txt --hosts a:2,b:2 --tensor 2 --zero 3 --recompute --batch 16\n"
+      "  trireme train gpt:tiny --data text:book.txt --workers 2 --save gpt.safetensors\n"
       "  trireme train recipes/lenet.toml --epochs 2 --sync allreduce\n"
       "  trireme train recipes/lenet.toml --checkpoint runs/a --checkpoint-every 10min --keep-best\n"
       "  trireme train recipes/lenet.toml --checkpoint runs/a --resume latest\n"
@@ -246,7 +285,6 @@ void check_engine(const std::string& name) {
 }  // namespace
 
 CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::string& name) {
-  settings.options.optimizer.lr = 0.05;
   settings.options.parallel.overlap_next = true;
   settings.options.cache = cluster::cache_file("choices.json");
   CLI::App* command =
@@ -255,14 +293,25 @@ CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::str
   return command;
 }
 
+void choose_optimizer(TrainSettings& settings) {
+  train::Options& o = settings.options;
+  models::check_name(o.model);
+  const auto language = models::language_spec(o.model);
+  if (settings.optimizer == "auto") settings.optimizer = language ? "adamw" : "momentum";
+  o.optimizer.kind = space::optimizer_named(settings.optimizer);
+  const bool adam = o.optimizer.kind == space::Optimizer::adam || o.optimizer.kind == space::Optimizer::adamw;
+  o.optimizer.lr = settings.lr.value_or(language && adam ? models::usual_rate(*language) : 0.05);
+}
+
 void resolve(TrainSettings& settings, const cluster::Place& place) {
   train::Options& o = settings.options;
-  o.optimizer.kind = space::optimizer_named(settings.optimizer);
+  choose_optimizer(settings);
   exchange::Options& x = o.parallel.exchange;
   x.sync = exchange::sync_named(settings.sync);
   x.rate = exchange::rate_named(settings.rate);
   x.stale = ps::stale_named(settings.stale);
   x.on_nan = exchange::on_nan_named(settings.on_nan);
+  x.zero_window = settings.zero_window << 20;
   o.parallel.schedule.kind = space::schedule_named(settings.schedule);
   o.parallel.overlap_next = o.parallel.overlap_next && x.overlap;
   if (settings.mean != "weighted" && settings.mean != "plain")
@@ -278,28 +327,30 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   o.memory_format = train::memory_format_named(settings.memory_format);
   o.loss = train::loss_named(settings.loss);
   read_policies(settings);
+  o.parallel.precision = precision_named(settings.precision);
   train::check(o);
-  models::check_name(o.model);
   if (o.parallel.sync_batch_norm && !models::has_batch_norm(o.model))
     fail<InvalidArgument>("--sync-batch-norm, but there is no batch norm in {}; leave it out, or train lenet-bn",
                           o.model);
   data::check_exists(o.data);
+  models::check_fits(o.model, o.data);
   read_normalize(settings);
-  data::check_options(o.data, {.label = o.label, .normalize = o.normalize, .test = o.test});
+  data::check_options(o.data, {.label = o.label, .normalize = o.normalize, .test = o.test, .tokenizer = o.tokenizer});
   check_engine(settings.engine != "auto" || place.engine.empty() ? settings.engine : place.engine);
   check_ranks(settings, place);
   if (settings.workers == 0)
     settings.workers = place.launcher != "alone" ? place.size
                        : settings.hosts.given()  ? ranks_on_hosts(settings)
                                                  : usable_cores();
+  const cluster::Degrees degrees = cluster::degrees_of(settings.workers, {.tensor = o.tensor});
   if (o.straggler >= settings.workers)
     fail<InvalidArgument>("--straggler {}: there is no worker {}; of {}, the last is {}", settings.straggler,
                           o.straggler, settings.workers, settings.workers - 1);
-  if (o.batch < static_cast<size_t>(settings.workers))
+  if (o.batch < static_cast<size_t>(degrees.data))
     fail<InvalidArgument>(
-        "--batch {} is smaller than the number of workers ({}); some would never have work. Use a batch of at least {} "
+        "--batch {} is smaller than the number of {} ({}); some would never have work. Use a batch of at least {} "
         "or fewer workers",
-        o.batch, settings.workers, settings.workers);
+        o.batch, o.tensor > 1 ? "copies of the model" : "workers", degrees.data, degrees.data);
   if (!(settings.timeout > 0 && settings.timeout < kLongestTimeout))
     fail<InvalidArgument>("--timeout must be more than 0 and less than {} seconds, not {}", kLongestTimeout,
                           settings.timeout);

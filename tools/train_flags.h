@@ -2,6 +2,7 @@
 // The flags of `trireme train`, read by the command that launches the workers and by each worker.
 #include <CLI/CLI.hpp>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,12 @@ struct TrainSettings {
   std::vector<std::string> stop;
   std::string step_timeout;  // "": none
   std::string checkpoint_every = "1epoch", grace = "20s";
-  std::string normalize;  // "": as for the data
-  std::string optimizer = "momentum", schedule = "constant", sync = "shared", rate = "share", stale = "full",
+  std::string normalize;     // "": as for the data
+  std::optional<double> lr;  // as for the model
+  std::string optimizer = "auto", schedule = "constant", sync = "shared", rate = "share", stale = "full",
               mean = "weighted", straggler, memory_format = "auto", loss = "auto", progress = "auto", engine = "auto",
-              on_nan = "stop";
+              on_nan = "stop", precision = "f32";
+  size_t zero_window = 0;     // MB; 0: as for the model
   bool quiet_report = false;  // nobody is told where the report is, as whoever asked for it reads it and removes it
   HostsFlags hosts;
 };
@@ -32,6 +35,10 @@ struct TrainSettings {
 /// Adds `train`, or a command of another name, with all flags of `train`; they are written to `settings` when the
 /// command line is parsed.
 CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::string& name = "train");
+
+/// The optimizer and its learning rate, where they were not given: momentum at 0.05; for language models adamw at the
+/// rate that suits their size. Throws InvalidArgument for an optimizer or a model that there is not.
+void choose_optimizer(TrainSettings& settings);
 
 /// Texts to settings, before anything is started: a wrong name is one error, not one per worker.
 void resolve(TrainSettings& settings, const cluster::Place& place);

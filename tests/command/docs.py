@@ -36,7 +36,8 @@ RULES = [
     (r"^trireme ctl ", HERE, "beside a training that runs"),
     (r"^trireme bench ", SHORT, ""),
     (r"\btrireme (train|compare) ", SHORT, ""),
-    (r"^trireme (evaluate|predict|checkpoint) ", HERE, "on MODELS"),
+    (r"^trireme (evaluate|predict|generate|checkpoint) ", HERE, "on MODELS"),
+    (r"^spm_train ", HERE, ""),
     (r"^trireme (models|doctor|launch|--version|tls)\b", HERE, ""),
     (r"^openssl rand ", HERE, ""),
 ]
@@ -44,6 +45,7 @@ RULES = [
 MODELS = [  # that the lines about trained models use
     "trireme train linear --data flowers.csv --workers 1 --epochs 5 --save flowers.safetensors",
     "trireme train lenet --data synthetic:64 --workers 1 --max-steps 1 --save lenet.safetensors",
+    "trireme train gpt:tiny --data text:book.txt --workers 1 --max-steps 2 --save gpt.safetensors --checkpoint runs/gpt",
     *(
         f"trireme train linear --data synthetic:64 --workers 1 --max-steps 500 --epochs 500 --checkpoint runs/{name} "
         "--checkpoint-every 250steps"
@@ -112,6 +114,8 @@ def shortened(text):
     text = re.sub(r"^(trireme bench allreduce\b)", r"\1 --rounds 1 --sizes 4096 --ranks 2", text)
     text = re.sub(r"^(trireme bench (?:train|ps)\b)", r"\1 --rounds 1", text)
     text = re.sub(r"^(trireme bench checkpoint\b)", r"\1 --rounds 1 --turns 1 --width 64", text)
+    small = "--rounds 1 --layers 1 --model-width 32 --heads 2 --context 16 --samples 4 --steps 2"
+    text = re.sub(r"^(trireme bench model\b)", rf"\1 {small}", text)
     text = re.sub(r"^(trireme tune\b)", r"\1 --rounds 1", text)
     return re.sub(
         r"^(torchrun )", r"\1--tee 1 --redirects 1 ", text
@@ -128,6 +132,9 @@ def prepare(folder):
     kinds = ["setosa", "versicolor", "virginica"]
     flowers = [f"{i % 3 + i % 7 / 10},{i % 5},{kinds[i % 3]}\n" for i in range(150)]
     (folder / "flowers.csv").write_text("width,height,kind\n" + "".join(flowers))
+    shutil.copy("/usr/share/games/fortunes/literature", folder / "book.txt")  # of the package fortunes-min
+    tokenizer = ["spm_train", "--input=book.txt", "--model_prefix=book", "--vocab_size=500"]
+    subprocess.run(tokenizer, cwd=folder, check=True, capture_output=True)
     (folder / "new.csv").write_text("height,width\n1,0.3\n2,1.9\n")
     (folder / "my_training").symlink_to(build / "examples" / "01_linear")
     (folder / "my_worker").symlink_to(build / "examples" / "04_async_server")

@@ -62,6 +62,7 @@ class Help(support.CommandTest):
             (["bench", "checkpoint"], ["--rounds", "--turns", "--dir", "--width", "torch.save"]),
             (["evaluate"], ["--data", "--part", "--json", "Examples:"]),
             (["predict"], ["--data", "--out", "--all-classes", "label", "Examples:"]),
+            (["generate"], ["--prompt", "--tokens", "--temperature", "--top", "--seed", "Examples:"]),
             (["checkpoint"], ["export"]),
             (["checkpoint", "export"], ["--out", "torch.jit.load", ".safetensors"]),
             (["models"], ["--help"]),
@@ -74,7 +75,7 @@ class Help(support.CommandTest):
 
     def test_models(self):
         text = self.succeeds("models")
-        for name in ("linear", "mlp", "lenet", "twoconv"):
+        for name in ("linear", "mlp", "lenet", "twoconv", "gpt", "bert"):
             self.assertRegex(text, rf"(?m)^{name}\b")
 
     def test_every_model_trains(self):

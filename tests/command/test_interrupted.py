@@ -60,7 +60,7 @@ class Interrupted(support.CommandTest):
     def slow_to_evaluate(self):
         """A small training set, and a test set that takes a large model more than OLD_LIMIT seconds."""
         random = numpy.random.default_rng(1)
-        for part, count in (("train", 640), ("t10k", 100000)):
+        for part, count in (("train", 640), ("t10k", 200000)):
             images = random.integers(0, 256, (count, 28, 28), numpy.uint8)
             support.write_idx(self.folder / f"{part}-images-idx3-ubyte", images)
             support.write_idx(self.folder / f"{part}-labels-idx1-ubyte", random.integers(0, 10, (count,), numpy.uint8))

@@ -165,6 +165,7 @@ class Zoo(UseTest):
     def test_every_model(self):
         listed = re.findall(r"^(\S+)", self.succeeds("models").stdout.partition("\n\n")[0], re.M)[1:]
         names = [name.partition(":")[0] for name in listed]
+        names = [name for name in names if name not in ("gpt", "bert")]  # test_language.py, test_language_runs.py
         self.assertEqual(set(names), set(REFERENCE), "a model of the zoo has no reference here")
         cases = [REFERENCE[name] for name in names] + [("mlp:8", REFERENCE_F64, "--dtype", "f64")]
         self.side_by_side({case[0]: lambda case=case: self.check_model(*case) for case in cases})

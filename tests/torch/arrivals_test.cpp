@@ -19,7 +19,9 @@ class ArrivalsTest : public testing::Test {
   std::byte* begin = static_cast<std::byte*>(flat.data_ptr());
   torch::Tensor weight = torch::from_blob(begin, {4, 3}), bias = torch::from_blob(begin + kWeight, {4});
   std::vector<space::Range> awaited;
-  Arrivals arrivals{begin, kAll, [this](space::Range part) { awaited.push_back(part); }};
+  Arrivals arrivals{begin, kAll, [this](std::span<const space::Range> parts) {
+                      awaited.insert(awaited.end(), parts.begin(), parts.end());
+                    }};
 
   bool waits_for(space::Range part) const { return std::find(awaited.begin(), awaited.end(), part) != awaited.end(); }
   bool waits_only_for(space::Range part) const {
@@ -45,7 +47,8 @@ TEST_F(ArrivalsTest, AnOperatorWaitsForTheParametersThatItUses) {
 
 /// The value has to be there before the operator reads it.
 TEST_F(ArrivalsTest, BeforeItReads) {
-  Arrivals filling(begin, kAll, [this](space::Range) { std::fill_n(weight.data_ptr<float>(), 12, 7.f); });
+  Arrivals filling(begin, kAll,
+                   [this](std::span<const space::Range>) { std::fill_n(weight.data_ptr<float>(), 12, 7.f); });
   filling.expect();
   EXPECT_EQ((weight * 1).sum().item<float>(), 84);
   filling.dismiss();
@@ -80,7 +83,7 @@ TEST_F(ArrivalsTest, NobodyWaitsBeforeAndAfter) {
   arrivals.dismiss();
   weight.sum();
   {
-    Arrivals shortlived(begin, kAll, [](space::Range) { FAIL(); });
+    Arrivals shortlived(begin, kAll, [](std::span<const space::Range>) { FAIL(); });
     shortlived.expect();
   }
   weight.sum();
@@ -89,7 +92,7 @@ TEST_F(ArrivalsTest, NobodyWaitsBeforeAndAfter) {
 
 TEST_F(ArrivalsTest, AFailedWaitIsThrownByDismiss) {
   int calls = 0;
-  Arrivals failing(begin, kAll, [&](space::Range) {
+  Arrivals failing(begin, kAll, [&](std::span<const space::Range>) {
     calls++;
     throw std::runtime_error("rank 1 died");
   });

@@ -10,6 +10,7 @@
 #include <trireme/checkpoint/reader.h>
 #include <trireme/trireme.h>
 
+#include "mesh_nets.h"
 #include "ranks.h"
 
 namespace trireme {
@@ -29,27 +30,28 @@ struct Crew {
   int ranks = 2;
   int servers = 0;
   int accumulate = 1;
+  int tensor = 1;  // so many ranks have parts of one replica
   std::string name() const {
-    return fmt::format("{} with {} ranks, {} servers, accumulate {}", exchange::name_of(sync), ranks, servers,
-                       accumulate);
+    return fmt::format("{} with {} ranks, {} servers, accumulate {}, tensor {}", exchange::name_of(sync), ranks,
+                       servers, accumulate, tensor);
   }
 };
 
-std::mutex making;  // libtorch's generator is one for all threads
-
+/// In parts on a group, or whole.
 struct Net : torch::nn::Module {
-  Net() {
-    const std::lock_guard lock(making);
+  explicit Net(const Group* group = nullptr) {
+    const std::lock_guard lock(test::making);
     torch::manual_seed(3);
-    fc1 = register_module("fc1", torch::nn::Linear(784, 9));
-    norm = register_module("norm", torch::nn::BatchNorm1d(9));
-    fc2 = register_module("fc2", torch::nn::Linear(9, 10));
+    fc1 = register_module("fc1", std::make_shared<test::Column>(784, 12, test::Part{group}));
+    fc2 = register_module("fc2", std::make_shared<test::Row>(12, 10, test::Part{group}));
+    norm = register_module("norm", torch::nn::BatchNorm1d(10));
     to(torch::kFloat64);
   }
   torch::Tensor forward(const torch::Tensor& x) {
-    return fc2->forward(torch::relu(norm->forward(fc1->forward(x.flatten(1)))));
+    return norm->forward(fc2->forward(torch::relu(fc1->forward(x.flatten(1)))));
   }
-  torch::nn::Linear fc1{nullptr}, fc2{nullptr};
+  std::shared_ptr<test::Column> fc1;
+  std::shared_ptr<test::Row> fc2;
   torch::nn::BatchNorm1d norm{nullptr};
 };
 
@@ -78,8 +80,11 @@ Ended run(const Crew& crew, const Plan& plan) {
   std::mutex mutex;
   test::run_job(crew.ranks, crew.servers, [&](World& world) {
     const auto sets = data::open(world.local(), fmt::format("synthetic:{}", kSamples));
-    Net net;
-    auto train = parallel(world, net, plan.optimizer, {.exchange = {.sync = crew.sync}, .accumulate = crew.accumulate});
+    std::optional<Mesh> mesh;
+    if (crew.tensor > 1) mesh = world.mesh({{"data", crew.ranks / crew.tensor}, {"tensor", crew.tensor}});
+    Net net(mesh ? &mesh->group("tensor") : nullptr);
+    const ParallelOptions options{.exchange = {.sync = crew.sync}, .accumulate = crew.accumulate};
+    auto train = mesh ? parallel(*mesh, net, plan.optimizer, options) : parallel(world, net, plan.optimizer, options);
     data::Feed feed(train, sets.train, {.batch = kBatch, .dtype = torch::kFloat64});
     std::optional<Checkpoints> checkpoints;
     if (!plan.dir.empty()) checkpoints.emplace(train, feed, CheckpointsOptions{.dir = plan.dir, .every = plan.every});
@@ -96,7 +101,8 @@ Ended run(const Crew& crew, const Plan& plan) {
       for (auto& batch : epoch) {
         train.step(batch, [&] { return torch::nn::functional::cross_entropy(net.forward(batch.x), batch.y); });
         const std::lock_guard lock(mutex);
-        for (size_t i = 0; i < batch.samples(); i++)
+        const bool counts = !mesh || mesh->coordinate("tensor") == 0;  // the others of a replica have the same
+        for (size_t i = 0; counts && i < batch.samples(); i++)
           ended.samples.insert(first(static_cast<size_t>(e), batch) +
                                batch.x[static_cast<int64_t>(i)].mul(255).round().sum().item<int64_t>());
         const int64_t done = e * static_cast<int64_t>(feed.steps_per_epoch()) + static_cast<int64_t>(batch.step) + 1;
@@ -124,7 +130,8 @@ std::vector<Crew> in_lockstep() {
           {.sync = Sync::shared, .ranks = 3, .accumulate = 2},
           {.sync = Sync::allreduce, .ranks = 2},
           {.sync = Sync::central, .ranks = 2},
-          {.sync = Sync::server, .ranks = 2, .servers = 2}};
+          {.sync = Sync::server, .ranks = 2, .servers = 2},
+          {.sync = Sync::shared, .ranks = 4, .tensor = 2}};
 }
 
 TEST(Checkpoints, AnInterruptedRunEndsWithTheBitsOfOneThatWasNot) {
@@ -211,7 +218,9 @@ std::vector<Crew> all_crews() {
           {.sync = Sync::round_robin, .ranks = 2, .servers = 1},
           {.sync = Sync::hogwild, .ranks = 2},
           {.sync = Sync::local_for(4), .ranks = 2},
-          {.sync = Sync::elastic_with(4, 0.3), .ranks = 2, .servers = 1}};
+          {.sync = Sync::elastic_with(4, 0.3), .ranks = 2, .servers = 1},
+          {.sync = Sync::shared, .ranks = 3, .tensor = 3},
+          {.sync = Sync::allreduce, .ranks = 4, .tensor = 2}};
 }
 
 /// Saved by any, in the middle of an epoch; resumed by any: each sample of the rest once, and a model that is what was

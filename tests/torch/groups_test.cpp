@@ -92,6 +92,23 @@ TEST(Groups, TheWorldAndAPartOfItTrainByTurns) {
   });
 }
 
+/// What lies in memory that only a part of the world has mapped so far.
+TEST(Groups, TheWorldReducesWhatPartsOfItHave) {
+  test::run_ranks(3, [&](World& world) {
+    const Group alone = world.split(world.rank());
+    auto net = net_of(1);
+    auto train = parallel(alone, *net, sgd({.lr = 0.1}));
+    auto* const mine = reinterpret_cast<double*>(train.exchange().gradients());
+    mine[0] = 1 + world.rank();
+    std::vector<double> all(3);
+    world.comm().all_gather(mine, all.data(), 1, DType::f64, "numbers");
+    EXPECT_EQ(all, (std::vector<double>{1, 2, 3}));
+    world.comm().allreduce(mine, 1, DType::f64, Op::sum, "numbers");
+    EXPECT_EQ(mine[0], 6);
+    world.comm().barrier("looked");
+  });
+}
+
 TEST(Groups, ModelsNeedToAgreeWithinAGroup) {
   EXPECT_THROW(test::run_ranks(4,
                                [](World& world) {

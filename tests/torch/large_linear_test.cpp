@@ -71,9 +71,11 @@ TEST_F(LargeLinearTest, WaitsForRowsWhenItUsesThem) {
   layer->weight.set_data(torch::from_blob(flat, {kOutputs, kWidth}));
   layer->bias.set_data(torch::from_blob(flat + weight_bytes, {kOutputs}));
   std::vector<space::Range> awaited;
-  Arrivals arrivals(flat, all, [&](space::Range part) {
-    std::memcpy(flat + part.begin, static_cast<const std::byte*>(there.data_ptr()) + part.begin, part.size());
-    awaited.push_back(part);
+  Arrivals arrivals(flat, all, [&](std::span<const space::Range> parts) {
+    for (const space::Range part : parts) {
+      std::memcpy(flat + part.begin, static_cast<const std::byte*>(there.data_ptr()) + part.begin, part.size());
+      awaited.push_back(part);
+    }
   });
   arrivals.expect();
   const torch::Tensor output = layer->forward(data.clone().requires_grad_());

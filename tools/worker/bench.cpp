@@ -3,6 +3,7 @@
 
 #include <memory>
 
+#include "../bench_flags.h"
 #include "../commands.h"
 
 namespace trireme::tools {
@@ -12,7 +13,8 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
     std::string out, name, collective = "allreduce";
     std::vector<size_t> sizes;
     int guards = 0, snapshots = 0;
-    bool alone = false, private_memory = false;
+    bool alone = false, private_memory = false, gpt = false;
+    ModelMeasure model;
     CheckpointMeasure checkpoints;
   };
   auto s = std::make_shared<Settings>();
@@ -32,10 +34,15 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   command->add_option("--collective", s->collective, "The one whose --sizes are measured")
       ->check(CLI::IsMember(kCollectives))
       ->capture_default_str();
+  command->add_flag("--gpt", s->gpt, "A step of a GPT, divided over the ranks")->excludes("--case");
+  add_model_measure(*command, s->model);
+  command->add_option("--tensor", s->model.tensor, "Ranks that share each of its layers")->capture_default_str();
+  command->add_option("--zero", s->model.zero, "Stage")->capture_default_str();
   command->add_flag("--private", s->private_memory, "In memory of the caller's own");
   return [s] {
     if (!s->sizes.empty()) return measure_collective(s->out, s->collective, s->sizes, s->private_memory);
     if (!s->checkpoints.dir.empty()) return measure_checkpoints(s->out, s->checkpoints);
+    if (s->gpt) return measure_model(s->out, s->model);
     if (s->snapshots > 0) return measure_snapshots(s->out, s->snapshots);
     return s->guards > 0 ? measure_guards(s->out, s->name, s->guards) : measure_step(s->out, s->name, s->alone);
   };

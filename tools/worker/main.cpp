@@ -9,6 +9,7 @@ int main(int argc, char** argv) {
                       {"tune", add_tune_worker},
                       {"evaluate", add_evaluate_worker},
                       {"predict", add_predict_worker},
+                      {"generate", add_generate_worker},
                       {"checkpoint", add_checkpoint_worker},
                       {"describe", add_describe}});
 }

@@ -59,8 +59,12 @@ class Screen {
   void epoch(const train::EpochResult& e) {
     std::string text = fmt::format("epoch {}  loss {:.4f}", e.epoch, e.loss);
     if (e.has_test) text += fmt::format("  test loss {:.4f}", e.test_loss);
+    if (e.has_test && e.tokens > 0) text += fmt::format("  perplexity {:.2f}", e.test_perplexity());
     if (e.test_accuracy >= 0) text += fmt::format("  test accuracy {:.4f}", e.test_accuracy);
-    say(text + fmt::format("  {} samples/s  {:.2f} s", with_commas(e.samples_per_second), e.seconds));
+    text += e.tokens > 0
+                ? fmt::format("  {} tokens/s", with_commas(e.samples_per_second * static_cast<double>(e.tokens)))
+                : fmt::format("  {} samples/s", with_commas(e.samples_per_second));
+    say(text + fmt::format("  {:.2f} s", e.seconds));
   }
 
   void erase() {
@@ -147,6 +151,8 @@ int work(const TrainSettings& settings, const CLI::App& command) {
                   with_commas(static_cast<double>(result.updates)), result.seconds);
   if (!result.epochs.empty() && result.epochs.back().test_accuracy >= 0)
     summary += fmt::format(", test accuracy {:.4f}", result.epochs.back().test_accuracy);
+  if (!result.epochs.empty() && result.epochs.back().has_test && result.epochs.back().tokens > 0)
+    summary += fmt::format(", perplexity {:.2f}", result.epochs.back().test_perplexity());
   if (!result.epochs.empty() && result.epochs.back().has_test && result.epochs.back().test_accuracy < 0)
     summary += fmt::format(", test error {:.4g} (root of the mean square)", std::sqrt(result.epochs.back().test_loss));
   screen.say(summary);

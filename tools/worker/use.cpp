@@ -57,11 +57,9 @@ class Meter {
 double ratio(int64_t part, int64_t all) { return all == 0 ? 0 : static_cast<double>(part) / static_cast<double>(all); }
 
 std::string introduction(const models::Loaded& model, const models::Samples& samples) {
-  int64_t parameters = 0;
-  for (const auto& parameter : model.net->parameters()) parameters += parameter.numel();
   const std::string version =
       model.about.version.empty() ? "" : fmt::format(", saved by trireme {}", model.about.version);
-  return fmt::format("{}: {} parameters{}; {}", model.about.model, parameters, version, samples.what);
+  return fmt::format("{}: {} parameters{}; {}", model.about.model, model.net.parameters(), version, samples.what);
 }
 
 /// "–" where there is nothing to divide by.
@@ -80,7 +78,10 @@ void print_classes(const std::vector<models::ClassScore>& classes) {
 
 void print_text(const models::Loaded& model, const models::Samples& samples, const models::Evaluation& result) {
   fmt::print("{}\n", introduction(model, samples));
-  if (result.accuracy) {
+  if (result.perplexity) {
+    fmt::print("loss {:.4f}  perplexity {:.2f}  accuracy {:.4f} ({} tokens)\n", result.loss, *result.perplexity,
+               *result.accuracy, with_commas(static_cast<double>(result.tokens)));
+  } else if (result.accuracy) {
     fmt::print("loss {:.4f}  accuracy {:.4f}\n", result.loss, *result.accuracy);
     if (result.classes.size() <= kSmallTable) print_classes(result.classes);
   } else {
@@ -93,7 +94,11 @@ void print_json(const models::Loaded& model, const models::Samples& samples, con
                 const models::Evaluation& result) {
   nlohmann::ordered_json json = {{"file", model.path},   {"model", model.about.model}, {"data", settings.data},
                                  {"what", samples.what}, {"samples", result.samples},  {"loss", result.loss}};
-  if (result.accuracy) {
+  if (result.perplexity) {
+    json["perplexity"] = *result.perplexity;
+    json["accuracy"] = *result.accuracy;
+    json["tokens"] = result.tokens;
+  } else if (result.accuracy) {
     json["accuracy"] = *result.accuracy;
     for (const models::ClassScore& score : result.classes)
       json["classes"].push_back({{"name", score.name},

@@ -171,7 +171,7 @@ Area Areas::add(std::string_view name, const Area& what, const char* purpose) {
   return area;
 }
 
-Areas::Taken Areas::take(std::string_view name, const Area& what, const char* purpose) {
+Areas::Taken Areas::take(std::string_view name, const Area& what, size_t needed, const char* purpose) {
   discard_older(name, what.epoch);
   Area area = what;
   if (Entry* entry = entry_of(name, what.epoch); entry != nullptr) {
@@ -182,7 +182,7 @@ Areas::Taken Areas::take(std::string_view name, const Area& what, const char* pu
     discard(*entry);
   }
   const size_t wanted = whole_pages(what.total());
-  segment_.check_room(directory_->end.load(), wanted, purpose);
+  segment_.check_room(directory_->end.load(), std::min(wanted, needed), purpose);
   // Of the same epoch: whoever was in an earlier one may still write there.
   Entry* entry = seize(kSpare, [&](const Entry& spare) {
     return spare.epoch == what.epoch && spare.room >= wanted && spare.room / 2 <= wanted;

@@ -69,7 +69,11 @@ class Areas {
     Area area;
     bool same = false;  // as it was: reserved, and not zero
   };
-  Taken take(std::string_view name, const Area& what, const char* purpose);
+  Taken take(std::string_view name, const Area& what, const char* purpose) {
+    return take(name, what, what.total(), purpose);
+  }
+  /// The same, of which only `needed` bytes must be free now.
+  Taken take(std::string_view name, const Area& what, size_t needed, const char* purpose);
   /// Gives the memory of an area back to the machine, and forgets the name. Nothing when there is none.
   void release(std::string_view name, uint64_t epoch);
 

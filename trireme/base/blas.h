@@ -10,6 +10,7 @@ namespace trireme {
 struct VectorUnits {
   bool avx2 = false;    // with FMA
   bool avx512 = false;  // F, BW, DQ, VL
+  bool bf16 = false;    // multiplies numbers of 16 bits: AVX512-BF16 or AMX
 };
 VectorUnits vector_units();
 

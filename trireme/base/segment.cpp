@@ -110,33 +110,48 @@ void Segment::check_room(size_t offset, size_t bytes, const char* purpose) const
   expect_room(offset, bytes, 0, addresses_, purpose, available_memory());
 }
 
+void Segment::lengthen(size_t end, const char* purpose) const {
+  struct stat now {};
+  if (fstat(file_.get(), &now) == 0 && static_cast<size_t>(now.st_size) >= end) return;
+  // Its last page alone: another process may lengthen it further at this moment, so that it must not be set to a size.
+  allocate(file_.get(), end - kPage, kPage, purpose);
+  give_back(end - kPage, kPage);
+}
+
 void Segment::give_back(size_t offset, size_t bytes) const {
   fallocate(file_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
             static_cast<off_t>(bytes));
 }
 
+void Segment::populate(std::byte* begin, size_t bytes) {
+  constexpr int kPopulateWrite = 23;  // MADV_POPULATE_WRITE, since Linux 5.14
+  if (bytes > 0) madvise(begin, bytes, kPopulateWrite);
+}
+
 bool Segment::has(size_t offset, size_t bytes) const {
-  const auto block = mapped_.find(offset);
-  return block != mapped_.end() && block->second >= bytes;
+  const auto behind = mapped_.upper_bound(offset);
+  if (behind == mapped_.begin()) return false;
+  const auto& [begin, size] = *std::prev(behind);
+  return offset - begin <= size && bytes <= size - (offset - begin);
 }
 
 std::byte* Segment::map(size_t offset, size_t bytes, const char* purpose) {
   const Lock lock(mutex_);
   if (has(offset, bytes)) return at(offset);
   grow(file_.get(), offset, bytes, addresses_, purpose);
-  return map_reserved(offset, bytes, purpose);
+  return map_reserved(offset, bytes, purpose, Pages::at_once);
 }
 
-std::byte* Segment::attach(size_t offset, size_t bytes, const char* purpose) {
+std::byte* Segment::attach(size_t offset, size_t bytes, const char* purpose, Pages pages) {
   const Lock lock(mutex_);
   if (has(offset, bytes)) return at(offset);
   expect_room(offset, bytes, bytes, addresses_, purpose, addresses_);
-  return map_reserved(offset, bytes, purpose);
+  return map_reserved(offset, bytes, purpose, pages);
 }
 
-std::byte* Segment::map_reserved(size_t offset, size_t bytes, const char* purpose) {
-  void* data = mmap(at(offset), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED | MAP_POPULATE, file_.get(),
-                    static_cast<off_t>(offset));
+std::byte* Segment::map_reserved(size_t offset, size_t bytes, const char* purpose, Pages pages) {
+  const int flags = MAP_SHARED | MAP_FIXED | (pages == Pages::at_once ? MAP_POPULATE : 0);
+  void* data = mmap(at(offset), bytes, PROT_READ | PROT_WRITE, flags, file_.get(), static_cast<off_t>(offset));
   if (data == MAP_FAILED)
     fail<IoError>("cannot map {} bytes of shared memory for {}: {}", bytes, purpose, errno_text());
   mapped_[offset] = bytes;

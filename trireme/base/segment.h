@@ -18,6 +18,9 @@ namespace trireme {
 class Segment {
  public:
   static constexpr size_t kAddresses = size_t{1} << 38;  // 256 GiB of addresses; memory is taken only by map()
+  /// When this process gets the pages of a block: when it maps it, so that no later access waits for one; or each when
+  /// it is touched, which leaves holes as they are.
+  enum class Pages { at_once, when_touched };
 
   /// A new, empty one (a memfd) that grows to `addresses` bytes at most.
   static std::shared_ptr<Segment> create(size_t addresses = kAddresses);
@@ -37,13 +40,25 @@ class Segment {
   std::byte* map(size_t offset, size_t bytes, const char* purpose);
   /// The two halves of that where several blocks grow at a time (areas.h): one process reserves a block, all map it.
   void reserve(size_t offset, size_t bytes, const char* purpose);
-  std::byte* attach(size_t offset, size_t bytes, const char* purpose);
+  std::byte* attach(size_t offset, size_t bytes, const char* purpose, Pages pages = Pages::at_once);
   /// As reserve(), for who has looked whether there is room.
   void reserve_now(size_t offset, size_t bytes, const char* purpose) const;
   /// Throws IoError when that much more could not be reserved there now.
   void check_room(size_t offset, size_t bytes, const char* purpose) const;
+  /// Offsets below `end` (a multiple of the page size) may be mapped and touched, though they have no memory yet.
+  void lengthen(size_t end, const char* purpose) const;
   /// The machine gets the memory back; whoever maps it reads zeros. Blocks of whole pages.
   void give_back(size_t offset, size_t bytes) const;
+
+  /// Whether this process has mapped all of it.
+  bool mapped(size_t offset, size_t bytes) {
+    const Lock lock(mutex_);
+    return has(offset, bytes);
+  }
+
+  /// Blocks of whole pages that are about to be written to get their memory now: at once it takes half as long as page
+  /// by page. Where that fails they get it when they are touched.
+  static void populate(std::byte* begin, size_t bytes);
 
   /// Where a mapped offset is in this process.
   std::byte* at(size_t offset) const { return base_ + offset; }
@@ -57,7 +72,7 @@ class Segment {
 
  private:
   bool has(size_t offset, size_t bytes) const TRIREME_REQUIRES(mutex_);
-  std::byte* map_reserved(size_t offset, size_t bytes, const char* purpose) TRIREME_REQUIRES(mutex_);
+  std::byte* map_reserved(size_t offset, size_t bytes, const char* purpose, Pages pages) TRIREME_REQUIRES(mutex_);
 
   Descriptor file_;
   size_t addresses_;

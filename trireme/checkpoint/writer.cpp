@@ -93,9 +93,12 @@ class Writer::Impl {
     if (plan_.of(vector).empty())
       fail<InvalidArgument>("the vector '{}' is not in the plan of this checkpoint", vector);
     if (options_.mine == nullptr) return chosen(vector, range, bytes);
-    for (const Range& own : mine_[vector])
-      if (const Range here = intersect(own, range); !here.empty())
-        chosen(vector, here, bytes.subspan(here.begin - range.begin, here.size()));
+    const std::vector<Range>& mine = mine_[vector];
+    auto own = std::partition_point(mine.begin(), mine.end(), [&](const Range& one) { return one.end <= range.begin; });
+    for (; own != mine.end() && own->begin < range.end; ++own) {
+      const Range here = intersect(*own, range);
+      chosen(vector, here, bytes.subspan(here.begin - range.begin, here.size()));
+    }
   }
 
   void scalar(const std::string& name, int64_t value) {

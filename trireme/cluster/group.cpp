@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include <trireme/base/error.h>
+#include <trireme/base/lock.h>
 #include <trireme/cluster/environment/environment.h>
 #include <trireme/cluster/environment/tuning.h>
 #include <trireme/cluster/group.h>
@@ -75,15 +76,26 @@ class Group::State final : public cluster::Site::Listener {
   uint64_t epoch() const override { return crew.epoch; }
   void interrupt(const std::exception_ptr& cause) noexcept override {
     local->rounds().interrupt(cause);
-    for (comm::network::Communicator* network : {lane.get(), flat.get()})
-      if (network != nullptr) network->interrupt(cause);
+    for_each_network([&](comm::network::Communicator& network) { network.interrupt(cause); });
   }
   void note_cause(std::string_view text, bool victim) noexcept override { local->rounds().note_cause(text, victim); }
 
   void limit_waits(const WaitLimit& limit) {
     local->rounds().set_limit(limit);
-    for (comm::network::Communicator* network : {lane.get(), flat.get()})
-      if (network != nullptr) network->set_limit(limit);
+    for_each_network([&](comm::network::Communicator& network) { network.set_limit(limit); });
+  }
+
+  comm::network::Communicator* second_lane() {
+    if (!lane) return nullptr;
+    {
+      const Lock lock(mutex_);
+      if (second_) return second_.get();
+    }
+    auto made = connect_lane("second lane");
+    const Lock lock(mutex_);
+    second_ = std::move(made);
+    if (const auto cause = site->cause_of(crew.epoch)) second_->interrupt(cause);  // it came while nobody could tell
+    return second_.get();
   }
 
   comm::Communicator& all_ranks() { return all ? static_cast<comm::Communicator&>(*all) : *local; }
@@ -99,6 +111,13 @@ class Group::State final : public cluster::Site::Listener {
   int splits = 0;                                         // so far: the same number in all ranks
 
  private:
+  template <class Action>
+  void for_each_network(const Action& action) {
+    const Lock lock(mutex_);
+    for (comm::network::Communicator* network : {lane.get(), flat.get(), second_.get()})
+      if (network != nullptr) action(*network);
+  }
+
   std::unique_ptr<comm::network::Communicator> connect(const std::string& name, int number,
                                                        const std::vector<int>& members, size_t direct_bytes,
                                                        const std::string& label) const {
@@ -134,17 +153,23 @@ class Group::State final : public cluster::Site::Listener {
     return std::stoull(facts.store->get(key, Deadline(facts.timeout)));
   }
 
-  void connect_machines() {
+  /// This rank's partners, one on each machine.
+  std::unique_ptr<comm::network::Communicator> connect_lane(const char* name) const {
     const auto [machine, number] = topology.place(rank);
-    if (number < topology.lanes()) {
-      std::vector<int> members;
-      for (int m = 0; m < topology.machines(); m++)
-        members.push_back(crew.ranks[static_cast<size_t>(topology.ranks_on(m)[static_cast<size_t>(number)])]);
-      lane = connect(fmt::format("lane {}", number), machine, members, tuned_direct_bytes(), "lane");
-    }
+    std::vector<int> members;
+    for (int m = 0; m < topology.machines(); m++)
+      members.push_back(crew.ranks[static_cast<size_t>(topology.ranks_on(m)[static_cast<size_t>(number)])]);
+    return connect(fmt::format("{} {}", name, number), machine, members, tuned_direct_bytes(), name);
+  }
+
+  void connect_machines() {
+    if (topology.place(rank).local < topology.lanes()) lane = connect_lane("lane");
     flat = connect("all", rank, crew.ranks, default_direct_bytes(crew.ranks.size()), "all");
     all = std::make_unique<comm::hierarchical::Communicator>(topology, rank, *local, lane.get(), *flat);
   }
+
+  Mutex mutex_;
+  std::unique_ptr<comm::network::Communicator> second_ TRIREME_GUARDED_BY(mutex_);
 };
 
 Group::Group(std::shared_ptr<cluster::Site> site, cluster::Crew crew, size_t control,
@@ -179,6 +204,7 @@ int Group::lanes() const { return state_->topology.lanes(); }
 comm::Communicator& Group::comm() const { return live().all_ranks(); }
 comm::shm::Communicator& Group::local() const { return *live().local; }
 comm::network::Communicator* Group::lane() const { return live().lane.get(); }
+comm::network::Communicator* Group::second_lane() const { return live().second_lane(); }
 
 std::string Group::describe() const {
   const auto& ranks = state_->crew.ranks;

@@ -53,6 +53,9 @@ class Group {
   comm::shm::Communicator& local() const;
   /// This rank's partners, one on each machine. Null with one machine, and for a rank beyond the number of lanes.
   comm::network::Communicator* lane() const;
+  /// Another one among the same ranks, whose collectives have an order of their own. Made by the first call, which is
+  /// collective among the lane's ranks.
+  comm::network::Communicator* second_lane() const;
 
   /// Collective. Ranks that give the same `color` (0 or more) are a group, in the order of their keys, then of their
   /// ranks here. Throws InvalidArgument on all ranks when one gives a color that is none.

@@ -14,7 +14,7 @@ namespace {
 using Text = std::array<char, 512>;
 
 /// "data 2 × pipeline 2"
-std::string describe(const std::vector<Axis>& axes) {
+std::string text_of(const std::vector<Axis>& axes) {
   std::string text;
   for (const Axis& axis : axes) text += fmt::format("{}{} {}", text.empty() ? "" : " × ", axis.name, axis.size);
   return axes.empty() ? "no axes" : text;
@@ -28,7 +28,7 @@ std::vector<std::string> names_of(const std::vector<Axis>& axes) {
 
 /// Before anything that depends on them: all ranks find the same.
 void compare(const Group& whole, const std::vector<Axis>& axes) {
-  const std::string mine = describe(axes);
+  const std::string mine = text_of(axes);
   Text text{};
   std::memcpy(text.data(), mine.data(), std::min(mine.size(), text.size() - 1));
   std::vector<Text> all(static_cast<size_t>(whole.size()));
@@ -44,21 +44,21 @@ void check(const Group& whole, const std::vector<Axis>& axes) {
   int64_t product = 1;
   for (size_t i = 0; i < axes.size(); i++) {
     const Axis& axis = axes[i];
-    if (axis.name.empty()) fail<InvalidArgument>("an axis of a mesh needs a name: {}", describe(axes));
+    if (axis.name.empty()) fail<InvalidArgument>("an axis of a mesh needs a name: {}", text_of(axes));
     const auto same = [&](const Axis& earlier) { return earlier.name == axis.name; };
     if (std::any_of(axes.begin(), axes.begin() + static_cast<ptrdiff_t>(i), same))
-      fail<InvalidArgument>("a mesh of {} has the axis '{}' twice", describe(axes), axis.name);
+      fail<InvalidArgument>("a mesh of {} has the axis '{}' twice", text_of(axes), axis.name);
     if (axis.size < 1) fail<InvalidArgument>("the axis '{}' of a mesh has {} ranks; at least 1", axis.name, axis.size);
     product = std::min<int64_t>(product * axis.size, int64_t{1} << 31);
   }
   if (product != whole.size())
-    fail<InvalidArgument>("a mesh of {} has {} ranks, the group {}: choose axes that multiply to it", describe(axes),
+    fail<InvalidArgument>("a mesh of {} has {} ranks, the group {}: choose axes that multiply to it", text_of(axes),
                           product, whole.size());
 }
 
 }  // namespace
 
-Mesh::Mesh(const Group& whole, std::vector<Axis> axes) : axes_(std::move(axes)) {
+Mesh::Mesh(const Group& whole, std::vector<Axis> axes) : axes_(std::move(axes)), whole_(whole) {
   compare(whole, axes_);
   check(whole, axes_);
   int stride = whole.size();
@@ -68,17 +68,34 @@ Mesh::Mesh(const Group& whole, std::vector<Axis> axes) : axes_(std::move(axes)) 
     const int coordinate = whole.rank() / stride % axis.size;
     groups_.push_back(whole.split(whole.rank() / block * stride + whole.rank() % stride, coordinate));
   }
+  for (size_t axis = 0; axis < axes_.size(); axis++) across_.push_back(make_across(axis));
+}
+
+/// A group of its own only where no other has just these ranks: each takes memory until the job ends.
+Group Mesh::make_across(size_t axis) const {
+  if (axes_[axis].size == 1) return whole_;
+  const int others = whole_.size() / axes_[axis].size;
+  for (size_t other = 0; other < axes_.size(); other++)
+    if (other != axis && axes_[other].size == others) return groups_[other];
+  return whole_.split(groups_[axis].rank(), whole_.rank());
+}
+
+std::string Mesh::describe() const { return text_of(axes_); }
+
+bool Mesh::has(const std::string& axis) const {
+  return std::any_of(axes_.begin(), axes_.end(), [&](const Axis& one) { return one.name == axis; });
 }
 
 size_t Mesh::index_of(const std::string& axis) const {
   const auto place = std::find_if(axes_.begin(), axes_.end(), [&](const Axis& one) { return one.name == axis; });
   if (place == axes_.end())
-    fail<InvalidArgument>("there is no axis '{}' in a mesh of {}{}", axis, describe(axes_),
+    fail<InvalidArgument>("there is no axis '{}' in a mesh of {}{}", axis, text_of(axes_),
                           did_you_mean(axis, names_of(axes_)));
   return static_cast<size_t>(place - axes_.begin());
 }
 
 const Group& Mesh::group(const std::string& axis) const { return groups_[index_of(axis)]; }
+const Group& Mesh::across(const std::string& axis) const { return across_[index_of(axis)]; }
 int Mesh::coordinate(const std::string& axis) const { return group(axis).rank(); }
 int Mesh::size(const std::string& axis) const { return axes_[index_of(axis)].size; }
 

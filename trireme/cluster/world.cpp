@@ -16,6 +16,7 @@
 #include <trireme/cluster/launching/keeper.h>
 #include <trireme/cluster/launching/last_words.h>
 #include <trireme/cluster/launching/launcher.h>
+#include <trireme/cluster/launching/local_desk.h>
 #include <trireme/cluster/launching/slate.h>
 #include <trireme/cluster/regroup.h>
 #include <trireme/cluster/status_door.h>
@@ -27,6 +28,8 @@
 
 namespace trireme {
 namespace {
+
+constexpr Seconds kDeskPatience{10};  // it is on this machine, and was there before this process
 
 using comm::network::Engine;
 using comm::shm::Beacon;
@@ -79,6 +82,13 @@ const Engine& pick_engine(const cluster::Place& place, const JoinOptions& option
 }
 
 }  // namespace
+
+/// What a rank of a job on one machine has to do with its launcher's desk: it says what it counts, and hears of crews.
+struct World::Desk {
+  explicit Desk(std::unique_ptr<cluster::Session> made) : session(std::move(made)), store(*session) {}
+  std::unique_ptr<cluster::Session> session;
+  cluster::CrewStore store;
+};
 
 struct World::Network {
   // In the order of their making; destroyed in the reverse one.
@@ -191,7 +201,9 @@ World::~World() {
   site_->detach_all();
   const bool failed = std::uncaught_exceptions() > 0;
   if (!failed) group_.reset();
-  if (network_) network_->leave(failed ? "it stopped after an error of its own (see its output)" : "");
+  const char* const why = failed ? "it stopped after an error of its own (see its output)" : "";
+  if (network_) network_->leave(why);
+  if (desk_) desk_->session->leave(failed ? 1 : 0, why);
   group_.reset();  // after an error the others are to hear of it from the coordinator first, who says more
 }
 
@@ -203,6 +215,7 @@ void World::begin(cluster::Facts facts, size_t control) {
   facts.registry = registry_.get();
   site_ = std::make_shared<cluster::Site>(std::move(facts));
   if (network_) follow_coordinator();
+  if (desk_) follow_desk();
   group_.emplace(site_, std::move(everybody), control);
 }
 
@@ -218,14 +231,39 @@ void World::follow_coordinator() {
   });
 }
 
-/// All ranks are on this machine, and there is no coordinator.
+/// A rank that the desk does not take, such as one that has left and comes again, goes without.
+void World::attend_desk() {
+  cluster::SessionOptions options = cluster::desk_session(place_.desk);
+  options.job = place_.job;
+  options.counted = [registry = registry_.get()] { return registry->snapshot(); };
+  options.timeout = kDeskPatience;
+  try {
+    desk_ = std::make_unique<Desk>(std::make_unique<cluster::Session>(
+        std::move(options),
+        cluster::Member{.rank = place_.rank, .size = place_.size, .host = cluster::own_host_name(), .pid = getpid()}));
+  } catch (const Error& error) {
+    warnings_.push_back(fmt::format("this rank does without its launcher's desk: {}", error.what()));
+  }
+}
+
+/// Of a loss that ends the job, ranks of a machine hear sooner from one another.
+void World::follow_desk() {
+  desk_->store.follow(*site_);
+  desk_->session->on_crew([site = site_](const cluster::CrewChange& change) {
+    site->interrupt_before(change.epoch, std::make_exception_ptr(PeerLost(change.reason)));
+  });
+}
+
+/// All ranks are on this machine.
 void World::meet_here(const JoinOptions& options) {
+  if (!place_.desk.empty()) attend_desk();
   Spot spot = comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout,
                               place_.job_is_common ? origin_here() : "", cluster::kept_segment(place_.segment));
   begin({.job = job_,
          .rank = place_.rank,
          .machine_of = std::vector<int>(static_cast<size_t>(place_.size)),
          .segment = std::move(spot.segment),
+         .store = desk_ ? &desk_->store : nullptr,
          .timeout = options.timeout,
          .timeout_setting = options.timeout_setting},
         spot.offset);
@@ -327,8 +365,8 @@ std::vector<int> World::find_machines(const JoinOptions& options) {
 }
 
 Group& World::regroup() {
-  if (network_)
-    group_ = cluster::next_group(site_, *group_, *network_->session);
+  if (cluster::Session* const session = network_ ? network_->session.get() : desk_ ? desk_->session.get() : nullptr)
+    group_ = cluster::next_group(site_, *group_, *session);
   else
     group_ = cluster::next_group(site_, *group_);
   return *group_;
@@ -350,13 +388,15 @@ std::string World::engine() const {
 /// its text.
 void World::keep_last_words() {
   // The site and the session stay where they are when a world is moved.
-  last_words_ =
-      std::make_unique<cluster::LastWords>([site = site_.get(), network = network_.get()](const cluster::Ending& end) {
-        site->note_cause(end.text, end.lost_peer);
-        if (network == nullptr || !network->session) return;
-        const bool victim = end.lost_peer || network->session->failure();
-        network->session->leave(victim ? cluster::kPeerLostExit : 128 + SIGABRT, "uncaught exception: " + end.text);
-      });
+  last_words_ = std::make_unique<cluster::LastWords>([site = site_.get(), network = network_.get(),
+                                                      desk = desk_.get()](const cluster::Ending& end) {
+    site->note_cause(end.text, end.lost_peer);
+    if (desk != nullptr)
+      desk->session->leave(end.lost_peer ? cluster::kPeerLostExit : 128 + SIGABRT, "uncaught exception: " + end.text);
+    if (network == nullptr || !network->session) return;
+    const bool victim = end.lost_peer || network->session->failure();
+    network->session->leave(victim ? cluster::kPeerLostExit : 128 + SIGABRT, "uncaught exception: " + end.text);
+  });
 }
 
 /// What the session tells the coordinator, `trireme ctl status` hears at once.

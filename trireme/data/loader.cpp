@@ -5,10 +5,14 @@
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/data/loader.h>
+#include <trireme/data/masks.h>
+#include <trireme/data/random.h>
 #include <trireme/exchange/terms.h>
 
 namespace trireme::data {
 namespace {
+
+constexpr uint64_t kTrainingMasks = 0x6d61736b73;  // so that no epoch has the masks of a test set
 
 template <class To, class From>
 void gather(const Dataset& set, const uint32_t* order, size_t count, To* out) {
@@ -39,11 +43,40 @@ torch::Tensor gather_targets(const Dataset& set, const uint32_t* order, size_t c
   return targets.to(dtype);
 }
 
+template <class Stored>
+void copy_tokens(const Dataset& set, size_t first, size_t count, int64_t* out) {
+  const auto* tokens = reinterpret_cast<const Stored*>(set.inputs) + first;
+  std::copy(tokens, tokens + count, out);
+}
+
+void copy_tokens_of(const Dataset& set, size_t first, size_t count, int64_t* out) {
+  if (set.token_bytes == 1) return copy_tokens<uint8_t>(set, first, count, out);
+  set.token_bytes == 2 ? copy_tokens<uint16_t>(set, first, count, out) : copy_tokens<int32_t>(set, first, count, out);
+}
+
+Batch text_batch(const Dataset& set, const uint32_t* order, size_t count, uint64_t masks) {
+  const size_t context = set.elements();
+  const std::vector<int64_t> shape = {static_cast<int64_t>(count), static_cast<int64_t>(context)};
+  Batch batch{.x = torch::empty(shape, torch::kInt64), .y = torch::empty(shape, torch::kInt64)};
+  for (size_t i = 0; i < count; i++) {
+    int64_t *x = batch.x.data_ptr<int64_t>() + i * context, *y = batch.y.data_ptr<int64_t>() + i * context;
+    const size_t first = order[i] * context;
+    copy_tokens_of(set, first, context, x);
+    if (set.task == Task::next_token)
+      copy_tokens_of(set, first + 1, context, y);
+    else
+      mask_tokens({x, context}, {y, context}, set.classes, mix(masks, order[i]));
+  }
+  return batch;
+}
+
 }  // namespace
 
-Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t begin, size_t end, torch::Dtype dtype) {
+Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t begin, size_t end, torch::Dtype dtype,
+                 uint64_t masks) {
   Batch batch;
   if (begin == end) return batch;
+  if (is_text(set.task)) return text_batch(set, order.data() + begin, end - begin, masks);
   std::vector<int64_t> shape = set.shape;
   shape.insert(shape.begin(), static_cast<int64_t>(end - begin));
   batch.x = torch::empty(shape, dtype);
@@ -54,6 +87,11 @@ Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t 
   if (set.labels != nullptr || set.targets != nullptr)
     batch.y = gather_targets(set, order.data() + begin, end - begin, dtype);
   return batch;
+}
+
+size_t batch_to_test(const Dataset& set) {
+  constexpr size_t kSamples = 500, kTokens = 4096;
+  return is_text(set.task) ? std::max<size_t>(1, kTokens / set.elements()) : kSamples;
 }
 
 Stock::Stock(Dataset dataset, int ranks, const LoaderOptions& wanted)
@@ -72,10 +110,11 @@ Stock::Stock(Dataset dataset, int ranks, const LoaderOptions& wanted)
   terms = std::make_shared<const std::string>(lines.text());
 }
 
-Batch Stock::batch(const std::vector<uint32_t>& order, int64_t piece, int micro) const {
+Batch Stock::batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro) const {
   const auto step = static_cast<size_t>(piece / cut.ranks);
   const Piece part = piece_of(cut, step, static_cast<int>(piece % cut.ranks), micro);
-  Batch batch = make_batch(set, order, part.begin, part.end, options.dtype);
+  Batch batch = make_batch(set, order, part.begin, part.end, options.dtype,
+                           mix(mix(kTrainingMasks, options.seed), static_cast<uint64_t>(epoch)));
   batch.weight = part.weight;
   batch.step = step;
   batch.piece = piece;
@@ -172,7 +211,7 @@ void Epoch::produce_piece(Lock& lock) {
     Batch batch;
     {
       const Unlocked unlocked(mutex_);
-      batch = stock_.batch(order_, piece, micro);
+      batch = stock_.batch(order_, number_, piece, micro);
     }
     // Sleep until half of it is used: a wake-up costs more than a batch.
     if (ready_.size() >= limit_)
@@ -189,7 +228,7 @@ void Epoch::produce_piece(Lock& lock) {
 bool Epoch::next(Batch& batch) {
   if (micro_ == 0 && !take_piece()) return false;
   if (made_here_) {
-    batch = stock_.batch(order_, taken_, micro_);
+    batch = stock_.batch(order_, number_, taken_, micro_);
   } else {
     Lock lock(mutex_);
     await(lock, [this]() TRIREME_REQUIRES(mutex_) { return !ready_.empty(); });

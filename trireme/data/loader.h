@@ -41,8 +41,14 @@ struct Batch {
   size_t samples() const { return x.defined() ? static_cast<size_t>(x.size(0)) : 0; }
 };
 
-/// Makes the tensors of samples order[begin, end); of a set without labels the inputs alone.
-Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t begin, size_t end, torch::Dtype dtype);
+/// Makes the tensors of samples order[begin, end); of a set without labels the inputs alone. Of a text x and y are i64,
+/// samples × context. `masks`: a masked text's masks depend on it and on the number of the sample; those of a test set
+/// are always the same.
+Batch make_batch(const Dataset& set, const std::vector<uint32_t>& order, size_t begin, size_t end, torch::Dtype dtype,
+                 uint64_t masks = 0);
+
+/// Samples of a batch to test with, without gradients: 500; of a text as many as have 4096 tokens, and at least one.
+size_t batch_to_test(const Dataset& set);
 
 /// A data set, and how its epochs become batches.
 struct Stock {
@@ -57,8 +63,8 @@ struct Stock {
   std::vector<uint32_t> order(int64_t epoch) const {
     return epoch_order(set.count, options.seed, epoch, options.shuffle);
   }
-  /// A micro-batch of a piece, with its weight.
-  Batch batch(const std::vector<uint32_t>& order, int64_t piece, int micro) const;
+  /// A micro-batch of a piece of an epoch, with its weight.
+  Batch batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro) const;
 };
 
 /// Steps of an epoch, all of them unless said otherwise.

@@ -9,8 +9,14 @@
 
 namespace trireme::data {
 
-/// What the labels are.
-enum class Task : uint8_t { classify, regress };
+/// What the labels are: classes, numbers, or tokens of a text.
+enum class Task : uint8_t {
+  classify,
+  regress,
+  next_token,    // of each token of a sample the one that follows
+  masked_token,  // of some tokens of a sample what they were before they were masked
+};
+inline bool is_text(Task task) { return task == Task::next_token || task == Task::masked_token; }
 
 /// A column other than the label.
 struct Column {

@@ -42,7 +42,9 @@ void Allreduce::take_sum() {
   if (b.dtype != DType::f32 && b.dtype != DType::f64) return;
   const void* const sum[] = {gradients() + b.range.begin};
   const size_t count = b.range.size() / size_of(b.dtype);
-  if (whole_first()) squares_ += space::kernels().sum_squares(b.dtype, nullptr, sum, 1, count);
+  const space::Source all[] = {{gradients(), nullptr}};
+  if (whole_first())
+    squares_ += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, all, counts_parts_only());
   const bool leaves = !whole_first() && !updater_;  // to an optimizer of the user's, which does not look
   if (leaves && watches() && !space::kernels().finite(b.dtype, sum[0], count)) sound_ = false;
 }

@@ -37,22 +37,23 @@ Berth::Berth(comm::Communicator& all, comm::shm::Communicator& local, uint64_t f
 
 Berth::~Berth() { (*berths_)[static_cast<size_t>(model_)] = false; }
 
-std::byte* Berth::one(const std::string& what, size_t bytes, const char* purpose, std::vector<space::Range> touched) {
-  return local_.take({name(what), bytes, 1, fingerprint_, std::move(touched)}, purpose).parts[0];
+std::byte* Berth::one(const std::string& what, size_t bytes, const char* purpose, std::vector<space::Range> touched,
+                      bool sparse) {
+  return local_.take({name(what), bytes, 1, fingerprint_, std::move(touched), sparse}, purpose).parts[0];
 }
 
-comm::shm::SharedBlock Berth::each(const std::string& what, size_t bytes, const char* purpose) {
-  return local_.take({name(what), bytes, local_.size(), fingerprint_, {}}, purpose);
+comm::shm::SharedBlock Berth::each(const std::string& what, size_t bytes, const char* purpose, bool sparse) {
+  return local_.take({name(what), bytes, local_.size(), fingerprint_, {}, sparse}, purpose);
 }
 
 space::StateMemory Berth::state(space::Optimizer optimizer, const space::Layout& layout,
                                 const std::vector<space::Bucket>& buckets, const std::vector<space::Range>& owned,
-                                bool together) {
+                                bool together, bool sparse) {
   constexpr const char* kPurpose = "the optimizer's state";
   const auto here = static_cast<size_t>(local_.rank());
   space::StateMemory memory;
   for (const std::string& vector : space::state_names(optimizer))
-    memory.vectors.push_back(together ? one(vector, layout.bytes(), kPurpose, owned)
+    memory.vectors.push_back(together ? one(vector, layout.bytes(), kPurpose, owned, sparse)
                                       : each(vector, layout.bytes(), kPurpose).parts[here]);
   if (!space::counts_steps(optimizer)) return memory;
   auto* steps = reinterpret_cast<int64_t*>(

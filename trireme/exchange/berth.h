@@ -30,13 +30,14 @@ class Berth {
   // Collective among the ranks of this machine, in the same order.
 
   /// Zeroed: one block for all of them, of which this rank touches `touched` most.
-  std::byte* one(const std::string& what, size_t bytes, const char* purpose, std::vector<space::Range> touched = {});
-  /// Zeroed: one for each.
-  comm::shm::SharedBlock each(const std::string& what, size_t bytes, const char* purpose);
+  std::byte* one(const std::string& what, size_t bytes, const char* purpose, std::vector<space::Range> touched = {},
+                 bool sparse = false);
+  /// Zeroed: one for each. A *sparse* one has memory only where it is touched (comm::shm::Communicator::Wish).
+  comm::shm::SharedBlock each(const std::string& what, size_t bytes, const char* purpose, bool sparse = false);
   /// For an updater of `owned`, bucket by bucket: state that the ranks hold together, or each for itself.
   space::StateMemory state(space::Optimizer optimizer, const space::Layout& layout,
                            const std::vector<space::Bucket>& buckets, const std::vector<space::Range>& owned,
-                           bool together);
+                           bool together, bool sparse = false);
   /// Tells who comes later what this rank holds, as far as it lies in the segment.
   /// Until the first end() it counts as unfinished. `step` is the name of the scalar that begin() and end() have.
   /// `notes` are names of further scalars, four at most.

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include <trireme/base/error.h>
 #include <trireme/exchange/allreduce.h>
@@ -8,6 +9,7 @@
 #include <trireme/exchange/hogwild.h>
 #include <trireme/exchange/local.h>
 #include <trireme/exchange/servers.h>
+#include <trireme/exchange/sharded.h>
 #include <trireme/exchange/shared.h>
 #include <trireme/exchange/spread.h>
 
@@ -60,6 +62,7 @@ void Exchange::open() {
   std::fill_n(flags(), layout_.size(), uint8_t{0});
   sound_ = true;
   seen_.reset();
+  seen_in_sum_.reset();
   opened_++;
   if (updater_) updater_->begin_step(lr_);
   if (berth_) berth_->begin(updater_ ? updater_->steps() : opened_);
@@ -97,12 +100,21 @@ bool Exchange::clip_here() {
   double squares = 0;
   for (const space::Bucket& b : buckets_) {
     const space::Source own[] = {{gradients(), flags() + b.first}};
-    squares += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, own);
+    squares += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, own, counts_parts_only());
   }
   return clip_by(squares);
 }
 
+/// In the order of the parts, whatever the machines: every rank has the same bits.
+double Exchange::of_all_parts(double squares) const {
+  if (model_ == nullptr) return squares;
+  std::vector<double> all(static_cast<size_t>(model_->size()));
+  model_->all_gather(&squares, all.data(), 1, DType::f64, "the norm of all parts of the gradient");
+  return std::accumulate(all.begin(), all.end(), 0.0);
+}
+
 bool Exchange::clip_by(double squares) {
+  squares = of_all_parts(squares);
   if (watches() && !std::isfinite(squares)) return sound_ = false;
   const double factor = space::clip_factor(squares, options_.clip);
   if (updater_) return updater_->scale(factor), true;
@@ -125,6 +137,14 @@ void Exchange::look(size_t bucket, space::Range part) {
     if (layout_[slot].range.size() <= kSmall && !finite(slot, intersect(part, layout_[slot].range))) seen_ = slot;
 }
 
+void Exchange::look_at_sum(size_t bucket, space::Range part) {
+  const space::Bucket& b = buckets_[bucket];
+  for (size_t slot = b.last; watches() && !seen_in_sum_ && slot-- > b.first;)
+    if (const space::Range here = intersect(part, layout_[slot].range);
+        !here.empty() && !space::kernels().finite(b.dtype, gradients() + here.begin, here.size() / size_of(b.dtype)))
+      seen_in_sum_ = slot;
+}
+
 void Exchange::leave_all_out() {
   if (const std::optional<Flaw> found = flaw()) seen_ = found->slot;
   std::fill_n(flags(), layout_.size(), uint8_t{0});
@@ -133,6 +153,8 @@ void Exchange::leave_all_out() {
 std::optional<Exchange::Flaw> Exchange::flaw() const {
   if (seen_) return Flaw{*seen_, true};
   std::optional<Flaw> in_sum;
+  if (seen_in_sum_) in_sum = {*seen_in_sum_, false};
+  if (!keeps_gradients()) return in_sum;
   for (size_t bucket = 0; bucket < buckets_.size(); bucket++)
     for (size_t slot = buckets_[bucket].last; slot-- > buckets_[bucket].first;) {
       const space::Range all = layout_[slot].range, sums = intersect(all, summed(bucket));
@@ -151,6 +173,7 @@ std::unique_ptr<Exchange> make(const Group& group, const space::Layout& layout,
   switch (options.sync.kind) {
     case Sync::shared:
       if (group.one_machine()) return std::make_unique<Shared>(group, layout, *optimizer, options);
+      if (options.zero > 0) return std::make_unique<Sharded>(group, layout, *optimizer, options);
       return std::make_unique<Spread>(group, layout, *optimizer, options);
     case Sync::allreduce:
       return std::make_unique<Allreduce>(group, layout, optimizer, options);
@@ -189,6 +212,7 @@ std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout&
         "you start servers yourself",
         name_of(options.sync));
   std::unique_ptr<Exchange> exchange = make(group, layout, optimizer, options);
+  exchange->model_ = group.model;
   exchange->post();
   return exchange;
 }

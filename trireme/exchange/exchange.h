@@ -2,6 +2,7 @@
 // How gradients become new parameters. Each way of synchronising is one small implementation.
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -30,12 +31,18 @@ struct Group {
   comm::network::Communicator* lane =
       nullptr;  // this rank's, machine by machine; null with one machine, and for a rank beyond the number of lanes
   int lanes = 1;
-  World* world = nullptr;  // where the parameter servers are found; null: there are none
+  World* world = nullptr;               // where the parameter servers are found; null: there are none
+  comm::Communicator* model = nullptr;  // of this rank and those that have the other parts of its replica of the model
+                                        // (space::Slot::cut), each in a group like this one; null: it has all of it
+  std::function<comm::network::Communicator*()>
+      second_lane{};  // another one among the ranks of `lane`, made when it is asked for: with Options::zero
 
   Group(comm::Communicator& all, comm::shm::Communicator& local, comm::network::Communicator* lane, int lanes)
       : all(all), local(local), lane(lane), lanes(lanes) {}
   /// Its communicators, which it outlives.
-  explicit Group(const trireme::Group& group) : Group(group.comm(), group.local(), group.lane(), group.lanes()) {}
+  explicit Group(const trireme::Group& group) : Group(group.comm(), group.local(), group.lane(), group.lanes()) {
+    second_lane = [group] { return group.second_lane(); };
+  }
   /// One machine.
   Group(comm::shm::Communicator& local)
       : all(local), local(local), lanes(local.size()) {}  // NOLINT: a machine's ranks are a group
@@ -44,6 +51,13 @@ struct Group {
 
 /// Numbers that travel with a step: its loss, whether a rank wants to stop, and two signs (terms.h).
 using Told = std::array<double, 8>;
+
+/// A forward pass, with or without its backward pass: those of one kind use the same parameters in the same order.
+enum class Pass : uint8_t {
+  micro,  // a micro-batch that adds to the gradients
+  last,   // the one whose gradients become ready
+  look    // nothing is trained
+};
 
 /// Not thread-safe. One step is
 ///   begin()      may block where the rules make this rank wait
@@ -78,6 +92,25 @@ class Exchange {
   virtual void await(space::Range /*part*/) {}
   /// After close(): blocks until all of them are. Does nothing when they have landed().
   virtual void land() {}
+
+  // Where traits().gathers; elsewhere they do what await() does, or nothing.
+
+  /// A pass begins, on all ranks alike.
+  virtual void begin_pass(Pass /*pass*/) {}
+  /// Blocks until these parts of the flat vector may be read; they stay until release(). Uses may contain others, as
+  /// operators call operators. All ranks use the same in the same order: who does not is a Mismatch.
+  virtual void use(std::span<const space::Range> parts) {
+    for (const space::Range& part : parts) await(part);
+  }
+  /// Ends the use that began last.
+  virtual void release() {}
+  /// For a rank without samples: uses what the last pass of this kind has used, as the other ranks do now, and calls
+  /// `ready` where that called ready(). Throws InvalidArgument when there was none yet.
+  virtual void replay(const std::function<void()>& /*ready*/) {}
+
+  /// Collective, before publish(): rank 0 has all parameters of this bucket. Where a machine keeps parts only, they are
+  /// brought to their owners, and the others' memory is given back: so no machine ever has all buckets.
+  virtual void publish_bucket(size_t /*bucket*/) {}
   /// Collective: rank 0's parameters become everybody's.
   virtual void publish() = 0;
   /// Collective, between steps: parameters() are what all ranks agree on, until resume().
@@ -154,11 +187,18 @@ class Exchange {
   void complete();
   bool watches() const { return options_.on_nan != OnNan::ignore; }
   bool whole_first() const { return exchange::whole_first(options_); }
-  /// Scales the gradients of all slots that flags() has: here and now, or in the updates that follow. False when they
-  /// must not be applied: their sum of squares is not finite, and the step is not sound.
+  /// Of what several ranks with parts of the model have alike, one counts the squares.
+  bool counts_parts_only() const { return model_ != nullptr && model_->rank() > 0; }
+  /// Scales the gradients of all slots that flags() has: here and now, or in the updates that follow. `squares` are of
+  /// this group's part of the model: those of the others are added. False when they must not be applied: their sum of
+  /// squares is not finite, and the step is not sound.
   bool clip_by(double squares);
   /// The same by the gradients as they stand here.
   bool clip_here();
+  /// What is not finite in a part of a summed gradient that will be given back: flaw() still knows it then.
+  void look_at_sum(size_t bucket, space::Range part);
+  /// Whether gradients() are there until the next open().
+  virtual bool keeps_gradients() const { return true; }
   /// Nothing of this rank's gradient is applied, wherever it goes; flaw() still knows what was wrong with it.
   void leave_all_out();
   /// Before they are summed: remembers flaws of small tensors, so that they can be told from other ranks'. Large ones
@@ -186,9 +226,14 @@ class Exchange {
   bool landed_ = true, sound_ = true;
 
  private:
+  friend std::unique_ptr<Exchange> make_exchange(const Group&, const space::Layout&,
+                                                 const std::optional<space::UpdaterOptions>&, const Options&);
   bool finite(size_t slot, space::Range part) const;
+  double of_all_parts(double squares) const;
+  comm::Communicator* model_ = nullptr;       // Group::model
   int64_t opened_ = 0;                        // steps
   std::optional<size_t> seen_;                // by look(): a slot with a flaw of this rank's
+  std::optional<size_t> seen_in_sum_;         // by look_at_sum()
   std::shared_ptr<space::Originals> last_{};  // of the last snapshot: the next one takes over its memory
 
  public:
@@ -252,6 +297,8 @@ class Exchange {
   virtual void restore_scalars(const std::vector<int64_t>& values);
   /// What is neither here in memory nor a scalar.
   virtual void visit_elsewhere(state::Visitor& /*visitor*/) {}
+  /// Parameters are about to be restored: copies of what others own are of no more use.
+  virtual void forget_gathered() {}
   /// All ranks have taken their parts, not yet their scalars.
   virtual void restore_elsewhere(state::Source& /*source*/) {}
   void check_source(const state::Source& source, const Scalars& scalars, const state::Extras& extras) const;

@@ -40,7 +40,7 @@ KeptState::KeptState(std::shared_ptr<Segment> segment, const std::string& model,
   size_t limit = 0;
   for (const auto& [other, area] : areas.all(model + "/"))
     if (area.epoch == epoch_) {
-      segment_->attach(area.offset, area.total(), "what was kept of a model");
+      segment_->attach(area.offset, area.total(), "what was kept of a model", Segment::Pages::when_touched);
       limit = std::max(limit, area.offset + area.total());
     }
   for (int part = 0; part < cards->parts; part++)

@@ -11,7 +11,8 @@ OnNan on_nan_named(const std::string& name) {
   const auto names = on_nan_names();
   for (size_t i = 0; i < names.size(); i++)
     if (names[i] == name) return static_cast<OnNan>(i);
-  fail<InvalidArgument>("unknown answer to NaN '{}'{}: stop, ignore, skip or rollback", name, did_you_mean(name, names));
+  fail<InvalidArgument>("unknown answer to NaN '{}'{}: stop, ignore, skip or rollback", name,
+                        did_you_mean(name, names));
 }
 
 }  // namespace trireme::exchange

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include <trireme/base/error.h>
@@ -5,7 +6,19 @@
 
 namespace trireme::exchange {
 
+size_t window_of(const Options& options, size_t parameter_bytes, size_t largest_bucket) {
+  if (options.zero_window == 0) return std::max(4 * largest_bucket, parameter_bytes / 8);
+  return std::max(options.zero_window, 2 * largest_bucket);
+}
+
 void check(const Options& options) {
+  if (options.zero < 0 || options.zero > 3)
+    fail<InvalidArgument>("zero must be a stage from 0 (none) to 3, not {}", options.zero);
+  if (options.zero > 0 && options.sync != Sync::shared)
+    fail<InvalidArgument>(
+        "ZeRO (zero {}) divides one update among all ranks, and sync '{}' {}: use sync 'shared', or zero 0",
+        options.zero, name_of(options.sync),
+        options.sync.lockstep() ? "makes it elsewhere" : "has no lockstep: each rank makes updates of its own");
   check_rate(options.sync, options.rate);
   if (!(options.clip >= 0) || !std::isfinite(options.clip))
     fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", options.clip);

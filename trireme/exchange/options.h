@@ -19,8 +19,12 @@ struct Options {
   bool overlap = true;            // work on complete buckets while the backward pass goes on
   double clip = 0;  // norm above which a gradient is scaled down; 0: none. In lockstep the norm of the step's
                     // gradient, so that no update begins before all of it is there; otherwise of each rank's own
-  OnNan on_nan = OnNan::stop;   // unless ignore: look for NaN and infinity in gradients, see sound(). skip costs what
-                                // clip does: gradients are read once more, and updates begin after the backward pass
+  OnNan on_nan = OnNan::stop;  // unless ignore: look for NaN and infinity in gradients, see sound(). skip costs what
+                               // clip does: gradients are read once more, and updates begin after the backward pass
+  int zero = 0;  // stage of ZeRO, with Sync::shared: across machines each rank alone keeps its part of the optimizer's
+                 // state (1), of summed gradients too (2), of parameters too (3); see docs/zero.md
+  size_t zero_window = 0;       // bytes beyond its own share that a machine holds in a step: half for parameters that
+                                // were gathered (stage 3), half for gradients on their way (2, 3). 0: window_of()
   bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
                                 // need them. Where that cannot be had, the buckets stay until close()
   Rate rate = Rate::share;      // what one gradient counts where they are applied one by one: how staleness is weighed;
@@ -39,6 +43,10 @@ struct Options {
 
 /// No update begins before all gradients of the step are known: to clip them, or to leave all of them out.
 inline bool whole_first(const Options& options) { return options.clip > 0 || options.on_nan == OnNan::skip; }
+
+/// Options::zero_window, or by default the larger of four of the largest buckets and an eighth of the parameters. Never
+/// less than two of the largest: an operator has all of its parameters at a time.
+size_t window_of(const Options& options, size_t parameter_bytes, size_t largest_bucket);
 
 /// Throws InvalidArgument for what cannot be honoured.
 void check(const Options& options);

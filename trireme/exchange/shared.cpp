@@ -1,6 +1,8 @@
+#include <cstring>
 #include <numeric>
 
 #include <trireme/exchange/shared.h>
+#include <trireme/space/kernels.h>
 
 namespace trireme::exchange {
 
@@ -22,14 +24,17 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
     slices_.push_back(slice_of(bucket.range));
     name_hashes_.push_back(space::hash_text(bucket.name));
   }
+  rounds_of_.resize(buckets_.size());
   // Parameters and state are there once for all ranks of the machine.
+  const bool divided = options_.zero > 0 && !group.one_machine();
   berth_.emplace(group.all, local_, layout_.fingerprint());
-  std::byte* const parameters = berth_->one("parameters", layout_.bytes(), "the model's parameters", slices_);
-  gradients_ = berth_->each("gradients", layout_.bytes(), "the ranks' gradients");
+  std::byte* const parameters =
+      berth_->one("parameters", layout_.bytes(), "the model's parameters", slices_, divided && options_.zero == 3);
+  gradients_ = berth_->each("gradients", layout_.bytes(), "the ranks' gradients", options_.zero >= 2);
   flags_ = berth_->each("flags", layout_.size(), "the gradients' flags");
   notes_ = berth_->each("notes", sizeof(Note), "the ranks' losses");
   updater_.emplace(optimizer, slices_, local_.size() > 1,
-                   berth_->state(optimizer.kind, layout_, buckets_, slices_, true));
+                   berth_->state(optimizer.kind, layout_, buckets_, slices_, true, divided));
   flat_ = {parameters, gradients_of(local_.rank()), flags_of(local_.rank())};
   source_ = std::make_unique<OwnShare>(local_.rank(), local_.size());
 }
@@ -44,6 +49,7 @@ void Shared::publish() {
 void Shared::open() {
   Exchange::open();
   step_++;
+  worked_ = given_back_ = 0;
 }
 
 void Shared::ready(size_t bucket) {
@@ -55,13 +61,32 @@ void Shared::ready(size_t bucket) {
                          .count = b.range.size(),
                          .name = name_hashes_[bucket]};
   if (last(bucket)) note_of(local_.rank()).told = mine_;
-  last_round_ = local_.rounds().arrive(what, kPrivate, b.name);
+  last_round_ = rounds_of_[bucket] = local_.rounds().arrive(what, kPrivate, b.name);
   open_.push_back({bucket, last_round_});
   if (options_.overlap) proceed();
 }
 
-void Shared::proceed() {
+void Shared::work_arrived() {
   while (!open_.empty() && local_.rounds().all_arrived(open_.front().round)) work_next();
+}
+
+void Shared::proceed() {
+  work_arrived();
+  if (whole_first()) return;
+  for (; given_back_ < buckets_.size() && can_give_back(given_back_); given_back_++)
+    give_back_gradients(buckets_[given_back_].range);
+}
+
+/// The last one's are with all others, in close(). After a flaw they stay: whose it is will be asked.
+bool Shared::can_give_back(size_t bucket) const {
+  return options_.zero >= 2 && given_back_ < worked_ && !last(bucket) &&
+         local_.rounds().all_finished(rounds_of_[bucket]) && sound_here();
+}
+
+void Shared::give_back_gradients(space::Range range) {
+  const space::Range pages = whole_pages(range);
+  if (const auto offset = local_.segment().offset_of(gradients()); offset && !pages.empty())
+    local_.segment().give_back(*offset + pages.begin, pages.size());
 }
 
 void Shared::close() {
@@ -70,6 +95,7 @@ void Shared::close() {
     complete();
     local_.rounds().await_finished(last_round_);
     sound_ = sound_here();
+    if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
     return;
   }
   if (clip_together())
@@ -79,6 +105,7 @@ void Shared::close() {
     }
   complete();
   local_.barrier("updated");
+  if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
 }
 
 bool Shared::sound_here() const {
@@ -90,7 +117,7 @@ bool Shared::sound_here() const {
 /// In the order of buckets and ranks, so that the bits do not depend on what came first.
 bool Shared::clip_together() {
   double squares = std::accumulate(squares_.begin(), squares_.end(), 0.0);
-  local_.allreduce(&squares, 1, DType::f64, Op::sum, "the norm of the gradient");
+  norm_group().allreduce(&squares, 1, DType::f64, Op::sum, "the norm of the gradient");
   return clip_by(squares);
 }
 
@@ -100,6 +127,7 @@ void Shared::work_next() {
   if (last(next.bucket)) hear_machine();
   work(next.bucket);
   local_.rounds().finish(next.round);
+  worked_ = next.bucket + 1;
   open_.pop_front();
 }
 
@@ -117,7 +145,7 @@ void Shared::work(size_t bucket) {
 
 void Shared::update_slice(size_t bucket, space::Range range, std::span<const space::Source> sources) {
   update(bucket, range, sources);
-  if (!sound_) note_of(local_.rank()).flawed = step_;
+  if (!sound_) note_flaw();
 }
 
 std::vector<space::Source> Shared::sources_of(size_t bucket) const {
@@ -133,10 +161,46 @@ std::vector<space::Source> Shared::sources_of(size_t bucket) const {
 void Shared::gather(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
   squares_[bucket] = space::squares_present(layout_, b.first, b.last, slices_[bucket], b.dtype,
-                                            watches() ? gradients() : nullptr, sources_of(bucket));
+                                            watches() ? gradients() : nullptr, sources_of(bucket), counts_parts_only());
   for (size_t slot = b.first; slot < b.last; slot++) {
     any_[slot] = 0;
     for (int rank = 0; rank < local_.size(); rank++) any_[slot] |= flags_of(rank)[slot];
+  }
+}
+
+/// The gradients of a slot in this machine. True when every rank has one.
+bool Shared::sources_of(size_t slot, std::vector<const std::byte*>& sources) const {
+  sources.clear();
+  for (int rank = 0; rank < local_.size(); rank++)
+    if (flags_of(rank)[slot] != 0) sources.push_back(gradients_of(rank));
+  return sources.size() == static_cast<size_t>(local_.size());
+}
+
+void Shared::sum_here(size_t bucket, space::Range slice, uint8_t* any) {
+  const space::Bucket& b = buckets_[bucket];
+  const auto sum = [&](space::Range range, const std::vector<const std::byte*>& sources) {
+    if (range.empty()) return;
+    std::byte* own = gradients() + range.begin;
+    if (sources.size() == 1 && sources[0] == gradients())
+      return;  // a rank that is alone on its machine: the sum is there
+    if (sources.empty()) return void(std::memset(own, 0, range.size()));
+    std::vector<const void*> from;
+    from.reserve(sources.size());
+    for (const std::byte* source : sources) from.push_back(source + range.begin);
+    void* const outs[] = {own};
+    space::kernels().reduce(b.dtype, Op::sum, outs, 1, from.data(), static_cast<int>(from.size()),
+                            range.size() / size_of(b.dtype));
+  };
+  std::vector<const std::byte*> sources;
+  bool everybody = true;
+  for (size_t slot = b.first; slot < b.last; slot++) {
+    everybody = sources_of(slot, sources) && everybody;
+    any[slot] = sources.empty() ? 0 : 1;
+  }
+  if (everybody) return sum(slice, sources);
+  for (size_t slot = b.first; slot < b.last; slot++) {
+    sources_of(slot, sources);
+    sum(intersect(slice, layout_[slot].range), sources);
   }
 }
 

@@ -3,6 +3,7 @@
 #include <deque>
 
 #include <trireme/exchange/exchange.h>
+#include <trireme/exchange/shares.h>
 
 namespace trireme::exchange {
 
@@ -36,12 +37,23 @@ class Shared : public Exchange {
   void update_slice(size_t bucket, space::Range range, std::span<const space::Source> sources);
   /// Of the ranks of this machine, by its rank.
   bool sound_here() const;
+  /// The machine will hear that something was left out in this step.
+  void note_flaw() { note_of(local_.rank()).flawed = step_; }
   /// The factor of clipping, from all ranks' squares_. False when nothing is to be applied. A round of its own.
   bool clip_together();
+  /// Those among whom squares_ are divided.
+  virtual comm::Communicator& norm_group() { return local_; }
+  /// The sum of a slice over this machine, into this rank's own gradients, where nobody else reads it. `any`, by slot:
+  /// somebody here has a gradient.
+  void sum_here(size_t bucket, space::Range slice, uint8_t* any);
+  /// Of this rank's gradients, the whole pages inside.
+  void give_back_gradients(space::Range range);
   /// This rank's part of a bucket at which all ranks of the machine have arrived.
   virtual void work(size_t bucket);
   /// The next bucket's. Of the last one, told_ has the machine's sums then.
   void work_next();
+  /// All buckets at which everybody has arrived.
+  void work_arrived();
   /// What can be done without waiting.
   virtual void proceed();
 
@@ -53,6 +65,7 @@ class Shared : public Exchange {
   std::vector<space::Range> slices_;  // this rank's, by bucket
   std::deque<Open> open_;             // rounds at which this rank has arrived and that it has not finished
   uint32_t last_round_ = 0;           // at which this rank has arrived
+  std::vector<uint32_t> rounds_of_;   // the buckets', in this step
   uint32_t step_ = 0;
   std::vector<double> squares_;  // with clip: of this rank's slices of the summed gradient, by bucket
 
@@ -64,14 +77,17 @@ class Shared : public Exchange {
   };
   Note& note_of(int rank) const { return *reinterpret_cast<Note*>(notes_.parts[static_cast<size_t>(rank)]); }
   std::vector<space::Source> sources_of(size_t bucket) const;
+  bool sources_of(size_t slot, std::vector<const std::byte*>& sources) const;
+  bool can_give_back(size_t bucket) const;
   void gather(size_t bucket);
   void hear_machine();
 
   // What a rank tells is written before it arrives at the last bucket, and read by all before they finish it; that it
   // left something out before it finishes that bucket, and read before the next step.
   comm::shm::SharedBlock gradients_, flags_, notes_;
-  std::vector<uint8_t> any_;           // with clip, by slot: some rank has a gradient
-  std::vector<uint64_t> name_hashes_;  // by bucket
+  size_t worked_ = 0, given_back_ = 0;  // buckets, in this step
+  std::vector<uint8_t> any_;            // with clip, by slot: some rank has a gradient
+  std::vector<uint64_t> name_hashes_;   // by bucket
 
  protected:
   Share share_of(int rank, size_t bucket) const override;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -175,7 +174,7 @@ void Spread::land() {
 void Spread::work(size_t bucket) {
   if (slices_[bucket].empty()) return mark_landed(bucket);
   look(bucket, slices_[bucket]);
-  reduce_local(bucket);
+  sum_here(bucket, slices_[bucket], lane_flags_.data());
   trips_[bucket].reduced = true;
 }
 
@@ -218,7 +217,8 @@ void Spread::land_first() {
   Trip& trip = trips_[piece.bucket];
   trip.travelling--;
   if (whole_first()) {
-    squares_[piece.bucket] += space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum);
+    squares_[piece.bucket] +=
+        space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum, counts_parts_only());
     return;
   }
   update_slice(piece.bucket, piece.range, sum);
@@ -242,43 +242,6 @@ bool Spread::landed_on(int rank, size_t bucket, space::Range part) const {
                             ? kAllPieces
                             : (wanted.end - slice.begin + kPieceBytes - 1) / kPieceBytes;
   return static_cast<int64_t>(landings(rank, bucket).load() - landing(step_, static_cast<uint32_t>(pieces))) >= 0;
-}
-
-/// The gradients of a slot in this machine. True when every rank has one.
-bool Spread::sources_of(size_t slot, std::vector<const std::byte*>& sources) const {
-  sources.clear();
-  for (int rank = 0; rank < local_.size(); rank++)
-    if (flags_of(rank)[slot] != 0) sources.push_back(gradients_of(rank));
-  return sources.size() == static_cast<size_t>(local_.size());
-}
-
-/// The slice's sum over this machine, into this rank's own gradients: nobody else reads them there.
-void Spread::reduce_local(size_t bucket) {
-  const space::Bucket& b = buckets_[bucket];
-  const auto sum = [&](space::Range range, const std::vector<const std::byte*>& sources) {
-    if (range.empty()) return;
-    std::byte* own = gradients() + range.begin;
-    if (sources.size() == 1 && sources[0] == gradients())
-      return;  // a rank that is alone on its machine: the sum is there
-    if (sources.empty()) return void(std::memset(own, 0, range.size()));
-    std::vector<const void*> from;
-    from.reserve(sources.size());
-    for (const std::byte* source : sources) from.push_back(source + range.begin);
-    void* const outs[] = {own};
-    space::kernels().reduce(b.dtype, Op::sum, outs, 1, from.data(), static_cast<int>(from.size()),
-                            range.size() / size_of(b.dtype));
-  };
-  std::vector<const std::byte*> sources;
-  bool everybody = true;
-  for (size_t slot = b.first; slot < b.last; slot++) {
-    everybody = sources_of(slot, sources) && everybody;
-    lane_flags_[slot] = sources.empty() ? 0 : 1;
-  }
-  if (everybody) return sum(slices_[bucket], sources);
-  for (size_t slot = b.first; slot < b.last; slot++) {
-    sources_of(slot, sources);
-    sum(intersect(slices_[bucket], layout_[slot].range), sources);
-  }
 }
 
 /// Every machine has all of it.

@@ -57,8 +57,6 @@ class Spread final : public Shared {
   void mark_landed(size_t bucket, uint32_t pieces = kAllPieces);
   bool landed_on(int rank, size_t bucket, space::Range part) const;
   void await(size_t bucket, space::Range part);
-  bool sources_of(size_t slot, std::vector<const std::byte*>& sources) const;
-  void reduce_local(size_t bucket);
   void plan();
   void measure_anew();
   Told& total() const { return *reinterpret_cast<Told*>(total_.parts[static_cast<size_t>(speaker_)]); }

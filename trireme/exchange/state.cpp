@@ -8,17 +8,29 @@
 namespace trireme::exchange {
 namespace {
 
-/// Collective: throws unless every rank is ready. A rank with an error throws its own.
-void all_ready(comm::Communicator& group, const std::exception_ptr& error) {
-  const uint8_t mine = error ? 1 : 0;
+/// Collective: the first rank that says yes, or size().
+int first_of(comm::Communicator& group, bool mine) {
+  const uint8_t own = mine ? 1 : 0;
   std::vector<uint8_t> all(static_cast<size_t>(group.size()));
-  group.all_gather(&mine, all.data(), 1, DType::u8, "who can restore its state");
+  group.all_gather(&own, all.data(), 1, DType::u8, "who cannot restore its state");
+  return static_cast<int>(std::find(all.begin(), all.end(), uint8_t{1}) - all.begin());
+}
+
+/// Collective: throws unless every rank is ready, of those with other parts of the `model` too (null: there are none).
+/// A rank with an error throws its own.
+void all_ready(comm::Communicator& group, comm::Communicator* model, const std::exception_ptr& error) {
+  const int other = first_of(group, error != nullptr);
+  const int part = model == nullptr ? 0 : first_of(*model, other < group.size());
   if (error) std::rethrow_exception(error);
-  const auto other = std::find(all.begin(), all.end(), uint8_t{1});
-  if (other != all.end())
+  if (other < group.size())
     fail<Mismatch>(
         "rank {} has all that it needs to restore the state, rank {} has not: see its error. Nothing changed",
-        group.rank(), other - all.begin());
+        group.rank(), other);
+  if (model != nullptr && part < model->size())
+    fail<Mismatch>(
+        "this rank has all that it needs to restore its part of the state, a rank with part {} of the model has not: "
+        "see its error. Nothing changed",
+        part);
 }
 
 }  // namespace
@@ -158,6 +170,7 @@ void Exchange::check_source(const state::Source& source, const Scalars& scalars,
 
 std::string Exchange::restore(state::Source& kept, const state::Extras& wanted) {
   land();
+  forget_gathered();
   before_writing();
   state::Adapted source(kept, layout_, about().workers, group().size());
   state::Extras extras = wanted;
@@ -169,7 +182,7 @@ std::string Exchange::restore(state::Source& kept, const state::Extras& wanted) 
   } catch (...) {
     error = std::current_exception();
   }
-  all_ready(group(), error);
+  all_ready(group(), model_, error);
   if (berth_) berth_->begin(-1);  // who dies in the middle of this leaves nothing that is whole
   for (const auto& list : {parts(), extras.parts})
     for (const state::Part& part : list) source.read(part.vector, part.range, part.bytes);

@@ -2,15 +2,15 @@
 #include <torch/utils.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include <trireme/base/error.h>
 #include <trireme/data/loader.h>
+#include <trireme/data/masks.h>
 #include <trireme/models/answers.h>
 
 namespace trireme::models {
 namespace {
-
-constexpr size_t kBatch = 500;  // as training tests
 
 torch::Dtype dtype_of(const About& about) { return about.dtype == "f64" ? torch::kFloat64 : torch::kFloat32; }
 
@@ -18,11 +18,12 @@ torch::Dtype dtype_of(const About& about) { return about.dtype == "f64" ? torch:
 template <class Visit>
 void for_each_batch(Loaded& model, const Samples& samples, const Visit& visit) {
   const torch::NoGradGuard no_grad;
-  model.net->eval();
-  for (size_t begin = 0; begin < samples.chosen.size(); begin += kBatch) {
-    const size_t end = std::min(samples.chosen.size(), begin + kBatch);
+  model.net.eval();
+  const size_t batch_size = data::batch_to_test(samples.set);
+  for (size_t begin = 0; begin < samples.chosen.size(); begin += batch_size) {
+    const size_t end = std::min(samples.chosen.size(), begin + batch_size);
     const data::Batch batch = data::make_batch(samples.set, samples.chosen, begin, end, dtype_of(model.about));
-    visit(begin, batch, model.net->forward(batch.x));
+    visit(begin, batch, model.net.forward(batch.x));
   }
 }
 
@@ -82,10 +83,24 @@ void evaluate_numbers(Loaded& model, const Samples& samples, const Progress& pro
   result.absolute_error = absolutes / count * unit;
 }
 
+void evaluate_tokens(Loaded& model, const Samples& samples, const Progress& progress, Evaluation& result) {
+  double loss = 0;
+  int64_t right = 0;
+  for_each_batch(model, samples, [&](size_t first, const data::Batch& batch, const torch::Tensor& outputs) {
+    loss += model.net.loss_of(outputs, batch.y).item<double>() * static_cast<double>(batch.samples());
+    right += outputs.argmax(-1).eq(batch.y).sum().item<int64_t>();
+    result.tokens += batch.y.ne(data::kNoTarget).sum().item<int64_t>();
+    progress(first + batch.samples(), result.samples);
+  });
+  result.loss = loss / static_cast<double>(result.samples);  // all samples have as many targets
+  result.accuracy = static_cast<double>(right) / static_cast<double>(result.tokens);
+  result.perplexity = std::exp(result.loss);
+}
+
 }  // namespace
 
 torch::Tensor answers_of(const About& about, const torch::Tensor& outputs) {
-  if (about.task == data::Task::classify) return outputs.to(torch::kFloat64).softmax(1);
+  if (about.task != data::Task::regress) return outputs.to(torch::kFloat64).softmax(-1);
   const torch::Tensor numbers = outputs.to(torch::kFloat64).flatten();
   return about.schema ? numbers * about.schema->deviation + about.schema->mean : numbers;
 }
@@ -93,8 +108,12 @@ torch::Tensor answers_of(const About& about, const torch::Tensor& outputs) {
 Evaluation evaluate(Loaded& model, const Samples& samples, const Progress& progress) {
   if (!samples.labelled) fail<InvalidArgument>("{} have no labels to compare with", samples.what);
   Evaluation result{.samples = samples.chosen.size()};
-  model.about.task == data::Task::classify ? evaluate_classes(model, samples, progress, result)
-                                           : evaluate_numbers(model, samples, progress, result);
+  if (data::is_text(model.about.task))
+    evaluate_tokens(model, samples, progress, result);
+  else if (model.about.task == data::Task::classify)
+    evaluate_classes(model, samples, progress, result);
+  else
+    evaluate_numbers(model, samples, progress, result);
   return result;
 }
 

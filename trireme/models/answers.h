@@ -23,9 +23,11 @@ struct ClassScore {
 struct Evaluation {
   size_t samples = 0;
   double loss = 0;                       // mean cross-entropy, or mean squared error in the label's own unit
-  std::optional<double> accuracy{};      // classes: part of the answers that are right
+  std::optional<double> accuracy{};      // classes, tokens: part of the answers that are right
   std::vector<ClassScore> classes{};     // classes
   std::optional<double> absolute_error;  // numbers: mean of |answer - label|, in the label's own unit
+  std::optional<double> perplexity{};    // tokens: e to the loss
+  int64_t tokens = 0;                    // tokens: that were to be found
 };
 
 /// After each batch: how many samples are done.

@@ -5,6 +5,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/models/catalogue.h>
+#include <trireme/models/language.h>
 
 namespace trireme::models {
 
@@ -15,6 +16,9 @@ const std::vector<Entry>& catalogue() {
       {"lenet", "1×28×28", "LeNet-5 with ReLU and average pooling, 61,706 parameters"},
       {"lenet-bn", "1×28×28", "the same with batch norm after each convolution, 61,750 parameters"},
       {"twoconv", "1×28×28", "the two-convolution net of MNIST tutorials, with dropout, 21,840 parameters"},
+      {"gpt:SIZE", "text",
+       "language model, next tokens: tiny, small (gpt alone), medium, or layers=4,width=256,heads=4,…"},
+      {"bert:SIZE", "text", "language model, masked tokens: sizes and settings as of gpt"},
   };
   return entries;
 }
@@ -30,6 +34,7 @@ void check_name(const std::string& spec) {
         "unknown model '{}'{}. There are {} (`trireme models`); any other is a few lines of C++: a torch::nn module "
         "and trireme::parallel()",
         spec, did_you_mean(spec, names), fmt::join(names, ", "));
+  language_spec(spec);  // throws for settings that cannot be
 }
 
 }  // namespace trireme::models

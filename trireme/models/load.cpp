@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include <trireme/base/error.h>
+#include <trireme/models/language.h>
 #include <trireme/models/load.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/tensors.h>
@@ -38,8 +39,22 @@ const checkpoint::StoredTensor* outermost(const Stored& stored, const char* endi
   return best;
 }
 
+/// A language model's file says all of it but the type of its tensors.
+void complete_language(About& about, const Stored& stored, const std::string& path) {
+  if (about.outputs == 0 || about.shape.size() != 1 || !about.tokenizer)
+    fail<InvalidArgument>(
+        "{} does not say how its tokens are made: a language model is saved with metadata_of(), as `trireme train` "
+        "does",
+        path);
+  if (about.tokenizer->vocabulary() != about.outputs)
+    fail<Corruption>("{}: the tokenizer has {} tokens, the model {}", path, about.tokenizer->vocabulary(),
+                     about.outputs);
+  if (!stored.empty() && stored.begin()->second.tensor->type == "F64") about.dtype = "f64";
+}
+
 /// What the file does not say, its tensors do.
 void complete(About& about, const Stored& stored, const std::string& path) {
+  if (language_spec(about.model)) return complete_language(about, stored, path);
   const auto *first = outermost(stored, ".weight", false), *last = outermost(stored, ".bias", true);
   if (first == nullptr || last == nullptr)
     fail<InvalidArgument>("{} has no layers as models of `trireme train` have: '0.weight', '0.bias', …", path);
@@ -127,15 +142,15 @@ Loaded load(const std::string& path, const std::string& model) {
   Loaded loaded{.about = about_at(from, model), .path = from.path, .skipped = from.skipped};
   About& about = loaded.about;
   complete(about, from.model(), from.path);
-  loaded.net = make(about.model, about.shape, about.outputs);
-  loaded.net->to(about.dtype == "f64" ? torch::kFloat64 : torch::kFloat32);
+  loaded.net = make(about.model, about.shape, about.outputs, {.task = about.task});
+  loaded.net.module().to(about.dtype == "f64" ? torch::kFloat64 : torch::kFloat32);
   fill(*loaded.net, from,
        fmt::format("{} for samples of {} and {} output{}", about.model, fmt::join(about.shape, "×"), about.outputs,
                    about.outputs == 1 ? "" : "s"));
   if (about.schema && about.schema->inputs() != static_cast<size_t>(about.shape[0]))
     fail<Corruption>("{}: the columns make {} inputs, the model has {}", from.path, about.schema->inputs(),
                      about.shape[0]);
-  loaded.net->eval();
+  loaded.net.eval();
   return loaded;
 }
 

@@ -1,16 +1,17 @@
 #pragma once
 // Trained models, back from their files and into the files of others.
-#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/module.h>
 
 #include <string>
 
 #include <trireme/checkpoint/compare.h>
 #include <trireme/models/about.h>
+#include <trireme/models/model.h>
 
 namespace trireme::models {
 
 struct Loaded {
-  torch::nn::Sequential net{nullptr};  // with the saved parameters and buffers, in eval mode
+  Model net;                           // with the saved parameters and buffers, in eval mode
   About about;                         // complete: what the file did not say is told by its tensors
   std::string path{};                  // of the file or the checkpoint that was read
   std::vector<std::string> skipped{};  // sentences: which newer checkpoints are of no use, and why

@@ -10,6 +10,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/models/catalogue.h>
+#include <trireme/models/language.h>
 #include <trireme/models/models.h>
 #include <trireme/parallel/large_linear.h>
 
@@ -64,10 +65,29 @@ std::vector<int64_t> hidden_widths(const std::string& spec) {
   }
 }
 
-}  // namespace
+template <class Options>
+Options language_options(const LanguageSpec& spec, int64_t tokens, const MakeOptions& options) {
+  return {.layers = spec.layers,
+          .width = spec.width,
+          .heads = spec.heads,
+          .context = spec.context,
+          .vocabulary = embedded(spec, tokens),
+          .dropout = spec.dropout,
+          .recompute = options.recompute,
+          .sequence = options.sequence};
+}
 
-nn::Sequential make(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs) {
-  check_name(spec);
+Model make_language(const std::string& name, const LanguageSpec& spec, const std::vector<int64_t>& shape,
+                    int64_t tokens, const MakeOptions& options) {
+  if (shape != std::vector<int64_t>{spec.context})
+    fail<InvalidArgument>("{} takes texts of {} tokens at a time; these samples are {}", name, spec.context,
+                          fmt::join(shape, "×"));
+  if (spec.masked)
+    return {bert(options.ranks, language_options<BertOptions>(spec, tokens, options)), data::Task::masked_token};
+  return {gpt(options.ranks, language_options<GptOptions>(spec, tokens, options)), data::Task::next_token};
+}
+
+nn::Sequential make_net(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs) {
   int64_t inputs = 1;
   for (int64_t extent : shape) inputs *= extent;
   if (spec == "linear") return linear(inputs, outputs);
@@ -83,6 +103,15 @@ nn::Sequential make(const std::string& spec, const std::vector<int64_t>& shape, 
     return spec == "lenet" ? lenet(outputs) : spec == "lenet-bn" ? lenet_bn(outputs) : twoconv(outputs);
   }
   fail<InvalidArgument>("unknown model '{}': only mlp takes widths after a colon", spec);
+}
+
+}  // namespace
+
+Model make(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs, const MakeOptions& options) {
+  check_name(spec);
+  if (const auto language = language_spec(spec)) return make_language(spec, *language, shape, outputs, options);
+  if (!options.ranks.alone()) fail<InvalidArgument>("{} cannot be divided among tensor ranks: gpt and bert can", spec);
+  return {make_net(spec, shape, outputs), options.task, options.recompute};
 }
 
 }  // namespace trireme::models

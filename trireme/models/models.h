@@ -1,9 +1,11 @@
 #pragma once
-// The zoo. Every model is an ordinary torch::nn::Sequential.
+// The zoo. Models of images and rows are ordinary torch::nn::Sequentials; language models are in transformer.h.
 #include <torch/nn/modules/container/sequential.h>
 
 #include <string>
 #include <vector>
+
+#include <trireme/models/model.h>
 
 namespace trireme::models {
 
@@ -18,9 +20,17 @@ torch::nn::Sequential lenet_bn(int64_t classes = 10);
 /// The two-convolution net of many MNIST tutorials: conv 10 and 20, dropout, two linear layers.
 torch::nn::Sequential twoconv(int64_t classes = 10);
 
+struct MakeOptions {
+  data::Task task = data::Task::classify;  // classify or regress; of a language model the name says it
+  layers::TensorGroup ranks{};             // among whom a language model is divided: a Mesh or a Group; default: nobody
+  bool recompute = false;                  // activations are computed again in the backward pass instead of kept
+  bool sequence = false;                   // see GptOptions
+};
+
 /// A model by name for samples of `shape` and `outputs` classes or values: linear, mlp:512,512 (hidden widths; mlp
-/// alone is mlp:512,512), lenet, lenet-bn, twoconv. Throws InvalidArgument with the nearest name, or when the shape
-/// does not fit.
-torch::nn::Sequential make(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs);
+/// alone is mlp:512,512), lenet, lenet-bn, twoconv; and for a text of `outputs` tokens and samples of its context gpt
+/// and bert (models/language.h). Throws InvalidArgument with the nearest name, or when the shape does not fit.
+Model make(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs,
+           const MakeOptions& options = {});
 
 }  // namespace trireme::models

@@ -94,6 +94,41 @@ Samples open_rows(const About& about, const std::string& data, Part part, Purpos
   return samples;
 }
 
+// ---- text ----
+
+/// Of the file that the model was trained on, the part that training held out or the one that it used; of any other,
+/// all of it.
+Samples open_text(const About& about, const std::string& data, Part part, Purpose purpose) {
+  if (purpose == Purpose::predict)
+    fail<InvalidArgument>("{} predicts tokens of a text, one after another: `trireme generate` writes them",
+                          about.model);
+  const auto file = data::text_file(data);
+  if (!file) fail<InvalidArgument>("the model was trained on text: --data text:FILE, not '{}'", data);
+  Samples samples;
+  samples.memory = std::make_unique<comm::shm::Communicator>(Segment::create(), 0, 1);
+  data::TextOptions options{.context = about.shape[0], .masked = about.task == data::Task::masked_token, .test = 0};
+  if (about.split && fs::path(*file).filename() == about.split->file) options.tests = about.split->tests;
+  data::Splits splits = data::read_text(*samples.memory, *file, *about.tokenizer, options);
+  const bool own = options.tests && splits.tokens == about.split->rows;
+  if (!own && (part == Part::train || part == Part::test))
+    fail<InvalidArgument>("{} is not the text that the model was trained on: it has no part for testing", *file);
+  if (part == Part::automatic && own && splits.test.count > 0) part = Part::test;
+  if ((!own && options.tests) || part == Part::automatic) part = Part::all;
+  if (part == Part::all && options.tests.value_or(0) > 0) {  // without a cut in the middle
+    options.tests = 0;
+    splits = data::read_text(*samples.memory, *file, *about.tokenizer, options);
+  }
+  samples.set = part == Part::test ? splits.test : splits.train;
+  samples.labelled = true;
+  samples.what = fmt::format("{} samples of {} tokens of {}{}", samples.set.count, about.shape[0], *file,
+                             part == Part::test    ? " that training held out"
+                             : part == Part::train ? " that training used"
+                             : own                 ? ", on most of which the model was trained"
+                                                   : "");
+  samples.chosen = all_of(samples.set.count);
+  return samples;
+}
+
 // ---- everything else ----
 
 void check_fit(const About& about, const data::Dataset& set) {
@@ -141,6 +176,13 @@ Part part_named(const std::string& name) {
 }
 
 Samples open_samples(const About& about, const std::string& data, Part part, Purpose purpose) {
+  if (data::is_text(about.task)) {
+    if (data::text_file(data)) data::check_exists(data);
+    return open_text(about, data, part, purpose);
+  }
+  if (data::text_file(data))
+    fail<InvalidArgument>("the model was trained on samples of {}, not on text such as '{}'",
+                          fmt::join(about.shape, "×"), data);
   if (!is_image_file(data)) data::check_exists(data);
   if (!fs::exists(data) && is_image_file(data)) fail<IoError>("there is no file '{}'", data);
   if (about.schema) return open_rows(about, data, part, purpose);

@@ -14,6 +14,7 @@
 #include <functional>
 
 #include <trireme/base/error.h>
+#include <trireme/models/language_script.h>
 #include <trireme/models/torchscript.h>
 
 namespace trireme::models {
@@ -119,7 +120,27 @@ class Writer {
     return module;
   }
 
+  /// A language model, or a part of it.
+  jit::Module language(const nn::Module& part, const LanguageSpec& spec) {
+    jit::Module module = with_tensors(part);
+    for (const auto& child : part.named_children())
+      module.register_module(script_name(child.key()), language(*child.value(), spec));
+    if (const std::string source = language_script(kind_of(part), spec); !source.empty()) module.define(source);
+    return module;
+  }
+
  private:
+  /// With copies of the layer's own parameters and buffers, under the layer's name.
+  jit::Module with_tensors(const nn::Module& layer) {
+    jit::Module module = fresh(kind_of(layer));
+    for (const auto& item : layer.named_parameters(false))
+      module.register_parameter(item.key(), item.value().detach().clone(at::MemoryFormat::Contiguous).requires_grad_(),
+                                false);
+    for (const auto& item : layer.named_buffers(false))
+      module.register_buffer(item.key(), item.value().detach().clone(at::MemoryFormat::Contiguous));
+    return module;
+  }
+
   jit::Module fresh(const std::string& name) {
     jit::Module module(c10::QualifiedName("__torch__." + name), unit_, /*shouldMangle=*/true);
     module.register_attribute("training", c10::BoolType::get(), false);
@@ -135,12 +156,7 @@ class Writer {
           "trireme/models/torchscript.cpp. "
           "Export .safetensors",
           layer.name());
-    jit::Module module = fresh(kind_of(layer));
-    for (const auto& item : layer.named_parameters(false))
-      module.register_parameter(item.key(), item.value().detach().clone(at::MemoryFormat::Contiguous).requires_grad_(),
-                                false);
-    for (const auto& item : layer.named_buffers(false))
-      module.register_buffer(item.key(), item.value().detach().clone(at::MemoryFormat::Contiguous));
+    jit::Module module = with_tensors(layer);
     module.define(fmt::format("def forward(self, x: Tensor) -> Tensor:\n    return {}\n", expression));
     return module;
   }
@@ -198,8 +214,15 @@ jit::Module to_torchscript(const nn::Sequential& net, const std::string& name) {
 
 jit::Module to_torchscript(const Loaded& model) {
   const About& about = model.about;
+  if (const auto spec = language_spec(about.model)) {
+    jit::Module module = Writer("").language(*model.net, *spec);
+    module.define(fmt::format(
+        "def predict(self, x: Tensor) -> Tensor:\n    return torch.softmax(self.forward(x)[:, :, :{}].to({}), -1)\n",
+        about.outputs, kFloat64));
+    return module;
+  }
   const int dtype = about.dtype == "f64" ? kFloat64 : kFloat32;
-  jit::Module module = to_torchscript(model.net, class_name(about.model));
+  jit::Module module = to_torchscript(model.net.sequential(), class_name(about.model));
   std::string source = "def predict(self, x: Tensor) -> Tensor:\n";
   source += about.schema ? input_of_columns(module, *about.schema, dtype)
                          : fmt::format("    x = x.to({}) * {}\n", dtype, decimal(about.scale));

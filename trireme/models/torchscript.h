@@ -2,9 +2,10 @@
 // Trained models as TorchScript, which Python's torch.jit.load and torch::jit::load run without this library.
 //
 // The program is written from the structure of the module: every layer becomes a submodule under the name it has here,
-// with its parameters and buffers, so the exported state_dict() has the keys of the safetensors file. A new
-// kind of layer is one line in torchscript.cpp. Besides `forward` there is `predict`, from values as they stand in data
-// to answers: docs/using-a-model.md says what both expect.
+// with its parameters and buffers, so the exported state_dict() has the keys of the safetensors file (but for `in` of
+// language models, which is `in_`). A new kind of layer is one line in torchscript.cpp, or of a language model in
+// language_script.cpp. Besides `forward` there is `predict`, from values as they stand in data to answers:
+// docs/using-a-model.md says what both expect.
 #include <torch/csrc/jit/api/module.h>
 
 #include <string>

@@ -1,35 +1,60 @@
 // A user's module in the flat space: parameters become views, hooks wait for gradients, ranks compare what they have.
+#include <malloc.h>
+
 #include <algorithm>
 #include <utility>
 
+#include <trireme/parallel/divisions.h>
 #include <trireme/parallel/impl.h>
+#include <trireme/parallel/precision.h>
 #include <trireme/torch/compat.h>
 
 namespace trireme {
 
 using torch_compat::dtype_of;
 
-Parallel::Impl::Impl(const Group& group, World* world, torch::nn::Module& module,
+namespace {
+
+const std::string kData = "data";  // the axis of a mesh along which samples are divided
+
+Group data_of(const Mesh& mesh) {
+  return mesh.has(kData) ? mesh.group(kData) : mesh.whole().split(mesh.whole().rank());
+}
+
+}  // namespace
+
+Ranks::Ranks(const Mesh& its_mesh) : data(data_of(its_mesh)), whole(data) {
+  if (data.size() == its_mesh.whole().size()) return;
+  whole = its_mesh.whole();
+  model = its_mesh.has(kData) ? its_mesh.across(kData) : its_mesh.whole();
+  mesh = its_mesh.describe();
+}
+
+Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module,
                      const std::optional<space::UpdaterOptions>& optimizer, const ParallelOptions& options)
-    : group_(group),
-      count_(group.registry()),
+    : group_(ranks.data),
+      whole_(ranks.whole),
+      model_(ranks.model),
+      mesh_(ranks.mesh),
+      count_(group_.registry()),
       options_(options),
       lr_(optimizer ? optimizer->lr : 0),
       parameters_(distinct(module.named_parameters())),
       buffers_(distinct(module.named_buffers())),
       work_(*this) {
   check(options_);
+  check_precision(options_.precision, parameters_);
+  check_ranks(world);
   add_ties(module.named_parameters(), ties_);
   add_ties(module.named_buffers(), ties_);
-  if (world == nullptr && options_.exchange.sync.needs_servers())
-    fail<InvalidArgument>(
-        "sync '{}' needs parameter servers, which serve all ranks of a job together: give parallel() the World, and "
-        "not {}",
-        exchange::name_of(options_.exchange.sync), group_.describe());
-  exchange::Group ranks(group_);
-  ranks.world = world;
-  exchange_ =
-      exchange::make_exchange(ranks, layout_of(parameters_, options_.channels_last), optimizer, exchange_options());
+  if (model_) options_.overlap_next = false;  // a rank in a layer's collective lands nothing that others wait for
+  const space::Layout layout = layout_of(parameters_, options_.channels_last, divisions_of(module, ties_));
+  check_parts(layout, optimizer);
+  exchange::Group members(group_);
+  members.world = world;
+  if (model_) members.model = &model_->comm();
+  exchange_ = exchange::make_exchange(members, layout, optimizer, exchange_options());
+  if (model_) assembly_.emplace(whole_, group_, *model_, layout, exchange_->owners());
   adopt_parameters();
   adopt_buffers();
   listen();
@@ -47,15 +72,51 @@ Parallel::Impl::~Impl() {
   }
   const torch::NoGradGuard no_grad;
   for (auto& [name, parameter] : parameters_) {
-    parameter.set_data(parameter.detach().clone());
+    // What is not here cannot be left behind: better nothing than zeros.
+    parameter.set_data(exchange_->traits().gathers ? torch::empty({0}, parameter.options())
+                                                   : parameter.detach().clone());
     parameter.mutable_grad().reset();
   }
 }
 
-/// The part of the options that is the exchange's, with what it has to know of the others.
+void Parallel::Impl::check_ranks(World* world) const {
+  const exchange::Sync& sync = options_.exchange.sync;
+  if (world == nullptr && sync.needs_servers())
+    fail<InvalidArgument>(
+        "sync '{}' needs parameter servers, which serve all ranks of a job together: give parallel() the World, and "
+        "not {}",
+        exchange::name_of(sync), group_.describe());
+  if (model_ && !sync.lockstep())
+    fail<InvalidArgument>(
+        "on a mesh of {} ranks hold parts of one model and take every step together, and with sync '{}' each goes at "
+        "its own pace: use shared, allreduce or central",
+        mesh_, exchange::name_of(sync));
+}
+
+/// Ranks with different parts must have parts of the same: compared over all ranks before anything depends on it.
+void Parallel::Impl::check_parts(const space::Layout& layout,
+                                 const std::optional<space::UpdaterOptions>& optimizer) const {
+  exchange::Terms cuts;
+  for (const space::Slot& slot : layout.slots()) {
+    if (!slot.cut) continue;
+    if (!model_)
+      fail<InvalidArgument>(
+          "parameter {}: its other parts are on other ranks. Give parallel() the mesh that the layers have their group "
+          "from, and not {}",
+          slot.describe(), group_.describe());
+    cuts.add(fmt::format("parts of {}", slot.name), fmt::format("{} along dim {}", slot.cut->count, slot.cut->dim));
+  }
+  if (!model_) return;
+  exchange::Terms terms = exchange::terms_of(space::whole_of(layout));
+  terms.add(exchange::terms_of(optimizer)).add(exchange::terms_of(exchange_options())).add(cuts);
+  exchange::agree(whole_.comm(), "settings", terms.text());
+}
+
+/// The part of the options that is the exchange's, with what it has to know of the others. Layers whose parts are on
+/// several ranks make them wait for one another in the middle of a backward pass.
 exchange::Options Parallel::Impl::exchange_options() const {
   exchange::Options options = options_.exchange;
-  options.backward_waits = options.backward_waits || options_.sync_batch_norm;
+  options.backward_waits = options.backward_waits || options_.sync_batch_norm || model_;
   options.terms.add(own_terms());
   options.notes = {own_scalar("updates"), own_scalar("clock")};
   return options;
@@ -66,32 +127,42 @@ exchange::Terms Parallel::Impl::own_terms() const {
   exchange::Terms terms;
   terms.add("accumulate", options_.accumulate)
       .add("sync_batch_norm", options_.sync_batch_norm)
+      .add("precision", precision_names()[static_cast<size_t>(options_.precision)])
       .add(exchange::terms_of(options_.schedule))
       .add(freezing_of(parameters_));
   return terms;
 }
 
-/// Moves the parameters into the flat space; rank 0's values become everybody's.
+/// Moves the parameters into the flat space; rank 0's values become everybody's, but for other parts of tensors.
 void Parallel::Impl::adopt_parameters() {
   const torch::NoGradGuard no_grad;
   const space::Layout& layout = exchange_->layout();
-  for (size_t i = 0; i < parameters_.size(); i++) {
-    torch::Tensor& parameter = parameters_[i].tensor;
-    torch::Tensor home = view_of(layout[i], exchange_->parameters(), parameter.scalar_type());
-    if (group_.first()) home.copy_(parameter);
-    parameter.set_data(home);
-    gradients_.push_back(view_of(layout[i], exchange_->gradients(), parameter.scalar_type()));
+  for (size_t bucket = 0; bucket < exchange_->buckets().size(); bucket++) {
+    for (size_t i = exchange_->buckets()[bucket].first; i < exchange_->buckets()[bucket].last; i++) {
+      torch::Tensor& parameter = parameters_[i].tensor;
+      torch::Tensor home = view_of(layout[i], exchange_->parameters(), parameter.scalar_type());
+      if (group_.first()) home.copy_(parameter);
+      if (group_.first() && model_ && !layout[i].cut)
+        model_->comm().broadcast(home.data_ptr(), home.nbytes(), DType::u8, 0, parameters_[i].name);
+      parameter.set_data(home);
+    }
+    exchange_->publish_bucket(bucket);
   }
+  for (size_t i = 0; i < parameters_.size(); i++)
+    gradients_.push_back(view_of(layout[i], exchange_->gradients(), parameters_[i].tensor.scalar_type()));
   exchange_->publish();
+  if (options_.exchange.zero > 0) malloc_trim(0);  // what the module's own tensors were in is the machine's again
   placement_.emplace(gradients_);
-  arrivals_.emplace(exchange_->parameters(), layout.bytes(), [this](space::Range part) { exchange_->await(part); });
+  arrivals_.emplace(
+      exchange_->parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { exchange_->use(parts); },
+      exchange_->traits().gathers ? [this] { exchange_->release(); } : std::function<void()>());
 }
 
 /// Rank 0's values become everybody's.
 void Parallel::Impl::adopt_buffers() {
   for (auto& [name, buffer] : buffers_) {
     torch::Tensor whole = buffer.contiguous();
-    group_.comm().broadcast(whole.data_ptr(), whole.nbytes(), DType::u8, 0, name);
+    whole_.comm().broadcast(whole.data_ptr(), whole.nbytes(), DType::u8, 0, name);
     if (!whole.is_same(buffer)) buffer.copy_(whole);
   }
   if (!options_.sync_batch_norm || group_.size() == 1) return;
@@ -139,7 +210,7 @@ void Parallel::Impl::follow_freezing() {
 ps::Lease Parallel::Impl::Work::take() {
   if (impl_.stop.load()) impl_.exchange_->want_stop();
   if (impl_.stopped_) return {ps::Lease::stopped};
-  const StepLimit limit(impl_.group_, *impl_.exchange_, impl_.options_.step_timeout);
+  const StepLimit limit = impl_.limit_waits();
   const ps::Lease lease = impl_.exchange_->source().take();
   impl_.stopped_ = lease.what == ps::Lease::stopped;
   if (lease.what != ps::Lease::piece) return lease;
@@ -155,7 +226,7 @@ void Parallel::Impl::use_loader(const std::shared_ptr<const std::string>& terms)
 }
 
 void Parallel::Impl::limited(const std::function<void()>& meet) {
-  const StepLimit limit(group_, *exchange_, options_.step_timeout);
+  const StepLimit limit = limit_waits();
   meet();
 }
 
@@ -171,12 +242,22 @@ void Parallel::Impl::exclusive(const std::function<void()>& change) {
   group_.comm().barrier("exclusive: end");
 }
 
-void Parallel::Impl::settled(const std::function<void()>& look) {
+void Parallel::Impl::settled(const std::function<void()>& look, Looks looks) {
   land();
   if (!exchange_->traits().lockstep) compare_here();
   sync_buffers();
+  if (looks == Looks::alike && exchange_->traits().gathers) {
+    const Gathering gathering(*this, exchange::Pass::look);
+    look();
+    return arrivals_->check();
+  }
   exchange_->settle();
-  look();
+  try {
+    look();
+  } catch (...) {  // who goes on after that must not train with parameters that nobody gathers any more
+    if (exchange_->traits().gathers) exchange_->resume();
+    throw;
+  }
   exchange_->resume();
 }
 
@@ -196,22 +277,28 @@ void Parallel::Impl::average(const std::string& name, torch::Tensor& buffer) {
   if (!whole.is_same(buffer)) buffer.copy_(whole);
 }
 
-std::vector<Named> Parallel::Impl::state() {
-  std::vector<Named> all;
+void Parallel::Impl::each_tensor(const std::function<void(const Named&)>& look) {
+  const auto copy = [](const torch::Tensor& tensor) { return tensor.detach().clone(torch::MemoryFormat::Contiguous); };
   settled([&] {
-    for (const auto* list : {&parameters_, &buffers_})
-      for (const auto& [name, tensor] : *list)
-        all.push_back({name, tensor.detach().clone(torch::MemoryFormat::Contiguous)});
+    for (size_t slot = 0; slot < parameters_.size(); slot++) {
+      const auto& [name, tensor] = parameters_[slot];
+      look({name, assembly_ ? assembly_->tensor(slot, tensor) : copy(tensor)});
+    }
+    for (const auto& [name, tensor] : buffers_) look({name, copy(tensor)});
   });
-  return all;
 }
 
 state::OwnerMap Parallel::Impl::owners() const {
-  state::OwnerMap map = exchange_->owners();
+  return with_buffers(assembly_ ? assembly_->owners() : exchange_->owners());
+}
+
+/// Ranks with different parts of a replica have the same buffers.
+state::OwnerMap Parallel::Impl::with_buffers(state::OwnerMap map) const {
   for (const state::Part& part : BufferState(buffers()).parts())
-    for (int rank = 0; rank < group_.size(); rank++) {
+    for (int rank = 0; rank < whole_.size(); rank++) {
+      const int worker = assembly_ ? assembly_->data_rank(rank) : rank;
       map.add(part.vector, part.range, rank);
-      if (own_buffers()) map.add(state::of_worker(rank, part.vector), part.range, rank);
+      if (own_buffers()) map.add(state::of_worker(worker, part.vector), part.range, rank);
     }
   return map;
 }
@@ -219,18 +306,28 @@ state::OwnerMap Parallel::Impl::owners() const {
 void Parallel::Impl::visit(state::Visitor& visitor) {
   land_between_updates();
   const BufferState common = averaged(), own(buffers());
-  exchange_->visit(visitor, extras(&common, own));
+  if (!assembly_) return exchange_->visit(visitor, extras(&common, own));
+  state::WholeVisitor whole(*assembly_->map(), visitor);
+  exchange_->visit(whole, extras(&common, own));
 }
 
 std::shared_ptr<state::Snapshot> Parallel::Impl::snapshot(const state::OwnerMap& division) {
   land_between_updates();
   const BufferState common = averaged(), own(buffers());
-  return exchange_->snapshot(division, extras(&common, own));
+  if (!assembly_) return exchange_->snapshot(division, extras(&common, own));
+  const auto made =
+      exchange_->snapshot(assembly_->map()->here_of(division, whole_.rank(), group_.rank()), extras(&common, own));
+  made->show_as(assembly_->map());
+  return made;
 }
 
-std::string Parallel::Impl::restore(state::Source& source) {
+/// Shared memory has parts as they are here (exchange::KeptState); everybody else has the whole.
+std::string Parallel::Impl::restore(state::Source& kept) {
   land_between_updates();
   const BufferState own(buffers());
+  std::optional<state::PartSource> part;
+  if (assembly_ && kept.about().layout != exchange_->layout().describe()) part.emplace(*assembly_->map(), kept);
+  state::Source& source = part ? *part : kept;
   std::string remark = exchange_->restore(source, own_buffers() ? extras(nullptr, own) : extras(&own, own));
   own.store();
   leased_.reset();
@@ -239,7 +336,8 @@ std::string Parallel::Impl::restore(state::Source& source) {
 }
 
 checkpoint::Contents Parallel::Impl::contents() const {
-  checkpoint::Contents contents{.layout = exchange_->layout(), .vectors = owners().vectors()};
+  checkpoint::Contents contents{.layout = assembly_ ? assembly_->map()->layout() : exchange_->layout(),
+                                .vectors = with_buffers(exchange_->owners()).vectors()};
   for (const auto& [name, buffer] : buffers_)
     contents.buffers.push_back({name, format_name(buffer.scalar_type()), buffer.sizes().vec()});
   contents.ties.insert(ties_.begin(), ties_.end());
@@ -248,8 +346,8 @@ checkpoint::Contents Parallel::Impl::contents() const {
 
 checkpoint::CrewNote Parallel::Impl::crew() const {
   ps::Client* const client = exchange_->client();
-  return {.workers = group_.size(),
-          .machines = group_.machines(),
+  return {.workers = whole_.size(),
+          .machines = whole_.machines(),
           .servers = client == nullptr ? 0 : client->job().servers,
           .sync = exchange::name_of(options_.exchange.sync)};
 }
@@ -312,8 +410,8 @@ void Parallel::Impl::compare_signs(const exchange::Told& sums) {
   const auto same = [&](size_t at) { return exchange::all_same(std::span<const double, 3>(sums.data() + at, 3)); };
   if (same(kFreezing) && same(kLoader)) return;
   land();
-  exchange::agree(group_.comm(), "frozen parameters", freezing_of(parameters_).text());
-  exchange::agree(group_.comm(), "loaders", loader_terms_ ? *loader_terms_ : "");
+  exchange::agree(whole_.comm(), "frozen parameters", freezing_of(parameters_).text());
+  exchange::agree(whole_.comm(), "loaders", loader_terms_ ? *loader_terms_ : "");
 }
 
 /// Where every rank goes at its own pace, this is where they meet.

@@ -9,7 +9,9 @@
 #include <utility>
 #include <vector>
 
+#include <trireme/cluster/mesh.h>
 #include <trireme/parallel/arrivals.h>
+#include <trireme/parallel/assembly.h>
 #include <trireme/parallel/batch_norm.h>
 #include <trireme/parallel/parallel.h>
 #include <trireme/parallel/placement.h>
@@ -20,10 +22,22 @@
 
 namespace trireme {
 
+/// Who trains a model: those who divide its samples, and on a mesh those who divide the model itself.
+struct Ranks {
+  explicit Ranks(const Group& group) : data(group), whole(group) {}
+  /// Samples are divided along the axis "data", if there is one. Collective.
+  explicit Ranks(const Mesh& mesh);
+
+  Group data;                    // gradients are summed over these
+  Group whole;                   // all: where nothing is divided, the same
+  std::optional<Group> model{};  // this rank and those that have the other parts of its replica; nothing: it has all
+  std::string mesh{};            // "data 2 × tensor 2", where there are several parts
+};
+
 class Parallel::Impl {
  public:
-  /// `world`: where parameter servers are found; null: this group has none.
-  Impl(const Group& group, World* world, torch::nn::Module& module,
+  /// `world`: where parameter servers are found; null: these ranks have none.
+  Impl(const Ranks& ranks, World* world, torch::nn::Module& module,
        const std::optional<space::UpdaterOptions>& optimizer, const ParallelOptions& options);
   ~Impl();
   Impl(const Impl&) = delete;
@@ -32,9 +46,10 @@ class Parallel::Impl {
   Step step(double weight, const std::function<torch::Tensor()>& loss);
   void limited(const std::function<void()>& meet);
   void exclusive(const std::function<void()>& change);
-  void settled(const std::function<void()>& look);
-  /// Row-major copies of everything that a saved model consists of.
-  std::vector<Named> state();
+  void settled(const std::function<void()>& look, Looks looks = Looks::freely);
+  /// Shows a row-major copy of each tensor that a saved model consists of, in the order of their registration: the
+  /// logical ones. Collective.
+  void each_tensor(const std::function<void(const Named&)>& look);
   void use_loader(const std::shared_ptr<const std::string>& terms);
 
   state::OwnerMap owners() const;
@@ -47,6 +62,8 @@ class Parallel::Impl {
   int64_t updates() const { return updates_; }
 
   const Group& group() const { return group_; }
+  const Group& whole() const { return whole_; }
+  const std::string& mesh() const { return mesh_; }
   const Ties& ties() const { return ties_; }
   exchange::Exchange& exchange() const { return *exchange_; }
   exchange::WorkSource& source() { return work_; }
@@ -71,6 +88,9 @@ class Parallel::Impl {
   };
 
   // ---- the module in the flat space: impl.cpp ----
+  StepLimit limit_waits() { return {{&group_, model_ ? &*model_ : nullptr}, *exchange_, options_.step_timeout}; }
+  void check_ranks(World* world) const;
+  void check_parts(const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer) const;
   exchange::Options exchange_options() const;
   exchange::Terms own_terms() const;
   void adopt_parameters();
@@ -81,6 +101,7 @@ class Parallel::Impl {
   void sync_buffers();
   void average(const std::string& name, torch::Tensor& buffer);
   BufferState::Named buffers() const;
+  state::OwnerMap with_buffers(state::OwnerMap map) const;
   /// Ranks' buffers may differ between settled() and settled(): each goes on with its own.
   bool own_buffers() const { return group_.size() > 1 && !statistics_; }
   BufferState averaged();
@@ -97,7 +118,7 @@ class Parallel::Impl {
   bool begin(double first_weight);
   void land();
   void open();
-  void without_samples();
+  void without_samples(bool last);
   torch::Tensor forward(const std::function<torch::Tensor()>& loss);
   void backward(double weight, const std::function<torch::Tensor()>& loss, bool last, metrics::Laps& laps);
   void expect_gradients();
@@ -110,6 +131,8 @@ class Parallel::Impl {
   Step update();
   void count_update();
   void hear(Step& done);
+  void hear_model();
+  bool sound() const { return exchange_->sound() && parts_sound_; }
   void check_time(const Step& done) const;
   bool watches() const { return options_.exchange.on_nan != exchange::OnNan::ignore; }
   bool skips() const { return options_.exchange.on_nan == exchange::OnNan::skip; }
@@ -128,7 +151,25 @@ class Parallel::Impl {
     Impl& impl;
   };
 
-  const Group group_;
+  /// While one lives, operators gather what they use: with ZeRO 3. Errors of theirs: arrivals_->check().
+  struct Gathering {
+    Gathering(Impl& impl, exchange::Pass pass) : impl(impl), gathers(impl.exchange_->traits().gathers) {
+      if (!gathers) return;
+      impl.exchange_->begin_pass(pass);
+      impl.arrivals_->expect();
+    }
+    ~Gathering() {
+      if (gathers) impl.arrivals_->forsake();
+    }
+    Gathering(const Gathering&) = delete;
+    Gathering& operator=(const Gathering&) = delete;
+    Impl& impl;
+    bool gathers;
+  };
+
+  const Group group_, whole_;         // see Ranks
+  const std::optional<Group> model_;  //
+  const std::string mesh_;            //
   StepMetrics count_;
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
   ParallelOptions options_;
@@ -136,6 +177,7 @@ class Parallel::Impl {
   std::vector<Named> parameters_, buffers_;
   Ties ties_;
   std::unique_ptr<exchange::Exchange> exchange_;
+  std::optional<Assembly> assembly_;      // of the whole model, where ranks have parts of it
   std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
   std::optional<Placement> placement_;
   std::optional<Arrivals> arrivals_;
@@ -157,7 +199,9 @@ class Parallel::Impl {
   std::vector<torch::Tensor> kept_buffers_;  // with OnNan::skip: as they were before the step
   double loss_ = 0;
   double loss_at_update_ = 0;                             // this rank's, of the update before
+  bool unchecked_ = false;                                // an update is to land, and may not be sound
   bool lost_ = false;                                     // one of its losses was no number
+  bool parts_sound_ = true;                               // of the update, on ranks with other parts of the model
   double seed_ = 1;                                       // of the gradient, per weight: see begin_share()
   exchange::Told told_{};                                 // this rank's, then everybody's
   static constexpr ptrdiff_t kFreezing = 2, kLoader = 5;  // in what ranks tell, after the loss and the wish to stop

@@ -1,5 +1,6 @@
 #include <trireme/base/duration.h>
 #include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
 #include <trireme/parallel/options.h>
 #include <trireme/parallel/step_limit.h>
 
@@ -9,6 +10,12 @@ std::string too_long(int64_t update, int rank, Seconds taken, const WaitLimit& l
   if (limit.timeout.count() <= 0 || taken <= limit.timeout) return "";
   return fmt::format("update {} took {:.3g} s on rank {}, and {} is {}{}", update, taken.count(), rank, limit.setting,
                      duration_text(limit.timeout), longer_helps(limit.setting));
+}
+
+std::vector<std::string> precision_names() { return {"f32", "bf16"}; }
+Precision precision_named(const std::string& name) {
+  if (name == "f32" || name == "bf16") return name == "bf16" ? Precision::bf16 : Precision::f32;
+  fail<InvalidArgument>("unknown precision '{}'{}: f32 or bf16", name, did_you_mean(name, precision_names()));
 }
 
 void check(const ParallelOptions& options) {

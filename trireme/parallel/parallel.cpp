@@ -12,10 +12,13 @@ namespace trireme {
 
 Parallel::Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
                    const ParallelOptions& options)
-    : impl_(std::make_unique<Impl>(world.group(), &world, module, optimizer, options)) {}
+    : impl_(std::make_unique<Impl>(Ranks(world.group()), &world, module, optimizer, options)) {}
 Parallel::Parallel(const Group& group, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
                    const ParallelOptions& options)
-    : impl_(std::make_unique<Impl>(group, nullptr, module, optimizer, options)) {}
+    : impl_(std::make_unique<Impl>(Ranks(group), nullptr, module, optimizer, options)) {}
+Parallel::Parallel(const Mesh& mesh, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
+                   const ParallelOptions& options)
+    : impl_(std::make_unique<Impl>(Ranks(mesh), nullptr, module, optimizer, options)) {}
 Parallel::~Parallel() = default;
 
 Step Parallel::step(double weight, const std::function<torch::Tensor()>& loss) { return impl_->step(weight, loss); }
@@ -24,7 +27,7 @@ void Parallel::use_loader(const std::shared_ptr<const std::string>& terms) { imp
 void Parallel::request_stop() noexcept { impl_->stop.store(true); }
 void Parallel::limited(const std::function<void()>& meet) { impl_->limited(meet); }
 void Parallel::exclusive(const std::function<void()>& change) { impl_->exclusive(change); }
-void Parallel::settled(const std::function<void()>& look) { impl_->settled(look); }
+void Parallel::settled(const std::function<void()>& look, Looks looks) { impl_->settled(look, looks); }
 bool Parallel::lockstep() const { return impl_->exchange().traits().lockstep; }
 exchange::WorkSource& Parallel::source() { return impl_->source(); }
 ps::Client& Parallel::servers() {
@@ -45,6 +48,8 @@ std::string Parallel::restore(state::Source& source) { return impl_->restore(sou
 checkpoint::Contents Parallel::contents() const { return impl_->contents(); }
 checkpoint::CrewNote Parallel::crew() const { return impl_->crew(); }
 const Group& Parallel::group() const { return impl_->group(); }
+const Group& Parallel::whole() const { return impl_->whole(); }
+const std::string& Parallel::mesh() const { return impl_->mesh(); }
 
 std::string Parallel::save_state(const std::string& dir) {
   Saver saver(*this, {.dir = dir, .keep = {.keep = 0}});
@@ -56,16 +61,19 @@ int64_t Parallel::load_state(const std::string& dir) { return trireme::load_stat
 
 std::string Parallel::sha256() {
   Sha256 hash;
-  for (const auto& [name, tensor] : impl_->state()) {
-    hash.add(name.data(), name.size());
-    hash.add(tensor.data_ptr(), tensor.nbytes());
-  }
+  impl_->each_tensor([&](const Named& item) {
+    hash.add(item.name.data(), item.name.size());
+    hash.add(item.tensor.data_ptr(), item.tensor.nbytes());
+  });
   return hash.finish();
 }
 
 void Parallel::save(const std::string& path, const std::map<std::string, std::string>& metadata) {
-  const std::vector<Named> state = impl_->state();
-  if (impl_->group().first()) {
+  std::vector<Named> state;
+  impl_->each_tensor([&](const Named& item) {
+    if (impl_->whole().first()) state.push_back(item);
+  });
+  if (impl_->whole().first()) {
     std::vector<checkpoint::NamedTensor> tensors;
     const auto add = [&](const std::string& name, const torch::Tensor& tensor) {
       tensors.push_back(
@@ -80,7 +88,7 @@ void Parallel::save(const std::string& path, const std::map<std::string, std::st
     checkpoint::write_safetensors(path, tensors, entries);
     cluster::note_saved(std::filesystem::absolute(path).string());
   }
-  impl_->group().comm().barrier("saved");
+  impl_->whole().comm().barrier("saved");
 }
 
 Parallel parallel(World& world, torch::nn::Module& module, const space::UpdaterOptions& optimizer,
@@ -110,6 +118,20 @@ Parallel parallel(const Group& group, torch::nn::Module& module, const exchange:
 }
 Parallel parallel(const Group& group, torch::nn::Module& module, const ParallelOptions& options) {
   return Parallel(group, module, std::nullopt, options);
+}
+Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const space::UpdaterOptions& optimizer,
+                  const ParallelOptions& options) {
+  return Parallel(mesh, module, optimizer, options);
+}
+Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const space::UpdaterOptions& optimizer,
+                  const exchange::Options& options) {
+  return Parallel(mesh, module, optimizer, {.exchange = options});
+}
+Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const exchange::Options& options) {
+  return Parallel(mesh, module, std::nullopt, {.exchange = options});
+}
+Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const ParallelOptions& options) {
+  return Parallel(mesh, module, std::nullopt, options);
 }
 
 }  // namespace trireme

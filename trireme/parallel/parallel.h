@@ -11,6 +11,7 @@
 
 #include <trireme/checkpoint/manifest.h>
 #include <trireme/checkpoint/plan.h>
+#include <trireme/cluster/mesh.h>
 #include <trireme/cluster/world.h>
 #include <trireme/exchange/exchange.h>
 #include <trireme/parallel/options.h>
@@ -34,7 +35,8 @@ struct Step {
 /// From construction to destruction the module's parameters are views of the flat space. Parameters may be frozen and
 /// unfrozen between steps with requires_grad_(), on all ranks alike. Collective: all ranks of the group that trains it
 /// construct, step and destroy in the same order; "all ranks" below are those of the group. One thread at a time.
-/// Outlived by its World; the module may outlive it (its parameters become ordinary tensors again).
+/// Outlived by its World; the module may outlive it (its parameters become ordinary tensors again; with ZeRO 3 across
+/// machines empty ones, as nobody has all of them: save() before).
 class Parallel {
  public:
   /// Rank 0's initial parameters and buffers become everybody's. Without an optimizer, step() leaves the mean gradients
@@ -45,6 +47,12 @@ class Parallel {
   /// The ranks of a group, such as an axis of a mesh: other groups may train other models at the same time. Modes with
   /// parameter servers need all of the world.
   Parallel(const Group& group, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
+           const ParallelOptions& options = {});
+  /// The ranks of a mesh: those of its axis "data" divide the samples and sum their gradients; those of the others hold
+  /// the parts of one model between them, as its layers say (layers/divided.h), and are given the same samples. Without
+  /// such an axis all hold parts of one. Checkpoints, hashes, saved files, clipping, NaN and stopping are those of the
+  /// whole model: "all ranks" are those of the mesh then, and "rank 0" is the first of them.
+  Parallel(const Mesh& mesh, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
            const ParallelOptions& options = {});
   ~Parallel();
   Parallel(const Parallel&) = delete;
@@ -93,8 +101,11 @@ class Parallel {
   exchange::WorkSource& source();
 
   /// Runs `look` while the parameters are those that all ranks agree on, and buffers are averaged: for evaluating and
-  /// saving. Collective.
-  void settled(const std::function<void()>& look);
+  /// saving. Collective. With ZeRO 3 across machines this is where parameters may be looked at: each machine has all of
+  /// them meanwhile, unless all ranks run the same operators in the same order and say so: then they come and go as in
+  /// a step.
+  enum class Looks { freely, alike };
+  void settled(const std::function<void()>& look, Looks looks = Looks::freely);
   /// This rank's way to the parameter servers: push_rows() and pull_rows() of the tables. Throws InvalidArgument when
   /// the mode has no servers.
   ps::Client& servers();
@@ -112,8 +123,12 @@ class Parallel {
 
   double learning_rate() const;
   const exchange::Exchange& exchange() const;
-  /// The ranks that train it.
+  /// The ranks that divide the samples of a step.
   const Group& group() const;
+  /// All that train it: on a mesh, also those with other parts of the model.
+  const Group& whole() const;
+  /// "data 2 × tensor 2", where ranks have parts of the model; "" where each has all of it.
+  const std::string& mesh() const;
 
  private:
   /// Batches come from a loader with these terms: found to differ between ranks, they are a Mismatch.
@@ -166,5 +181,13 @@ Parallel parallel(const Group& group, torch::nn::Module& module, const space::Up
 Parallel parallel(const Group& group, torch::nn::Module& module,
                   const exchange::Options& options = {.sync = exchange::Sync::allreduce});
 Parallel parallel(const Group& group, torch::nn::Module& module, const ParallelOptions& options);
+/// And of a mesh, for models in parts: `trireme::parallel(world.mesh({{"data", 2}, {"tensor", 2}}), *net, …)`
+Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const space::UpdaterOptions& optimizer,
+                  const ParallelOptions& options = {});
+Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const space::UpdaterOptions& optimizer,
+                  const exchange::Options& options);
+Parallel parallel(const Mesh& mesh, torch::nn::Module& module,
+                  const exchange::Options& options = {.sync = exchange::Sync::allreduce});
+Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const ParallelOptions& options);
 
 }  // namespace trireme

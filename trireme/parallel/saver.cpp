@@ -28,6 +28,7 @@ using state::OwnerMap;
 
 constexpr int kNice = 19;            // of the thread that writes: training comes first
 constexpr Seconds kAfterFailure{2};  // for what is nearly complete
+const std::string kMesh = "mesh";    // among a manifest's options: the axes of who wrote it
 constexpr size_t kAtATime = 4 * state::Snapshot::kChunk;
 
 /// By rank.
@@ -61,7 +62,7 @@ class Saver::Impl {
   Impl(Parallel& train, const SaverOptions& options)
       : train_(train),
         options_(options),
-        group_(train.group().comm()),
+        group_(train.whole().comm()),
         folder_(checkpoint::system_files(), options.dir),
         plan_(contents()) {
     const std::string id = on_first(
@@ -192,15 +193,16 @@ class Saver::Impl {
   void divide() {
     OwnerMap owners = train_.owners();
     averages_ = owners.of(state::kParameters).empty();
-    OwnerMap able;
+    OwnerMap able, covered;  // `covered`: by anybody of them, as owner 0
     for (const bool seeing : {true, false})
       for (const std::string& vector : owners.vectors())
         for (const state::Holding& holding : owners.of(vector)) {
           if ((sees_[static_cast<size_t>(holding.owner)] != 0) != seeing) continue;
-          if (seeing)
-            able.add(vector, holding.range, holding.owner);
-          else
-            for (const space::Range& rest : lacking(able, vector, holding.range)) able.add(vector, rest, holding.owner);
+          if (seeing) able.add(vector, holding.range, holding.owner);
+          for (const space::Range& rest : covered.lacking(vector, holding.range, 0)) {
+            covered.add(vector, rest, 0);
+            if (!seeing) able.add(vector, rest, holding.owner);
+          }
         }
     if (averages_)
       for (const space::Slot& slot : train_.exchange().layout().slots()) able.add(state::kParameters, slot.range, 0);
@@ -219,39 +221,45 @@ class Saver::Impl {
     division_ = kept;
   }
 
-  /// The parts of a range that nobody holds.
-  static std::vector<space::Range> lacking(const OwnerMap& map, const std::string& vector, space::Range range) {
-    std::vector<space::Range> rest;
-    size_t begin = range.begin;
-    for (const state::Holding& holding : map.of(vector)) {
-      if (holding.range.end <= begin || holding.range.begin >= range.end) continue;
-      if (holding.range.begin > begin) rest.push_back({begin, holding.range.begin});
-      begin = std::max(begin, holding.range.end);
-    }
-    if (begin < range.end) rest.push_back({begin, range.end});
-    return rest;
-  }
-
-  /// What ranks that do not see the folder keep goes to rank 0, in the order of the map.
+  /// What ranks that do not see the folder keep goes to rank 0, rank by rank and in the order of the map; many small
+  /// ranges in one message.
   state::Image collect_strays(state::Snapshot& snapshot) {
     state::Image strays;
     if (group_.rank() == 0) strays.about(snapshot.about());
     if (averages_) add_mean(strays);
     if (writers_ == group_.size()) return strays;
-    std::vector<std::byte> buffer;
-    for (const std::string& vector : division_.vectors())
-      for (const state::Holding& holding : division_.of(vector)) {
-        if (sees_[static_cast<size_t>(holding.owner)] != 0) continue;
-        buffer.resize(holding.range.size());
-        if (holding.owner == group_.rank()) {
-          snapshot.read(vector, holding.range, buffer);
-          group_.send(buffer.data(), buffer.size(), DType::u8, 0, vector);
-        } else if (group_.rank() == 0) {
-          group_.receive(buffer.data(), buffer.size(), DType::u8, holding.owner, vector);
-          strays.part(vector, holding.range, buffer);
+    for (int rank = 1; rank < group_.size(); rank++) {
+      if (sees_[static_cast<size_t>(rank)] != 0 || (rank != group_.rank() && group_.rank() != 0)) continue;
+      for (const std::string& vector : division_.vectors()) {
+        std::vector<space::Range> some;
+        size_t bytes = 0;
+        for (const state::Holding& holding : division_.of(vector)) {
+          if (holding.owner != rank) continue;
+          some.push_back(holding.range);
+          if ((bytes += holding.range.size()) < kAtATime) continue;
+          pass_strays(rank, vector, std::exchange(some, {}), std::exchange(bytes, 0), snapshot, strays);
         }
+        if (bytes > 0) pass_strays(rank, vector, some, bytes, snapshot, strays);
       }
+    }
     return strays;
+  }
+
+  /// From `rank` to rank 0.
+  void pass_strays(int rank, const std::string& vector, const std::vector<space::Range>& ranges, size_t bytes,
+                   state::Snapshot& snapshot, state::Image& to) {
+    std::vector<std::byte> buffer(bytes);
+    if (group_.rank() == 0) group_.receive(buffer.data(), bytes, DType::u8, rank, vector);
+    std::span<std::byte> rest(buffer);
+    for (const space::Range& range : ranges) {
+      const std::span<std::byte> here = rest.first(range.size());
+      rest = rest.subspan(range.size());
+      if (group_.rank() == 0)
+        to.part(vector, range, here);
+      else
+        snapshot.read(vector, range, here);
+    }
+    if (group_.rank() == rank) group_.send(buffer.data(), bytes, DType::u8, 0, vector);
   }
 
   /// The thread: this rank's part, and on rank 0 the whole.
@@ -303,12 +311,12 @@ class Saver::Impl {
   static void write_parts(state::Snapshot& snapshot, checkpoint::Writer& writer) {
     std::vector<std::byte> buffer(kAtATime);
     for (size_t part = 0; part < snapshot.parts().size(); part++) {
-      const auto& [vector, range] = snapshot.parts()[part];
+      const space::Range range = snapshot.parts()[part].range;
       for (size_t at = 0; at < range.size(); at += kAtATime) {
         const size_t size = std::min(kAtATime, range.size() - at);
         snapshot.read(part, at, std::span(buffer).first(size));
         snapshot.release(part, at + size);
-        writer.part(vector, {range.begin + at, range.begin + at + size}, std::span(buffer).first(size));
+        snapshot.place(part, at, std::span(buffer).first(size), writer);
         cluster::note_beat();
       }
     }
@@ -323,6 +331,7 @@ class Saver::Impl {
     manifest.about = job.snapshot->about();
     manifest.options = options_.options;
     for (const auto& [name, value] : job.note.more) manifest.options[name] = value;
+    if (!train_.mesh().empty()) manifest.options[kMesh] = train_.mesh();
     manifest.metadata = options_.metadata;
     manifest.metrics = job.note.metrics;
     manifest.crew = train_.crew();
@@ -399,7 +408,7 @@ void check_optimizer(const Loaded& loaded, const exchange::Exchange& exchange) {
 
 Loaded load_state(Parallel& train, const std::string& path,
                   const std::function<void(const checkpoint::Manifest&)>& accept) {
-  const Group& group = train.group();
+  const Group& group = train.whole();
   Loaded loaded;
   loaded.path = on_first(
       group.comm(),
@@ -430,7 +439,9 @@ Loaded load_state(Parallel& train, const std::string& path,
   check_optimizer(loaded, train.exchange());
   if (accept) accept(loaded.manifest);
   loaded.remark = train.restore(*reader);
-  if (loaded.manifest.crew.workers == group.size())
+  const auto mesh = loaded.manifest.options.find(kMesh);
+  const bool same_mesh = (mesh == loaded.manifest.options.end() ? "" : mesh->second) == train.mesh();
+  if (same_mesh && loaded.manifest.crew.workers == group.size())
     if (const auto random = found->blob(random_name(group.rank()))) set_random_state(*random);
   return loaded;
 }

@@ -88,9 +88,9 @@ struct Loaded {
 };
 
 /// Collective, between updates: the newest usable checkpoint of a folder, or the one that `path` is, becomes the state
-/// of `train`. The random numbers of each rank go on too, if it was kept by as many ranks. All hashes are checked.
-/// Throws InvalidArgument when there is none, or it is of another model or optimizer; nothing has changed then.
-/// `accept` is called on all ranks before that, and may throw.
+/// of `train`. The random numbers of each rank go on too, if it was kept by as many ranks, in the same mesh. All hashes
+/// are checked. Throws InvalidArgument when there is none, or it is of another model or optimizer; nothing has changed
+/// then. `accept` is called on all ranks before that, and may throw.
 Loaded load_state(Parallel& train, const std::string& path,
                   const std::function<void(const checkpoint::Manifest&)>& accept = nullptr);
 

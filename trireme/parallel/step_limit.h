@@ -4,7 +4,9 @@
 // step that took longer on this rank, whoever it waited for, is a Timeout when it is done. All other waits (joining,
 // evaluating, saving, between epochs) have the world's timeout. A rank that hangs is found by those who wait for it:
 // alone, it is not.
+#include <initializer_list>
 #include <string>
+#include <vector>
 
 #include <trireme/base/advice.h>
 #include <trireme/cluster/group.h>
@@ -12,25 +14,28 @@
 
 namespace trireme {
 
-/// From construction to destruction, waits of a group and an exchange have a limit of their own. None, if it is 0 s.
+/// From construction to destruction, waits of groups and an exchange have a limit of their own. None, if it is 0 s. A
+/// group may be null.
 class StepLimit {
  public:
-  StepLimit(const Group& group, exchange::Exchange& exchange, const WaitLimit& limit)
-      : group_(limit.timeout.count() > 0 ? &group : nullptr), exchange_(exchange) {
-    if (group_ != nullptr) set(&limit);
+  StepLimit(std::initializer_list<const Group*> groups, exchange::Exchange& exchange, const WaitLimit& limit)
+      : groups_(groups), exchange_(exchange) {
+    if (limit.timeout.count() <= 0) groups_.clear();
+    if (!groups_.empty()) set(&limit);
   }
   ~StepLimit() {
-    if (group_ != nullptr) set(nullptr);
+    if (!groups_.empty()) set(nullptr);
   }
   StepLimit(const StepLimit&) = delete;
   StepLimit& operator=(const StepLimit&) = delete;
 
  private:
   void set(const WaitLimit* limit) {
-    group_->limit_waits(limit);
+    for (const Group* group : groups_)
+      if (group != nullptr) group->limit_waits(limit);
     exchange_.limit_waits(limit);
   }
-  const Group* group_;
+  std::vector<const Group*> groups_;
   exchange::Exchange& exchange_;
 };
 

@@ -10,6 +10,7 @@
 #include <trireme/parallel/impl.h>
 #include <trireme/parallel/large_linear.h>
 #include <trireme/parallel/not_finite.h>
+#include <trireme/parallel/precision.h>
 
 namespace trireme {
 namespace {
@@ -28,16 +29,20 @@ void store(torch::Tensor& home, const torch::Tensor& gradient, bool add) {
 
 Step Parallel::Impl::step(double weight, const std::function<torch::Tensor()>& loss) {
   metrics::Laps laps(count_.spans, count_.timed);
-  const StepLimit limit(group_, *exchange_, options_.step_timeout);
+  const StepLimit limit = limit_waits();
   follow_freezing();
   if (micro_ == 0 && !begin(weight)) return {.number = updates_, .stop = true};
   const bool last = micro_ + 1 == options_.accumulate;
   if (!exchange_->traits().lockstep) weight *= group_.size();  // of its own samples, it has all
   if (statistics_) statistics_->begin(weight > 0);
-  if (weight > 0)
-    backward(weight, loss, last, laps);
-  else
-    without_samples();
+  {
+    const Gathering gathering(*this, last ? exchange::Pass::last : exchange::Pass::micro);
+    if (weight > 0)
+      backward(weight, loss, last, laps);
+    else
+      without_samples(last);
+    if (gathering.gathers) arrivals_->check();
+  }
   store_deferred();
   micro_ = last ? 0 : micro_ + 1;
   if (!last) return {.number = updates_};
@@ -62,7 +67,7 @@ double Parallel::Impl::begin_share(double first_weight) {
 void Parallel::Impl::check_time(const Step& done) const {
   const WaitLimit& limit = options_.step_timeout;
   if (limit.timeout.count() <= 0) return;
-  const std::string why = too_long(done.number, group_.rank(), Clock::now() - began_, limit);
+  const std::string why = too_long(done.number, whole_.rank(), Clock::now() - began_, limit);
   if (!why.empty()) throw Timeout(why);
 }
 
@@ -79,16 +84,16 @@ bool Parallel::Impl::begin(double first_weight) {
   next_bucket_ = 0;
   loss_ = 0;
   lost_ = false;
+  parts_sound_ = true;
   keep_buffers();
   return true;
 }
 
 /// All parameters of the last update are in place.
 void Parallel::Impl::land() {
-  arrivals_->dismiss();
-  if (exchange_->landed()) return;
-  exchange_->land();
-  if (!exchange_->sound()) complain(loss_at_update_);
+  if (!exchange_->traits().gathers) arrivals_->dismiss();
+  if (!exchange_->landed()) exchange_->land();
+  if (std::exchange(unchecked_, false) && !exchange_->sound()) complain(loss_at_update_);
 }
 
 void Parallel::Impl::open() {
@@ -98,22 +103,35 @@ void Parallel::Impl::open() {
 
 /// The forward passes of other ranks may wait for what this rank has to land of other models, as its own would have
 /// done.
-void Parallel::Impl::without_samples() {
-  for (exchange::Exchange* one : group_.attached<Trained>().exchanges) one->land();
+void Parallel::Impl::without_samples(bool last) {
+  for (exchange::Exchange* one : group_.attached<Trained>().exchanges)
+    if (one != exchange_.get()) one->land();  // this one: in open(), or in the middle of an update
   if (micro_ == 0) open();
+  if (exchange_->traits().gathers) {
+    if (statistics_)
+      fail<InvalidArgument>(
+          "rank {} has no samples here: with zero 3 and sync-batch-norm every rank needs some in every step. Choose a "
+          "batch whose last one has samples for each rank, or leave one of them out",
+          group_.rank());
+    last_ = last;
+    return exchange_->replay([&] {
+      if (next_bucket_ + 1 < missing_.size()) ready_next();
+    });
+  }
   if (statistics_) statistics_->follow();  // after open(): peers' forward passes wait for what lands there
 }
 
 torch::Tensor Parallel::Impl::forward(const std::function<torch::Tensor()>& loss) {
-  const WeightsFirst first(exchange_->traits().patient);
+  const InPrecision in(options_.precision);
   try {
-    return loss();
+    torch::Tensor value = loss();
+    return value.scalar_type() == torch::kBFloat16 ? value.to(torch::kFloat32) : value;
   } catch (const c10::Error& error) {  // libtorch looks at this rank's samples alone, before anybody else can
     if (!statistics_ || error.msg().find("more than 1 value per channel") == std::string::npos) throw;
     fail<InvalidArgument>(
         "rank {} has a single sample here, and libtorch's batch norm wants two values per channel of every rank, "
         "with sync_batch_norm too. Choose a batch whose last one has two samples for each rank, or leave that out",
-        group_.rank());
+        whole_.rank());
   }
 }
 
@@ -121,6 +139,8 @@ void Parallel::Impl::backward(double weight, const std::function<torch::Tensor()
                               metrics::Laps& laps) {
   for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
   const BatchStatistics::Use use(statistics_ ? &*statistics_ : nullptr);
+  // To the end of backward, in which layers may be run again (layers/recompute.h).
+  const WeightsFirst first(exchange_->traits().patient && options_.precision == Precision::f32);
   const torch::Tensor value = forward(loss);
   if (value.numel() != 1)
     fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
@@ -129,13 +149,16 @@ void Parallel::Impl::backward(double weight, const std::function<torch::Tensor()
   laps.end("forward", count_.forward_seconds);
   if (watches() && !std::isfinite(number)) lose(number);
   if (statistics_) statistics_->share();
+  if (exchange_->traits().gathers) arrivals_->check();
   if (micro_ == 0) open();
   last_ = last;
   follow_freezing();
   if (last) expect_gradients();
   const Collecting collecting(*this);
   std::optional<Placement::Watch> watch;
-  if (micro_ == 0) watch.emplace(*placement_);  // later micro-batches add to what is there
+  // Later micro-batches add to what is there. Where parameters are gathered, a gradient whose place is taken must not
+  // hold up its bucket: others would wait for it who are to gather what this rank needs.
+  if (micro_ == 0 && !exchange_->traits().gathers) watch.emplace(*placement_);
   value.backward(torch::full_like(value, weight * seed_));
   laps.end("backward", count_.backward_seconds);
   count_.micro_batches.add();
@@ -216,10 +239,11 @@ Step Parallel::Impl::update() {
   else
     done.stop = exchange_->stopped();
   stopped_ = stopped_ || done.stop;
-  if (skips() && !exchange_->sound()) return skip(std::move(done));
+  if (skips() && !sound()) return skip(std::move(done));
   count_.updates.add();
   check_finite(done.loss);
-  if (!exchange_->landed()) arrivals_->expect();
+  unchecked_ = !exchange_->landed();
+  if (!exchange_->landed() && !exchange_->traits().gathers) arrivals_->expect();
   if (exchange_->updater() == nullptr)
     for (size_t slot = 0; slot < parameters_.size(); slot++)
       parameters_[slot].tensor.mutable_grad() = exchange_->was_present(slot) ? gradients_[slot] : torch::Tensor();
@@ -239,9 +263,30 @@ void Parallel::Impl::hear(Step& done) {
     told_ = *sums;
   else
     group_.comm().allreduce(told_.data(), told_.size(), DType::f64, Op::sum, "loss");
+  if (model_) hear_model();
   compare_signs(told_);
   done.loss = told_[0];
   done.stop = told_[1] > 0;
+}
+
+/// The same of the ranks that have the other parts of the model, and whether their gradients were sound. All have seen
+/// the same samples: the first one's loss counts, or one that is no number.
+void Parallel::Impl::hear_model() {
+  struct Heard {
+    exchange::Told told;
+    double sound;
+  };
+  const Heard mine{told_, exchange_->sound() ? 1.0 : 0.0};
+  std::vector<Heard> all(static_cast<size_t>(model_->size()));
+  model_->comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "what all parts tell");
+  told_ = {};
+  for (const Heard& part : all) {
+    for (size_t i = 1; i < told_.size(); i++) told_[i] += part.told[i];
+    parts_sound_ = parts_sound_ && part.sound != 0;
+  }
+  const auto lost =
+      std::find_if(all.begin(), all.end(), [](const Heard& part) { return !std::isfinite(part.told[0]); });
+  told_[0] = (lost == all.end() ? all.front() : *lost).told[0];
 }
 
 /// What a forward pass writes to them is to be taken back when its update is skipped.
@@ -295,15 +340,15 @@ void Parallel::Impl::check_finite(double loss) {
   if (!watches()) return;
   const bool lost = !std::isfinite(loss);
   if (lost) exchange_->land();
-  if (lost || (exchange_->landed() && !exchange_->sound())) complain(loss_);
+  if (lost || (exchange_->landed() && !sound())) complain(loss_);
 }
 
 /// In lockstep the same on all ranks. Collective then.
 std::string Parallel::Impl::explanation(double loss) {
   const bool together = exchange_->traits().lockstep;
   const Finding mine = finding_of(loss, exchange_->flaw());
-  std::vector<Finding> all(together ? static_cast<size_t>(group_.size()) : 1, mine);
-  if (together) group_.comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "who has NaN");
+  std::vector<Finding> all(together ? static_cast<size_t>(whole_.size()) : 1, mine);
+  if (together) whole_.comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "who has NaN");
   return explain(all, together ? 0 : group_.rank(), updates_, [&](size_t slot) { return parameters_[slot].name; });
 }
 

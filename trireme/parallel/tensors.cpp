@@ -39,7 +39,20 @@ exchange::Terms freezing_of(const std::vector<Named>& parameters) {
   return terms;
 }
 
-space::Layout layout_of(const std::vector<Named>& parameters, bool channels_last) {
+namespace {
+
+space::Cut cut_of(const Named& parameter, const layers::Division& division) {
+  space::Cut cut{division.dim, division.index, division.count, parameter.tensor.sizes().vec()};
+  if (cut.dim < 0 || cut.dim >= parameter.tensor.dim())
+    fail<InvalidArgument>("parameter '{}' has {} dims, and is said to be cut along dim {}", parameter.name,
+                          parameter.tensor.dim(), cut.dim);
+  cut.whole[static_cast<size_t>(cut.dim)] *= cut.count;
+  return cut;
+}
+
+}  // namespace
+
+space::Layout layout_of(const std::vector<Named>& parameters, bool channels_last, const Divisions& divisions) {
   std::vector<space::Slot> slots;
   for (const Named& parameter : parameters) {
     const auto& [name, tensor] = parameter;
@@ -49,6 +62,8 @@ space::Layout layout_of(const std::vector<Named>& parameters, bool channels_last
     check_trainable(parameter);
     slots.push_back(
         {name, dtype_of(tensor.scalar_type()), tensor.sizes().vec(), channels_last && tensor.dim() == 4, {}});
+    if (const auto division = divisions.find(name); division != divisions.end())
+      slots.back().cut = cut_of(parameter, division->second);
   }
   return space::Layout(std::move(slots));
 }

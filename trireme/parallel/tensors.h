@@ -3,6 +3,7 @@
 // block for nobody, and tensors are handles to what the module owns.
 #include <torch/nn/module.h>
 
+#include <map>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include <trireme/exchange/terms.h>
+#include <trireme/layers/divided.h>
 #include <trireme/space/layout.h>
 
 namespace trireme {
@@ -52,8 +54,11 @@ void check_trainable(const Named& parameter);
 /// Which parameters are trained.
 exchange::Terms freezing_of(const std::vector<Named>& parameters);
 
+/// By the name that distinct() has for a parameter: of which larger tensor it is a part.
+using Divisions = std::map<std::string, layers::Division>;
+
 /// Throws InvalidArgument for tensors that cannot be trained here.
-space::Layout layout_of(const std::vector<Named>& parameters, bool channels_last);
+space::Layout layout_of(const std::vector<Named>& parameters, bool channels_last, const Divisions& divisions = {});
 
 /// The tensor of a slot, in a flat vector that outlives it.
 torch::Tensor view_of(const space::Slot& slot, std::byte* flat, torch::ScalarType type);

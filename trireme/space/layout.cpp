@@ -16,13 +16,35 @@ size_t Slot::elements() const {
 }
 
 std::string Slot::describe() const {
-  return fmt::format("{} {}[{}]{}", name, name_of(dtype), fmt::join(shape, ","), channels_last ? " channels-last" : "");
+  const std::string part =
+      cut ? fmt::format(", part {} of {} of [{}]", cut->index, cut->count, fmt::join(cut->whole, ",")) : "";
+  return fmt::format("{} {}[{}]{}{}", name, name_of(dtype), fmt::join(shape, ","),
+                     channels_last ? " channels-last" : "", part);
 }
+
+namespace {
+
+/// A part that cannot be one would be looked for in the wrong place.
+void check_cut(const Slot& slot) {
+  const Cut& cut = *slot.cut;
+  const auto dim = static_cast<size_t>(cut.dim);
+  bool fits = cut.dim >= 0 && dim < slot.shape.size() && cut.whole.size() == slot.shape.size() && cut.count > 0 &&
+              cut.index >= 0 && cut.index < cut.count;
+  for (size_t i = 0; fits && i < slot.shape.size(); i++)
+    fits = cut.whole[i] == slot.shape[i] * (i == dim ? cut.count : 1);
+  if (!fits) fail<InvalidArgument>("parameter {}: this is no part of it along dim {}", slot.describe(), cut.dim);
+  if (slot.channels_last)
+    fail<InvalidArgument>("parameter {} is a part of a tensor and stored channels-last: choose one of the two",
+                          slot.describe());
+}
+
+}  // namespace
 
 Layout::Layout(std::vector<Slot> slots) : slots_(std::move(slots)) {
   for (Slot& slot : slots_) {
     for (int64_t extent : slot.shape)
       if (extent < 0) fail<InvalidArgument>("parameter {} has a negative extent", slot.describe());
+    if (slot.cut) check_cut(slot);
     const size_t bytes = slot.elements() * size_of(slot.dtype);
     slot.range = {bytes_, bytes_ + bytes};
     bytes_ += (bytes + kLine - 1) / kLine * kLine;
@@ -41,6 +63,15 @@ std::string Layout::describe() const {
   std::string text;
   for (const Slot& slot : slots_) text += slot.describe() + '\n';
   return text;
+}
+
+Layout whole_of(const Layout& layout) {
+  std::vector<Slot> slots(layout.slots().begin(), layout.slots().end());
+  for (Slot& slot : slots) {
+    if (slot.cut) slot.shape = slot.cut->whole;
+    slot.cut.reset();
+  }
+  return Layout(std::move(slots));
 }
 
 std::string first_difference(const std::string& mine, int my_rank, const std::string& theirs, int their_rank) {

@@ -1,6 +1,7 @@
 #pragma once
 // Where every parameter lives in the flat space.
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -10,16 +11,26 @@
 
 namespace trireme::space {
 
+/// A slot that is part `index` of `count` of a logical tensor of shape `whole`, which is cut along `dim` into equal
+/// parts.
+struct Cut {
+  int dim = 0;
+  int index = 0, count = 1;
+  std::vector<int64_t> whole;
+  bool operator==(const Cut&) const = default;
+};
+
 /// One parameter. `channels_last` says that the elements of a 4-d tensor are stored in the order N, H, W, C.
 struct Slot {
   std::string name;
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
   bool channels_last = false;
-  Range range{};  // set by Layout
+  Range range{};             // set by Layout
+  std::optional<Cut> cut{};  // of a larger tensor; nothing: it is whole
 
   size_t elements() const;
-  /// "conv1.weight f32[6,1,5,5]"
+  /// "conv1.weight f32[6,1,5,5]"; "fc.weight f32[4,8], part 1 of 2 of [8,8]"
   std::string describe() const;
 };
 
@@ -44,6 +55,9 @@ class Layout {
   std::vector<Slot> slots_;
   size_t bytes_ = 0;
 };
+
+/// The layout of the logical tensors: the same slots, with nothing cut.
+Layout whole_of(const Layout& layout);
 
 /// The first difference between two descriptions, as a sentence; "" when there is none.
 std::string first_difference(const std::string& mine, int my_rank, const std::string& theirs, int their_rank);

@@ -246,15 +246,16 @@ bool update_present(Updater& updater, size_t index, const Layout& layout, size_t
 }
 
 double squares_present(const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* sums,
-                       std::span<const Source> sources) {
+                       std::span<const Source> sources, bool parts_only) {
   double squares = 0;
-  const auto all_alike = [](size_t) { return 0; };
-  each_present(layout, first, last, range, sources, all_alike, [&](Range part, auto gradients, size_t) {
+  const auto counts = [&](size_t slot) { return !parts_only || layout[first + slot].cut.has_value(); };
+  each_present(layout, first, last, range, sources, counts, [&](Range part, auto gradients, size_t slot) {
     if (part.empty()) return;
     std::array<const void*, 256> from{};
     for (size_t k = 0; k < gradients.size(); k++) from[k] = gradients[k] + part.begin;
-    squares += kernels().sum_squares(dtype, sums == nullptr ? nullptr : sums + part.begin, from.data(),
-                                     static_cast<int>(gradients.size()), part.size() / size_of(dtype));
+    const double here = kernels().sum_squares(dtype, sums == nullptr ? nullptr : sums + part.begin, from.data(),
+                                              static_cast<int>(gradients.size()), part.size() / size_of(dtype));
+    if (counts(slot) || !std::isfinite(here)) squares += here;
   });
   return squares;
 }

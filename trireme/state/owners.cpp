@@ -19,17 +19,25 @@ struct Need {
   std::vector<size_t> shares{};  // by sender: bytes
 };
 
-/// Cuts a range where holdings begin or end, so that each piece has the same holders throughout.
-std::vector<Range> pieces_of(Range range, std::span<const Holding> holdings) {
+/// Cuts a range where holdings begin or end, so that each piece has the same holders throughout: visit(piece, them).
+template <class Visit>
+void each_piece(Range range, std::span<const Holding> holdings, const Visit& visit) {
+  std::vector<Holding> near, holders;  // in the order of `holdings`
   std::vector<size_t> cuts = {range.begin, range.end};
-  for (const Holding& holding : holdings)
+  for (const Holding& holding : holdings) {
+    if (intersect(holding.range, range).empty()) continue;
+    near.push_back(holding);
     for (size_t cut : {holding.range.begin, holding.range.end})
       if (cut > range.begin && cut < range.end) cuts.push_back(cut);
+  }
   std::sort(cuts.begin(), cuts.end());
   cuts.erase(std::unique(cuts.begin(), cuts.end()), cuts.end());
-  std::vector<Range> pieces;
-  for (size_t i = 0; i + 1 < cuts.size(); i++) pieces.push_back({cuts[i], cuts[i + 1]});
-  return pieces;
+  auto next = near.begin();
+  for (size_t i = 0; i + 1 < cuts.size(); i++) {
+    std::erase_if(holders, [&](const Holding& holding) { return holding.range.end <= cuts[i]; });
+    for (; next != near.end() && next->range.begin <= cuts[i]; ++next) holders.push_back(*next);
+    visit(Range{cuts[i], cuts[i + 1]}, holders);
+  }
 }
 
 std::vector<Need> needs_of(const OwnerMap& from, const OwnerMap& to) {
@@ -38,17 +46,15 @@ std::vector<Need> needs_of(const OwnerMap& from, const OwnerMap& to) {
     const std::span<const Holding> before = from.of(vector);
     for (const Holding& wanted : to.of(vector))
       for (const Range& missing : from.lacking(vector, wanted.range, wanted.owner))
-        for (const Range& piece : pieces_of(missing, before)) {
+        each_piece(missing, before, [&](Range piece, const std::vector<Holding>& holders) {
           Need need{vector, piece, wanted.owner};
-          for (const Holding& holding : before)
-            if (holding.range.begin <= piece.begin && piece.end <= holding.range.end)
-              need.senders.push_back(holding.owner);
+          for (const Holding& holding : holders) need.senders.push_back(holding.owner);
           if (need.senders.empty())
             fail<InvalidArgument>("nobody holds bytes {} to {} of '{}', which owner {} needs", piece.begin, piece.end,
                                   vector, wanted.owner);
           need.shares.resize(need.senders.size());
           needs.push_back(std::move(need));
-        }
+        });
   }
   return needs;
 }
@@ -122,33 +128,38 @@ std::vector<Move> merged(std::vector<Move> moves) {
 
 }  // namespace
 
+std::vector<Holding>::iterator OwnerMap::Held::place(const Holding& holding) {
+  return std::lower_bound(list.begin(), list.end(), holding, [](const Holding& a, const Holding& b) {
+    return std::tie(a.range.begin, a.owner) < std::tie(b.range.begin, b.owner);
+  });
+}
+
 void OwnerMap::add(const std::string& vector, Range range, int owner) {
   if (range.empty()) return;
-  auto& list = holdings_[vector];
-  for (auto& holding : list)
-    if (holding.owner == owner && !intersect(holding.range, range).empty())
-      fail<InvalidArgument>("owner {} holds bytes {} to {} of '{}' already, and is given {} to {}", owner,
-                            holding.range.begin, holding.range.end, vector, range.begin, range.end);
-  for (size_t i = 0; i < list.size();) {  // at most one on each side
-    const Range other = list[i].range;
-    if (list[i].owner == owner && (other.end == range.begin || other.begin == range.end)) {
-      range = {std::min(range.begin, other.begin), std::max(range.end, other.end)};
-      list.erase(list.begin() + static_cast<std::ptrdiff_t>(i));
-    } else {
-      i++;
-    }
+  Held& held = holdings_[vector];
+  std::map<size_t, size_t>& ends = held.ends[owner];
+  const auto next = ends.upper_bound(range.begin);  // that begins behind it; the one before may reach into it
+  std::vector<Range> neighbours;
+  if (next != ends.begin()) neighbours.push_back({std::prev(next)->first, std::prev(next)->second});
+  if (next != ends.end()) neighbours.push_back({next->first, next->second});
+  for (const Range& other : neighbours)
+    if (!intersect(other, range).empty())
+      fail<InvalidArgument>("owner {} holds bytes {} to {} of '{}' already, and is given {} to {}", owner, other.begin,
+                            other.end, vector, range.begin, range.end);
+  for (const Range& other : neighbours) {
+    if (other.end != range.begin && other.begin != range.end) continue;
+    range = {std::min(range.begin, other.begin), std::max(range.end, other.end)};
+    held.list.erase(held.place({other, owner}));
+    ends.erase(other.begin);
   }
+  ends[range.begin] = range.end;
   const Holding added{range, owner};
-  list.insert(std::upper_bound(list.begin(), list.end(), added,
-                               [](const Holding& a, const Holding& b) {
-                                 return std::tie(a.range.begin, a.owner) < std::tie(b.range.begin, b.owner);
-                               }),
-              added);
+  held.list.insert(held.place(added), added);
 }
 
 std::span<const Holding> OwnerMap::of(const std::string& vector) const {
   const auto found = holdings_.find(vector);
-  return found == holdings_.end() ? std::span<const Holding>{} : std::span<const Holding>{found->second};
+  return found == holdings_.end() ? std::span<const Holding>{} : std::span<const Holding>{found->second.list};
 }
 
 std::vector<std::string> OwnerMap::vectors() const {
@@ -159,10 +170,15 @@ std::vector<std::string> OwnerMap::vectors() const {
 
 std::vector<Range> OwnerMap::lacking(const std::string& vector, Range range, int owner) const {
   std::vector<Range> rest;
-  for (const auto& [held, holder] : of(vector)) {  // an owner's are ordered and do not overlap
-    if (holder != owner || held.end <= range.begin || held.begin >= range.end) continue;
-    if (held.begin > range.begin) rest.push_back({range.begin, held.begin});
-    range.begin = std::min(range.end, held.end);
+  const auto held = holdings_.find(vector);
+  if (held == holdings_.end() || !held->second.ends.contains(owner)) return range.empty() ? rest : std::vector{range};
+  const std::map<size_t, size_t>& ends = held->second.ends.at(owner);
+  auto at = ends.upper_bound(range.begin);
+  if (at != ends.begin()) --at;
+  for (; at != ends.end() && at->first < range.end; ++at) {
+    if (at->second <= range.begin) continue;
+    if (at->first > range.begin) rest.push_back({range.begin, at->first});
+    range.begin = std::min(range.end, at->second);
   }
   if (!range.empty()) rest.push_back(range);
   return rest;
@@ -171,11 +187,12 @@ std::vector<Range> OwnerMap::lacking(const std::string& vector, Range range, int
 std::vector<Move> plan_moves(const OwnerMap& from, const OwnerMap& to) {
   std::vector<Need> needs = needs_of(from, to);
   // What only one can send comes first: copies fill up what that leaves.
-  std::stable_partition(needs.begin(), needs.end(), [](const Need& need) { return need.senders.size() == 1; });
+  const auto copies =
+      std::stable_partition(needs.begin(), needs.end(), [](const Need& need) { return need.senders.size() == 1; });
   constexpr int kPasses = 8;  // one is up to 60 % off for random maps, two 10 %, four nothing
   Division division;
   for (int pass = 0; pass < kPasses; pass++)
-    for (Need& need : needs) division.pour(need);
+    for (auto need = pass == 0 ? needs.begin() : copies; need != needs.end(); ++need) division.pour(*need);
   std::vector<Move> moves;
   for (const Need& need : needs) add_moves(need, moves);
   return merged(std::move(moves));

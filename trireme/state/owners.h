@@ -37,7 +37,14 @@ class OwnerMap {
   bool operator==(const OwnerMap&) const = default;
 
  private:
-  std::map<std::string, std::vector<Holding>> holdings_;
+  /// Of one vector. A cut tensor has a holding for each of its rows: nothing here looks at all of them.
+  struct Held {
+    std::vector<Holding> list;                     // by begin, then by owner
+    std::map<int, std::map<size_t, size_t>> ends;  // by owner and begin
+    bool operator==(const Held&) const = default;
+    std::vector<Holding>::iterator place(const Holding& holding);
+  };
+  std::map<std::string, Held> holdings_;
 };
 
 /// Bytes that one owner passes to another.

@@ -30,6 +30,13 @@ void Snapshot::read(const std::string& vector, Range range, std::span<std::byte>
   if (into.size() != range.size()) fail<InvalidArgument>("{} bytes do not fit into {}", range.size(), into.size());
   if (const std::vector<Range> lacking = contents_.lacking(vector, range, 0); !lacking.empty())
     fail<InvalidArgument>("the snapshot lacks bytes {} to {} of '{}'", lacking[0].begin, lacking[0].end, vector);
+  if (!whole_) return read_here(vector, range, into);
+  whole_->each_here(vector, range, [&](const Whole::Piece& piece) {
+    read_here(vector, piece.here, into.subspan(piece.whole.begin - range.begin, piece.whole.size()));
+  });
+}
+
+void Snapshot::read_here(const std::string& vector, Range range, std::span<std::byte> into) {
   if (range.empty()) return;
   for (auto at = std::prev(by_begin_.at(vector).upper_bound(range.begin)); !range.empty(); ++at) {
     const Range here = intersect(range, parts_[at->second].range);
@@ -37,6 +44,21 @@ void Snapshot::read(const std::string& vector, Range range, std::span<std::byte>
     into = into.subspan(here.size());
     range.begin = here.end;
   }
+}
+
+void Snapshot::place(size_t part, size_t offset, std::span<const std::byte> bytes, Visitor& to) const {
+  const auto& [vector, range] = parts_.at(part);
+  const Range here{range.begin + offset, range.begin + offset + bytes.size()};
+  if (whole_)
+    WholeVisitor(*whole_, to).part(vector, here, bytes);
+  else
+    to.part(vector, here, bytes);
+}
+
+void Snapshot::show_as(std::shared_ptr<const Whole> whole) {
+  whole_ = std::move(whole);
+  about_ = whole_->whole_of(rest_.about());
+  contents_ = whole_->whole_of(contents_);
 }
 
 Snapshot::Builder::Builder(const OwnerMap& division, int owner, const space::Originals* before) : made_(new Snapshot) {

@@ -22,6 +22,7 @@
 #include <trireme/space/originals.h>
 #include <trireme/state/image.h>
 #include <trireme/state/visitor.h>
+#include <trireme/state/whole.h>
 
 namespace trireme::state {
 
@@ -33,7 +34,8 @@ class Snapshot final : public Source {
 
   struct Part {
     std::string vector;
-    space::Range range{};  // in bytes of the vector; never empty, and within one slot for what is shown slot by slot
+    space::Range range{};  // in bytes of this rank's vector; never empty, and within one slot for what is shown slot by
+                           // slot. Where the rank has a part of a larger model, place() says what they are of that
   };
 
   /// Releases all.
@@ -43,9 +45,9 @@ class Snapshot final : public Source {
 
   // ---- what is here; always the same ----
 
-  const About& about() const override { return rest_.about(); }
+  const About& about() const override { return whole_ ? about_ : rest_.about(); }
   const std::vector<Part>& parts() const { return parts_; }
-  /// The parts' ranges, as those of owner 0.
+  /// The parts' ranges, as those of owner 0; of the whole model.
   const OwnerMap& contents() const override { return contents_; }
   const std::map<std::string, int64_t>& scalars() const { return rest_.scalars(); }
   std::optional<int64_t> scalar(const std::string& name) const override { return rest_.scalar(name); }
@@ -59,8 +61,10 @@ class Snapshot final : public Source {
   /// Bytes of a part, from `offset` on, as of the snapshot's step. As often as one likes until they are released, in
   /// any order. Throws InvalidArgument when they were, or are beyond the part's end.
   void read(size_t part, size_t offset, std::span<std::byte> into);
-  /// The same by range, which may go across parts.
+  /// The same by range of contents(), which may go across parts.
   void read(const std::string& vector, space::Range range, std::span<std::byte> into) override;
+  /// Shows bytes of a part, from `offset` on, as the ranges of contents() that they are.
+  void place(size_t part, size_t offset, std::span<const std::byte> bytes, Visitor& to) const;
   /// The first `end` bytes of a part will not be read again: the sooner this is said, the less training has to save,
   /// and the sooner the next snapshot has its memory. In whole chunks; the last one with the end of the part.
   void release(size_t part, size_t end) { originals_->release(part, end); }
@@ -72,11 +76,17 @@ class Snapshot final : public Source {
 
   /// Makes one; for exchanges.
   class Builder;
+  /// For who has made it: these are parts of a larger model. What is live stays where it is, however its tensors are
+  /// cut.
+  void show_as(std::shared_ptr<const Whole> whole);
 
  private:
   Snapshot() = default;
+  void read_here(const std::string& vector, space::Range range, std::span<std::byte> into);
 
-  Image rest_;  // about, scalars, rows
+  Image rest_;                          // about, scalars, rows
+  std::shared_ptr<const Whole> whole_;  // null: the rank has all of the model
+  About about_;                         // of that
   std::vector<Part> parts_;
   OwnerMap contents_;
   std::map<std::string, std::map<size_t, size_t>> by_begin_;  // by vector and begin: number of the part

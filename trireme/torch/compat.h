@@ -82,4 +82,15 @@ struct AllocatorWrapper : c10::Allocator {
   c10::Allocator* original;
 };
 
+/// While one lives, libtorch warns nobody, such as about a kernel that takes the place of another on purpose.
+class Silence : c10::WarningHandler {
+#if TORCH_VERSION_MAJOR >= 2
+  void process(const c10::Warning&) override {}
+  c10::WarningUtils::WarningHandlerGuard guard_{this};
+#else
+  void process(const c10::SourceLocation&, const std::string&, bool) override {}
+  c10::Warning::WarningHandlerGuard guard_{this};
+#endif
+};
+
 }  // namespace trireme::torch_compat

@@ -71,7 +71,7 @@ Checkpoints::~Checkpoints() { feed_.meet_at(nullptr); }
 
 bool Checkpoints::resume() {
   const checkpoint::Folder folder(checkpoint::system_files(), options_.dir);
-  const bool any = train_.group().first() && !folder.list().empty();
+  const bool any = train_.whole().first() && !folder.list().empty();
   if (decide(any ? 1 : 0, "whether there is a checkpoint") == 0) return false;
   resume(options_.dir);
   return true;
@@ -99,7 +99,7 @@ Loaded Checkpoints::resume(const std::string& from) {
 
 /// Rank 0's number becomes everybody's.
 int64_t Checkpoints::decide(int64_t mine, const char* what) {
-  train_.group().comm().broadcast(&mine, 1, DType::i64, 0, what);
+  train_.whole().comm().broadcast(&mine, 1, DType::i64, 0, what);
   return mine;
 }
 
@@ -107,7 +107,7 @@ int64_t Checkpoints::decide(int64_t mine, const char* what) {
 void Checkpoints::refuse_another_run(int64_t done) {
   if (std::exchange(folder_is_ours_, true)) return;
   cluster::on_first(
-      train_.group().comm(),
+      train_.whole().comm(),
       [&] {
         for (const auto& entry : checkpoint::Folder(checkpoint::system_files(), options_.dir).list())
           if (entry.condition == checkpoint::Condition::complete && entry.step > done)
@@ -177,7 +177,7 @@ void Checkpoints::epoch_ended(int64_t epoch, const std::map<std::string, double>
 
 void Checkpoints::save_stopped(const data::Epoch& epoch) {
   auto reached = static_cast<int64_t>(epoch.reached());
-  train_.group().comm().allreduce(&reached, 1, DType::i64, Op::max, "where they stopped");
+  train_.whole().comm().allreduce(&reached, 1, DType::i64, Op::max, "where they stopped");
   const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
   save(epoch.number() + reached / steps, static_cast<size_t>(reached % steps), {});
 }

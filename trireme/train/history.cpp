@@ -17,7 +17,8 @@ Json json_of(const EpochResult& e) {
           {"test_accuracy", e.test_accuracy},
           {"has_test", e.has_test},
           {"seconds", e.seconds},
-          {"samples_per_second", e.samples_per_second}};
+          {"samples_per_second", e.samples_per_second},
+          {"tokens", e.tokens}};
 }
 
 /// JSON has no NaN: it is null there.
@@ -34,6 +35,7 @@ EpochResult epoch_of(const Json& row) {
   e.has_test = row.at("has_test");
   e.seconds = number_in(row, "seconds");
   e.samples_per_second = number_in(row, "samples_per_second");
+  e.tokens = row.value("tokens", int64_t{0});  // not in older ones
   return e;
 }
 

@@ -1,3 +1,4 @@
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/models/language.h>
 #include <trireme/train/options.h>
 
 namespace trireme::train {
@@ -49,7 +51,52 @@ void check_rollback(const Options& o) {
         "skip");
 }
 
+/// What a part of a layer is made of.
+void check_divides(const Options& o, const models::LanguageSpec& spec) {
+  const auto refuse = [&](const char* what, int64_t number) {
+    std::vector<int64_t> fitting;
+    for (int64_t degree = 2; degree <= number && fitting.size() < 4; degree++)
+      if (number % degree == 0) fitting.push_back(degree);
+    fail<InvalidArgument>("{} has {} {}, which tensor {} does not divide: use tensor {}", o.model, number, what,
+                          o.tensor, fitting.empty() ? "1" : fmt::format("{}", fmt::join(fitting, ", ")));
+  };
+  if (spec.heads % o.tensor != 0) refuse("heads", spec.heads);
+  const int64_t rows = models::embedded(spec, 256);
+  if (o.tokenizer.empty() && rows % o.tensor != 0) refuse("rows of its vocabulary", rows);
+}
+
+void check_precision(const Options& o) {
+  if (o.parallel.precision == Precision::bf16 && o.dtype == "f64")
+    fail<InvalidArgument>(
+        "precision bf16 multiplies in 16 bits what dtype f64 keeps in 64: use --dtype f32 with --precision bf16, or "
+        "--precision f32");
+  if (o.recompute && o.parallel.sync_batch_norm)
+    fail<InvalidArgument>(
+        "recompute runs layers again in backward, where batch norms cannot meet a second time: leave out "
+        "--sync-batch-norm or --recompute");
+}
+
 }  // namespace
+
+void check_division(const Options& o) {
+  if (o.tensor < 1) fail<InvalidArgument>("tensor is a number of workers, at least 1, not {}", o.tensor);
+  if (o.tensor == 1) return;
+  const exchange::Sync& sync = o.parallel.exchange.sync;
+  if (!sync.lockstep() || sync.needs_servers())
+    fail<InvalidArgument>(
+        "tensor {} divides a model among workers that take every step together, and so does not go with sync '{}': use "
+        "shared, allreduce or central",
+        o.tensor, exchange::name_of(sync));
+  const auto spec = models::language_spec(o.model);
+  if (!spec)
+    fail<InvalidArgument>("tensor {}: {} has no form that workers divide; gpt and bert have", o.tensor, o.model);
+  check_divides(o, *spec);
+  if (o.keeping.weights_only)
+    fail<InvalidArgument>(
+        "resume-weights-only fills whole models, and with tensor {} each worker has a part of one: resume all of the "
+        "checkpoint, or begin with tensor 1",
+        o.tensor);
+}
 
 void check_writable(const std::string& path) {
   if (path.empty()) return;
@@ -67,9 +114,9 @@ void check_writable(const std::string& path) {
   fs::remove(probe, failed);
 }
 
-int usual_epochs(bool csv, int64_t steps_per_epoch) {
+int usual_epochs(bool may_be_small, int64_t steps_per_epoch) {
   constexpr int64_t kUsual = 10, kMost = 50, kUpdates = 500;
-  if (!csv) return kUsual;
+  if (!may_be_small) return kUsual;
   const int64_t steps = std::max<int64_t>(1, steps_per_epoch);
   return static_cast<int>(std::clamp((kUpdates + steps - 1) / steps, kUsual, kMost));
 }
@@ -84,6 +131,8 @@ void check(const Options& o) {
   check(o.stop, o.parallel.exchange.on_nan);
   check_rollback(o);
   check(o.keeping);
+  check_precision(o);
+  check_division(o);
   if (o.max_steps > 0 && o.stop.steps > 0 && o.max_steps != o.stop.steps)
     fail<InvalidArgument>("max-steps {} and stop steps={} are the same limit: give one of them", o.max_steps,
                           o.stop.steps);

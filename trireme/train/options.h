@@ -35,20 +35,24 @@ struct Options {
   std::string data = "fashion-mnist";  // see data::open
   std::string label;                   // CSV: column to predict; default: the last
   std::optional<bool> normalize;       // CSV: numbers with mean 0 and deviation 1; default: yes
-  std::optional<double> test;          // CSV: part of the rows to test with, if there is no test file; default: 0.2
+  std::optional<double> test;          // part to test with: of a CSV file without a test file, default 0.2; the last
+                                       // part of a text, default 0.1
+  std::string tokenizer;               // text: file of a sentencepiece model; "": tokens are bytes
   size_t batch = 64;                   // samples per update, over all workers
   std::optional<int> epochs;           // default: usual_epochs()
   int64_t max_steps = 0;               // stop after this many updates; 0: no limit
   StopOptions stop{};                  // what else ends the run early; stop.steps is the same as max_steps
   space::UpdaterOptions optimizer{};   // kind, lr, momentum, …
-  ParallelOptions parallel{};   // sync, clip, accumulate, schedule, …; a run fills in what depends on its data:
-                                // schedule.total and step_size, channels_last, and the seed
-  double step_epochs = 10;      // schedule step: epochs between drops
-  uint64_t seed = 1;            // initial parameters, shuffling, dropout, trylock's luck
-  bool shuffle = true;          // the training set, anew in every epoch
-  bool plain_mean = false;      // every worker's gradient counts the same, however many samples it has
-  int straggler = -1;           // a worker that is made slow, to see what that does; -1: none
-  double straggler_factor = 1;  // how many times as long it takes for a step
+  ParallelOptions parallel{};  // sync, clip, accumulate, schedule, …; a run fills in what depends on its data:
+                               // schedule.total and step_size, channels_last, and the seed
+  int tensor = 1;           // workers that divide each layer of the model between them; the others have other samples
+  bool recompute = false;   // activations are computed again in backward instead of kept
+  double step_epochs = 10;  // schedule step: epochs between drops
+  uint64_t seed = 1;        // initial parameters, shuffling, dropout, trylock's luck
+  bool shuffle = true;      // the training set, anew in every epoch
+  bool plain_mean = false;  // every worker's gradient counts the same, however many samples it has
+  int straggler = -1;       // a worker that is made slow, to see what that does; -1: none
+  double straggler_factor = 1;                           // how many times as long it takes for a step
   MemoryFormat memory_format = MemoryFormat::automatic;  // of convolution weights; automatic measures and remembers
   Loss loss = Loss::automatic;  // automatic: cross entropy for classes, mean squared error for numbers
   std::string dtype = "f32";    // f32 or f64
@@ -61,13 +65,17 @@ struct Options {
   int64_t most_steps() const { return max_steps > 0 ? max_steps : stop.steps; }
 };
 
+/// Throws InvalidArgument where workers cannot divide a model as asked: a model that has no such form, numbers that do
+/// not divide, modes in which workers go at their own pace.
+void check_division(const Options& options);
+
 /// Throws InvalidArgument or IoError for what cannot be honoured, as far as that shows without data and model: before
 /// the training, not after it. Makes the folders of `report` and `save`.
 void check(const Options& options);
 
-/// Passes over the training set where nobody says how many: 10. CSV files are small as a rule; they are passed over
-/// more often, up to 50 times, until there are 500 updates.
-int usual_epochs(bool csv, int64_t steps_per_epoch);
+/// Passes over the training set where nobody says how many: 10. CSV files and texts may be small; they are passed over
+/// more often then, up to 50 times, until there are 500 updates.
+int usual_epochs(bool may_be_small, int64_t steps_per_epoch);
 
 /// Throws InvalidArgument or IoError when a file cannot be written there. Makes its folder; "" is no file.
 void check_writable(const std::string& path);

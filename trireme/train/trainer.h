@@ -19,6 +19,10 @@ struct EpochResult {
   double test_accuracy = -1;  // -1: no test set, or no classes
   bool has_test = false;
   double seconds = 0, samples_per_second = 0;
+  int64_t tokens = 0;  // of a sample of text; 0: no text
+
+  /// Of a text: e to the test loss, the number of tokens among which a guess would be as good.
+  double test_perplexity() const;
 };
 
 struct Result {

@@ -12,7 +12,8 @@ const std::vector<std::string> kModels = {"lenet", "mlp", "resnet18", "vgg11"};
 TEST(Nearest, FindsTypos) {
   EXPECT_EQ(nearest("lennet", kModels), "lenet");
   EXPECT_EQ(nearest("lnet", kModels), "lenet");
-  EXPECT_EQ(nearest("mpl", {"mlp"}), "");  // two of three letters are no typo
+  EXPECT_EQ(nearest("mpl", kModels), "mlp");  // swapped neighbours are one mistake
+  EXPECT_EQ(nearest("pml", {"mlp"}), "");     // two of three letters are no typo
   EXPECT_EQ(nearest("mlq", kModels), "mlp");
   EXPECT_EQ(nearest("resnet81", kModels), "resnet18");
 }

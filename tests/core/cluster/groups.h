@@ -75,6 +75,7 @@ inline Outcomes run_world(const std::vector<int>& machine_of, const std::functio
     threads.emplace_back([&, rank] {
       try {
         const Spot& spot = spots[static_cast<size_t>(machine_of[rank])];
+        metrics::Registry registry;
         cluster::Crew everybody;
         for (size_t r = 0; r < machine_of.size(); r++) everybody.ranks.push_back(static_cast<int>(r));
         const auto site = std::make_shared<cluster::Site>(cluster::Facts{.job = "test",
@@ -84,7 +85,8 @@ inline Outcomes run_world(const std::vector<int>& machine_of, const std::functio
                                                                          .store = &board,
                                                                          .engine = &engine,
                                                                          .address = "",
-                                                                         .timeout = timeout});
+                                                                         .timeout = timeout,
+                                                                         .registry = &registry});
         Group all(site, std::move(everybody), spot.offset);
         body(all, *site);
       } catch (...) {

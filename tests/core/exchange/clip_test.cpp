@@ -8,7 +8,7 @@
 
 #include <trireme/exchange/exchange.h>
 
-#include "../comm/machines.h"
+#include "crews.h"
 
 namespace trireme::exchange::tests {
 namespace {
@@ -69,8 +69,7 @@ double* elements(std::byte* flat, const space::Slot& slot) {
 
 std::unique_ptr<Exchange> make(const OnMachine& rank, const Layout& layout, const Options& options,
                                const space::UpdaterOptions& optimizer = space::sgd()) {
-  auto exchange =
-      make_exchange(Group(rank.all, rank.here, rank.lane, rank.all.topology().lanes()), layout, optimizer, options);
+  auto exchange = make_exchange(group_of(rank), layout, optimizer, options);
   if (rank.all.rank() == 0 || !exchange->traits().shared)
     for (const space::Slot& slot : layout.slots())
       std::fill_n(elements(exchange->parameters(), slot), slot.elements(), 1.0);
@@ -98,10 +97,20 @@ void step(Exchange& exchange, const std::function<bool(size_t slot)>& present,
 
 const std::vector<std::vector<int>> kShapes = {{0}, {0, 0, 0}, {0, 1}, {0, 0, 1, 1}, {0, 0, 1}, {0, 1, 1, 2}};
 
-std::vector<Sync> modes_for(const std::vector<int>& machine_of) {
-  std::vector<Sync> modes = {Sync::shared, Sync::allreduce, Sync::central};
+struct Mode {
+  Sync sync;
+  int zero = 0;
+};
+
+std::vector<Mode> modes_for(const std::vector<int>& machine_of) {
+  std::vector<Mode> modes = {{Sync::shared}, {Sync::allreduce}, {Sync::central}};
+  // Every stage with one rank per machine, and each of them on one other shape.
+  const int only = machine_of.back() == 0 ? 2 : static_cast<int>(machine_of.size() + machine_of.back()) % 3 + 1;
+  for (int zero : {1, 2, 3})
+    if (machine_of == std::vector{0, 1} || (machine_of.size() > 1 && zero == only))
+      modes.push_back({Sync::shared, zero});
   if (machine_of.back() == 0 && machine_of.size() == 1)
-    modes.push_back(Sync::hogwild), modes.push_back(Sync::local_for(3));
+    modes.push_back({Sync::hogwild}), modes.push_back({Sync::local_for(3)});
   return modes;
 }
 
@@ -112,12 +121,12 @@ TEST(Clip, IsByTheNormOfTheSumOverAllRanks) {
     const Values wanted = reference(layout, static_cast<int>(machine_of.size()), clipped);
     ASSERT_GT(clipped, 3);
     ASSERT_LT(clipped, kSteps - 3);
-    for (const Sync& sync : modes_for(machine_of))
+    for (const auto& [sync, zero] : modes_for(machine_of))
       for (bool overlap : {false, true})
         expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
           const int me = rank.all.rank();
-          const auto exchange =
-              make(rank, layout, {.sync = sync, .bucket_bytes = 20000, .overlap = overlap, .clip = kClip});
+          const auto exchange = make(
+              rank, layout, {.sync = sync, .bucket_bytes = 20000, .overlap = overlap, .clip = kClip, .zero = zero});
           for (int t = 0; t < kSteps; t++) {
             step(
                 *exchange, [&](size_t slot) { return has_gradient(me, t, slot); },
@@ -128,6 +137,7 @@ TEST(Clip, IsByTheNormOfTheSumOverAllRanks) {
             exchange->land();
             ASSERT_TRUE(exchange->sound());
           }
+          const Reading reading(*exchange);
           for (size_t slot = 0; slot < layout.size(); slot++)
             for (size_t i = 0; i < layout[slot].elements(); i++)
               ASSERT_NEAR(elements(exchange->parameters(), layout[slot])[i], wanted[slot][i], 1e-11)
@@ -162,17 +172,18 @@ TEST(Sound, AllRanksHearOfAGradientThatIsNotFinite) {
   const double wrong[] = {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity(),
                           -std::numeric_limits<double>::infinity()};
   for (const auto& machine_of : kShapes)
-    for (const Sync& sync : modes_for(machine_of))
+    for (const auto& [sync, zero] : modes_for(machine_of))
       for (double clip : {0.0, kClip})
         for (bool later : {false, true})
           for (size_t bad_slot : {size_t{1}, size_t{2}}) {
             const int culprit = static_cast<int>(machine_of.size()) - 1;
-            const std::string where =
-                fmt::format("{} with {} ranks, clip {}, slot {}", name_of(sync), machine_of.size(), clip, bad_slot);
+            const std::string where = fmt::format("{} zero {} with {} ranks, clip {}, slot {}", name_of(sync), zero,
+                                                  machine_of.size(), clip, bad_slot);
             std::atomic<int> knowing{0}, in_sum{0};
             expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
               const int me = rank.all.rank();
-              const auto exchange = make(rank, layout, {.sync = sync, .bucket_bytes = 20000, .clip = clip});
+              const auto exchange =
+                  make(rank, layout, {.sync = sync, .bucket_bytes = 20000, .clip = clip, .zero = zero});
               for (int t = 0; t < 6; t++) {
                 const bool bad = t == 3;
                 const size_t at = layout[bad_slot].elements() - 1;
@@ -193,6 +204,7 @@ TEST(Sound, AllRanksHearOfAGradientThatIsNotFinite) {
                 }
                 if (flaw && !flaw->own) in_sum++;
               }
+              const Reading reading(*exchange);
               for (size_t slot = 0; slot < layout.size(); slot++)
                 for (size_t i = 0; i < layout[slot].elements(); i++)
                   ASSERT_TRUE(std::isfinite(elements(exchange->parameters(), layout[slot])[i])) << where;
@@ -215,13 +227,14 @@ TEST(Sound, AllRanksHearOfAGradientThatIsNotFinite) {
 TEST(Sound, SkippedItIsAsIfTheStepHadNotBeen) {
   const Layout layout = model();
   for (const auto& machine_of : kShapes)
-    for (const Sync& sync : modes_for(machine_of)) {
+    for (const auto& [sync, zero] : modes_for(machine_of)) {
       const auto run = [&](bool missing) {
         std::vector<std::byte> bytes;
         expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
           const int me = rank.all.rank(), culprit = rank.all.size() - 1;
-          const auto exchange = make(rank, layout, {.sync = sync, .bucket_bytes = 20000, .on_nan = OnNan::skip},
-                                     space::momentum({.lr = kRate}));
+          const auto exchange =
+              make(rank, layout, {.sync = sync, .bucket_bytes = 20000, .on_nan = OnNan::skip, .zero = zero},
+                   space::momentum({.lr = kRate}));
           for (int t = 0; t < 6; t++) {
             const bool bad = t == 3;
             if (bad && missing) continue;
@@ -234,6 +247,7 @@ TEST(Sound, SkippedItIsAsIfTheStepHadNotBeen) {
             exchange->land();
             ASSERT_EQ(exchange->sound(), !bad) << name_of(sync) << ", step " << t;
           }
+          const Reading reading(*exchange);
           if (me == 0) bytes.assign(exchange->parameters(), exchange->parameters() + layout.bytes());
           rank.all.barrier("read");
         }));

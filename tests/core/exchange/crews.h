@@ -23,9 +23,11 @@ struct Crew {
   int ranks = 1;
   int servers = 0;
   std::vector<int> machine_of{};  // by rank; empty: one machine
+  int zero = 0;
 
   std::string name() const {
     std::string text = fmt::format("{}_{}_ranks", name_of(sync), ranks);
+    if (zero > 0) text += fmt::format("_zero_{}", zero);
     if (servers > 0) text += fmt::format("_{}_servers", servers);
     for (const int& machine : machine_of)
       text += fmt::format("{}{}", machine_of.data() == &machine ? "_on_" : "", machine);
@@ -43,6 +45,38 @@ struct Member {
   const Group& group;
   void barrier() const { group.all.barrier("test"); }
 };
+
+inline Group group_of(const trireme::tests::OnMachine& rank) {
+  Group group(rank.all, rank.here, rank.lane, rank.all.topology().lanes());
+  group.second_lane = [&rank] { return rank.second_lane; };
+  return group;
+}
+
+/// While one lives, all parameters may be read, also where a machine has parts of them only.
+class Reading {
+ public:
+  explicit Reading(Exchange& exchange) : exchange_(exchange) {
+    if (exchange_.traits().gathers) exchange_.settle();
+  }
+  ~Reading() {
+    if (exchange_.traits().gathers) exchange_.resume();
+  }
+  Reading(const Reading&) = delete;
+  Reading& operator=(const Reading&) = delete;
+
+ private:
+  Exchange& exchange_;
+};
+
+/// What a forward pass does with parameters that come and go: uses one slot after the other, and says that it ended.
+inline void use_in_order(Exchange& exchange) {
+  exchange.begin_pass(Pass::last);
+  for (const space::Slot& slot : exchange.layout().slots()) {
+    const space::Range parts[] = {slot.range};
+    exchange.use(parts);
+    exchange.release();
+  }
+}
 
 inline std::string job_name() {
   static std::atomic<int> jobs{0};
@@ -88,7 +122,7 @@ inline trireme::tests::Outcomes run_world(int ranks, int servers, const std::fun
 inline trireme::tests::Outcomes run(const Crew& crew, const std::function<void(const Member&)>& body) {
   if (crew.machine_of.empty()) return run_world(crew.ranks, crew.servers, body);
   return trireme::tests::run_machines(crew.machine_of, [&](const trireme::tests::OnMachine& rank) {
-    body({rank.all.rank(), Group(rank.all, rank.here, rank.lane, rank.all.topology().lanes())});
+    body({rank.all.rank(), group_of(rank)});
   });
 }
 
@@ -99,6 +133,11 @@ inline std::vector<Crew> all_crews() {
     for (int ranks : {1, 2, 3, 4}) crews.push_back({sync, ranks});
   for (const auto& machine_of : {std::vector{0, 1}, std::vector{0, 0, 1}, std::vector{0, 0, 1, 1}})
     crews.push_back({Sync::shared, static_cast<int>(machine_of.size()), 0, machine_of});
+  for (int zero : {1, 2, 3}) {
+    crews.push_back({Sync::shared, 2, 0, {}, zero});
+    for (const auto& machine_of : {std::vector{0, 1}, std::vector{0, 0, 1}, std::vector{0, 1, 0, 1}})
+      crews.push_back({Sync::shared, static_cast<int>(machine_of.size()), 0, machine_of, zero});
+  }
   for (const Sync sync : {Sync::allreduce, Sync::central}) crews.push_back({sync, 3, 0, {0, 0, 1}});
   for (const Sync& sync :
        {Sync(Sync::server), Sync::stale_by(0), Sync(Sync::async), Sync::stale_by(2), Sync::trylock_with(1),

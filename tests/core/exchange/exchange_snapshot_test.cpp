@@ -86,6 +86,7 @@ struct Job {
   Job(const Crew& crew, const Member& me, const UpdaterOptions& optimizer, Options options = {}) : crew(crew), me(me) {
     options.sync = crew.sync;
     options.bucket_bytes = 200'000;
+    options.zero = crew.zero;
     options.rate = crew.sync.one_by_one() ? Rate::full : Rate::share;
     exchange = make_exchange(me.group, model(), optimizer, options);
     begin_with(*exchange, me, 5);
@@ -283,7 +284,8 @@ INSTANTIATE_TEST_SUITE_P(Snapshots, EveryExchange, testing::ValuesIn(all_crews()
 
 /// Gradients that are scaled, and such that are left out.
 TEST(Snapshots, WithClipAndWithGradientsThatAreNotFinite) {
-  for (const Crew& crew : {Crew{Sync::shared, 2}, Crew{Sync::shared, 3, 0, {0, 0, 1}}, Crew{Sync::allreduce, 2}})
+  for (const Crew& crew : {Crew{Sync::shared, 2}, Crew{Sync::shared, 3, 0, {0, 0, 1}}, Crew{Sync::allreduce, 2},
+                           Crew{Sync::shared, 3, 0, {0, 0, 1}, 2}, Crew{Sync::shared, 2, 0, {0, 1}, 3}})
     for (const double clip : {0.0, 1.0})
       expect_all_well(run(crew, [&](const Member& me) {
         Job job(crew, me, space::momentum(), {.clip = clip});

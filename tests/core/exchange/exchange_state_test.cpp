@@ -38,11 +38,13 @@ struct Crew {
   int servers = 0;
   std::vector<int> machine_of{};  // by rank; none: one machine
   size_t bucket_bytes = 4000;
+  int zero = 0;
 };
 
 std::string describe(const Crew& crew) {
   std::string text = fmt::format("{}_{}_ranks_{}_servers_{}_machines", name_of(crew.sync), crew.ranks, crew.servers,
                                  crew.machine_of.empty() ? 1 : crew.machine_of.back() + 1);
+  if (crew.zero > 0) text += fmt::format("_zero_{}", crew.zero);
   for (char& c : text)
     if (std::isalnum(static_cast<unsigned char>(c)) == 0) c = '_';
   return text;
@@ -94,7 +96,9 @@ Outcomes run(const Crew& crew, const std::function<void(const Group&)>& body) {
   if (crew.machine_of.empty())
     return trireme::tests::run_ranks(crew.ranks, [&](comm::shm::Communicator& group) { body(group); });
   return trireme::tests::run_machines(crew.machine_of, [&](const OnMachine& rank) {
-    body(Group(rank.all, rank.here, rank.lane, rank.all.topology().lanes()));
+    Group group(rank.all, rank.here, rank.lane, rank.all.topology().lanes());
+    group.second_lane = [&] { return rank.second_lane; };
+    body(group);
   });
 }
 
@@ -142,9 +146,11 @@ void train(Exchange& exchange, int rank, int first, int last) {
   const Layout& layout = exchange.layout();
   for (int step = first; step < last; step++) {
     ASSERT_TRUE(exchange.begin(rate(step)));
+    exchange.begin_pass(Pass::last);
     exchange.open();
     for (size_t b = 0; b < exchange.buckets().size(); b++) {
       for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
+        if (exchange.traits().gathers) exchange.await(layout[slot].range);  // also on ranks without a gradient
         if (!has_gradient(rank, step, slot)) continue;
         double *to = elements(exchange.gradients(), layout[slot]), *at = elements(exchange.parameters(), layout[slot]);
         for (size_t i = 0; i < layout[slot].elements(); i++) to[i] = gradient(rank, step, slot, i, at[i]);
@@ -158,7 +164,8 @@ void train(Exchange& exchange, int rank, int first, int last) {
 }
 
 Options options_of(const Crew& crew) {
-  return {.sync = crew.sync, .bucket_bytes = crew.bucket_bytes, .chunk_bytes = 2048};
+  return {
+      .sync = crew.sync, .bucket_bytes = crew.bucket_bytes, .zero = crew.zero, .zero_window = 1, .chunk_bytes = 2048};
 }
 
 /// By rank: what each showed.
@@ -280,6 +287,13 @@ const std::vector<Crew>& crews() {
       {.sync = Sync::shared, .ranks = 3},
       {.sync = Sync::shared, .ranks = 3, .machine_of = {0, 0, 1}},
       {.sync = Sync::shared, .ranks = 4, .machine_of = {0, 1, 0, 1}},
+      {.sync = Sync::shared, .ranks = 2, .zero = 3},
+      {.sync = Sync::shared, .ranks = 3, .machine_of = {0, 0, 1}, .zero = 1},
+      {.sync = Sync::shared, .ranks = 4, .machine_of = {0, 1, 0, 1}, .zero = 1},
+      {.sync = Sync::shared, .ranks = 4, .machine_of = {0, 1, 0, 1}, .zero = 2},
+      {.sync = Sync::shared, .ranks = 2, .machine_of = {0, 1}, .zero = 3},
+      {.sync = Sync::shared, .ranks = 3, .machine_of = {0, 0, 1}, .zero = 3},
+      {.sync = Sync::shared, .ranks = 4, .machine_of = {0, 1, 0, 1}, .zero = 3},
       {.sync = Sync::allreduce, .ranks = 2},
       {.sync = Sync::allreduce, .ranks = 3, .machine_of = {0, 0, 1}},
       {.sync = Sync::central, .ranks = 2},
@@ -434,6 +448,12 @@ TEST(AnotherCrew, OneRankMore) { expect_moves({.ranks = 2}, {.ranks = 3, .bucket
 TEST(AnotherCrew, OneRankLess) { expect_moves({.ranks = 3}, {.ranks = 2, .bucket_bytes = 20000}); }
 TEST(AnotherCrew, AllreduceWithOneRank) { expect_moves({.ranks = 2}, {.sync = Sync::allreduce, .ranks = 1}); }
 TEST(AnotherCrew, TwoMachines) { expect_moves({.ranks = 3}, {.ranks = 3, .machine_of = {0, 1, 1}}); }
+TEST(AnotherCrew, FromOneMachineToZero3) {
+  expect_moves({.ranks = 3}, {.ranks = 3, .machine_of = {0, 1, 2}, .zero = 3});
+}
+TEST(AnotherCrew, FromZero3ToZero1) {
+  expect_moves({.ranks = 3, .machine_of = {0, 1, 1}, .zero = 3}, {.ranks = 3, .machine_of = {0, 0, 1}, .zero = 1});
+}
 TEST(AnotherCrew, ToServers) { expect_moves({.ranks = 2}, {.sync = Sync::server, .ranks = 3, .servers = 2}); }
 TEST(AnotherCrew, FromServers) { expect_moves({.sync = Sync::server, .ranks = 3, .servers = 2}, {.ranks = 2}); }
 

@@ -38,12 +38,17 @@ Values values_of(const Exchange& exchange) {
 
 /// What an exchange applies gradients one by one with is its rate as it stands, so that the loop needs no shares.
 Options options_for(const Crew& crew) {
-  return {.sync = crew.sync, .bucket_bytes = 4000, .rate = crew.sync.one_by_one() ? Rate::full : Rate::share};
+  return {.sync = crew.sync,
+          .bucket_bytes = 4000,
+          .zero = crew.zero,
+          .zero_window = 1,
+          .rate = crew.sync.one_by_one() ? Rate::full : Rate::share};
 }
 
 void one_step(Exchange& exchange, int rank, int step) {
   const Layout& layout = exchange.layout();
   ASSERT_TRUE(exchange.begin(rate(step)));
+  use_in_order(exchange);
   exchange.open();
   for (size_t b = 0; b < exchange.buckets().size(); b++) {
     for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
@@ -75,7 +80,10 @@ void train(const Crew& crew, const Member& me, const Layout& layout, const Updat
       if (!crew.takes_turns() || turn == me.rank) one_step(*exchange, me.rank, step);
       if (crew.takes_turns()) me.barrier();
     }
-  own = values_of(*exchange);
+  {
+    const Reading reading(*exchange);
+    own = values_of(*exchange);
+  }
   me.barrier();
   exchange->settle();
   agreed = values_of(*exchange);
@@ -213,6 +221,7 @@ TEST_P(EveryExchange, IsWhatItSays) {
     EXPECT_EQ(traits.shared, crew().sync.kind == Sync::shared || crew().sync.kind == Sync::hogwild ||
                                  (on_servers && crew().sync.lockstep()));
     EXPECT_EQ(traits.patient, crew().sync.kind == Sync::shared && !crew().machine_of.empty());
+    EXPECT_EQ(traits.gathers, crew().zero == 3 && !crew().machine_of.empty());
     EXPECT_EQ(exchange->told() != nullptr, traits.tells);
     EXPECT_EQ(exchange->source().rank(), me.rank);
     EXPECT_EQ(exchange->source().ranks(), crew().ranks);

@@ -282,11 +282,14 @@ struct Coordinator::State {
     // A little more than a message may have, so that most of what is too large gets our answer and not gRPC's.
     builder.SetMaxReceiveMessageSize(static_cast<int>(options.limits.message_bytes + (64 << 10)));
     builder.SetMaxSendMessageSize(static_cast<int>(options.limits.message_bytes + (64 << 10)));
-    builder.AddListeningPort(joined(options.address, options.port), server_credentials(options.tls), &port);
+    const std::string where =
+        options.socket.empty() ? joined(options.address, options.port) : kUnixSocket + options.socket;
+    builder.AddListeningPort(where, server_credentials(options.tls), &port);
     builder.RegisterService(&service);
     server = builder.BuildAndStart();
     if (server && port > 0) return;
     server.reset();
+    if (!options.socket.empty()) fail<IoError>("the job's desk cannot listen on the unix socket '{}'", where);
     fail<IoError>(
         "host {}: the coordinator cannot listen on {}: {}. Is another one running there? Give another --port, or 0 for "
         "any that is free; where a rank runs it, "

@@ -14,6 +14,7 @@ namespace trireme::cluster {
 struct CoordinatorOptions {
   std::string address = "0.0.0.0";  // to listen on
   int port = 0;                     // 0: any that is free
+  std::string socket;               // instead of both: a unix socket of this name, which has no file ("abstract")
   std::string job = "job";          // members of another job are refused
   std::string token;                // that every request must show; must not be empty
   std::string tls;             // folder of `trireme tls init`; "": neither encrypted nor authenticated beyond the token

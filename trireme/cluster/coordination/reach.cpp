@@ -4,9 +4,11 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <memory>
 
 #include <trireme/base/error.h>
@@ -26,6 +28,24 @@ std::string numeric(const sockaddr_storage& address, socklen_t size) {
   return host.data();
 }
 
+Reached reach_unix(const std::string& address) {
+  const std::string name = address.substr(kUnixSocket.size());
+  sockaddr_un to{};
+  to.sun_family = AF_UNIX;
+  if (name.size() + 1 > sizeof to.sun_path) return {{}, "", "", "the socket's name is too long"};
+  std::copy(name.begin(), name.end(), to.sun_path + 1);  // behind a zero: it has no file
+  Reached reached;
+  Descriptor socket_(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const auto size = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  if (connect(socket_.get(), reinterpret_cast<const sockaddr*>(&to), size) != 0) {
+    reached.fault = errno_text();
+    return reached;
+  }
+  reached.target = address;
+  reached.socket = std::move(socket_);
+  return reached;
+}
+
 /// 0, or the errno of a connect that is given until the deadline, or until `interrupt` becomes readable.
 int connect_within(int socket, const addrinfo& to, const Deadline& deadline, int interrupt) {
   if (connect(socket, to.ai_addr, to.ai_addrlen) == 0) return 0;
@@ -41,6 +61,7 @@ int connect_within(int socket, const addrinfo& to, const Deadline& deadline, int
 }  // namespace
 
 Endpoint endpoint_of(const std::string& text, const char* whom) {
+  if (text.starts_with(kUnixSocket)) return {text, ""};
   const size_t colon = text.rfind(':');
   if (colon == std::string::npos || colon == 0 || colon + 1 == text.size() ||
       text.find_first_not_of("0123456789", colon + 1) != std::string::npos)
@@ -51,6 +72,7 @@ Endpoint endpoint_of(const std::string& text, const char* whom) {
 }
 
 Reached reach(const Endpoint& endpoint, const Deadline& deadline, int interrupt) {
+  if (endpoint.port.empty()) return reach_unix(endpoint.host);
   addrinfo hints{}, *found = nullptr;
   hints.ai_socktype = SOCK_STREAM;
   if (const int error = getaddrinfo(endpoint.host.c_str(), endpoint.port.c_str(), &hints, &found); error != 0)

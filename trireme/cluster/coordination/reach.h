@@ -9,11 +9,14 @@
 
 namespace trireme::cluster {
 
+/// What the address of a unix socket without a file begins with; its name follows.
+inline const std::string kUnixSocket = "unix-abstract:";
+
 struct Endpoint {
-  std::string host, port;
+  std::string host, port;  // of a unix socket: the whole address, and ""
 };
 
-/// Of "host:port" or "[address]:port". Throws InvalidArgument, which calls it the address of `whom`.
+/// Of "host:port", "[address]:port" or a unix socket. Throws InvalidArgument, which calls it the address of `whom`.
 Endpoint endpoint_of(const std::string& text, const char* whom);
 /// The opposite; puts brackets around what has colons.
 std::string joined(const std::string& address, int port);

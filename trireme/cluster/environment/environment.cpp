@@ -387,6 +387,7 @@ void add_settings(const Variables& variables, Place& place) {
   place.tls = variables.text("TRIREME_TLS");
   place.slate = variables.text("TRIREME_SLATE");
   place.segment = variables.text("TRIREME_SEGMENT");
+  place.desk = variables.text("TRIREME_DESK");
   place.engine = variables.text("TRIREME_ENGINE");
   if (!place.engine.empty() && std::find(engines.begin(), engines.end(), place.engine) == engines.end())
     fail<InvalidArgument>("the environment variable TRIREME_ENGINE='{}' must be auto, gloo, mpi or nccl{}",

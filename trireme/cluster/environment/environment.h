@@ -26,6 +26,7 @@ struct Place {
   bool job_is_common =
       false;            // others may have a job of the same name: it follows from MASTER_PORT alone, or there is none
   std::string slate;    // of slate.h: what TRIREME_SLATE says; "": no launcher of ours waits for signs of life
+  std::string desk;     // of local_desk.h: what TRIREME_DESK says; "": no launcher of ours has a desk for this job
   std::string segment;  // of keeper.h: what TRIREME_SEGMENT says; "": no launcher of ours keeps the memory
 };
 

@@ -164,6 +164,7 @@ Child start_child(ChildOptions options) {
   };
   if (options.slate) child.slate = Slate::create();
   leave("TRIREME_SLATE", options.slate ? child.slate.variable() : "");
+  leave("TRIREME_DESK", options.desk);
   leave("TRIREME_SEGMENT", options.keeper != nullptr ? options.keeper->variable() : "");
   const std::array<int, 2> inherited{child.slate.descriptor(),
                                      options.keeper != nullptr ? options.keeper->descriptor() : -1};

@@ -73,6 +73,7 @@ struct ChildOptions {
   bool shown = true;                // false: output is remembered only
   bool slate = true;                // it is given one
   const Keeper* keeper = nullptr;   // whose memory it inherits; null: nobody's
+  std::string desk;                 // of its job on this machine, see local_desk.h; "": none
   sigset_t signals{};               // its signal mask
   struct sigaction broken_pipe {};  // what it does on SIGPIPE
 };

@@ -20,6 +20,7 @@
 #include <trireme/cluster/launching/child.h>
 #include <trireme/cluster/launching/launcher.h>
 #include <trireme/cluster/launching/launcher_metrics.h>
+#include <trireme/cluster/launching/local_desk.h>
 #include <trireme/cluster/status_door.h>
 
 #include "interruption.h"
@@ -117,6 +118,7 @@ class Job {
   }
 
   LaunchResult run() {
+    if (whole_job_here()) desk_.emplace(options_.job, options_.ranks, options_.on_loss);
     for (size_t i = 0; i < options_.servers.size(); i++)
       children_[ranks() + i] = start_child(server(options_.servers[i]));
     for (size_t i = 0; i < ranks(); i++) children_[i] = start_child(rank(static_cast<int>(i)));
@@ -139,6 +141,13 @@ class Job {
 
   size_t ranks() const { return static_cast<size_t>(options_.ranks); }
   bool is_server(size_t index) const { return index >= ranks(); }
+  /// Otherwise there is a coordinator, whom agents have told the ranks of.
+  bool whole_job_here() const {
+    return options_.commands.empty() && options_.failed < 0 && options_.size == options_.ranks &&
+           std::none_of(options_.environment.begin(), options_.environment.end(),
+                        [](const auto& entry) { return entry.first == "TRIREME_COORDINATOR"; }) &&
+           getenv("TRIREME_COORDINATOR") == nullptr;
+  }
 
   ChildOptions rank(int local) const {
     const int rank = options_.first_rank + local;
@@ -151,6 +160,7 @@ class Job {
             .shown = options_.show != Show::first || rank == 0,
             .slate = options_.commands.empty(),
             .keeper = options_.commands.empty() ? &keeper_ : nullptr,
+            .desk = desk_ ? desk_->variable() : "",
             .signals = of_children_,
             .broken_pipe = broken_pipe_};
   }
@@ -241,10 +251,18 @@ class Job {
     if (*children_[index].status == 0 || (is_server(index) && asked_))
       return;  // a server that had to be asked has lost nothing
     failed_.push_back(index);
+    if (others_go_on(index)) return;
     if (!end_)
       press_after(options_.grace);
     else if (progress_ && failed_.size() == 1)
       press_after(kAfterFailure);
+  }
+
+  /// By the policy, and there are some, or they have come to a good end.
+  bool others_go_on(size_t index) const {
+    if (options_.on_loss != OnLoss::change_crew || is_server(index) || end_) return false;
+    return std::any_of(children_.begin(), children_.begin() + static_cast<ptrdiff_t>(ranks()),
+                       [](const Child& child) { return !child.status || *child.status == 0; });
   }
 
   void say(const std::string& sentence) const {
@@ -413,8 +431,20 @@ class Job {
     return one.ended < other.ended + kMoment && a < b;
   }
 
+  /// Those who were left behind by ranks that went on to a good end without them.
+  bool good_end() const {
+    return options_.on_loss == OnLoss::change_crew && interrupted_ == 0 &&
+           std::all_of(failed_.begin(), failed_.end(), [&](size_t index) { return !is_server(index); }) &&
+           std::any_of(children_.begin(), children_.begin() + static_cast<ptrdiff_t>(ranks()),
+                       [](const Child& child) { return child.status && *child.status == 0; });
+  }
+
   LaunchResult result() const {
     LaunchResult result;
+    if (good_end()) {
+      for (size_t index : failed_) result.left_behind.push_back(options_.first_rank + static_cast<int>(index));
+      return result;
+    }
     result.interrupted = interrupted_ != 0;
     result.failed = !failed_.empty();
     if (result.interrupted) {
@@ -438,7 +468,8 @@ class Job {
   }
 
   LaunchOptions options_;
-  const Keeper keeper_;  // of the memory that the ranks share
+  const Keeper keeper_;            // of the memory that the ranks share
+  std::optional<LocalDesk> desk_;  // of a job that is all here
   std::vector<Child> children_;
   std::vector<size_t> failed_;  // in the order in which they were seen
   sigset_t before_{}, of_children_{};

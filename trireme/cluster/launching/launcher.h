@@ -26,6 +26,8 @@ struct LaunchOptions {
   Show show = Show::labelled;
   Seconds grace{1.0};  // between one rank's death and the end of those who do not end by themselves
   std::vector<std::pair<std::string, std::string>> environment;  // added to every rank's
+  OnLoss on_loss = OnLoss::end_job;  // of a job that is all on this machine: what a rank's bad end means. With
+                                     // change_crew the others are left to go on (World::regroup), as long as one is
 
   // A job that spans machines: this process starts a part of it.
   int first_rank = 0;  // of those started here
@@ -68,7 +70,9 @@ struct LaunchResult {
   bool interrupted = false;
   bool failed = false;  // somebody ended badly, interrupted or not
   std::string lost;     // after an interruption: which model was not saved, a sentence without a full stop, or ""
-  std::string reason;   // "rank 1 died first: killed by signal 9 (SIGKILL) (after 3.2 s)", or ""
+  std::vector<int>
+      left_behind;     // ranks that ended badly while others went on to a good end, see LaunchOptions::on_loss
+  std::string reason;  // "rank 1 died first: killed by signal 9 (SIGKILL) (after 3.2 s)", or ""
   std::vector<std::string> last_lines;  // of the culprit
 };
 

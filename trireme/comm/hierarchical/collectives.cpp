@@ -61,7 +61,7 @@ size_t Allreduce::up_chunks() const { return chunks_of(bytes_, seat_.stage_bytes
 void Allreduce::work_direct(const View& view) {
   if (mine_.empty() || view.size() == 1) return;
   std::vector<const void*> sources;
-  for (int r = 0; r < view.size(); r++) sources.push_back(view.memory(r) + mine_.begin);
+  for (int r = 0; r < view.size(); r++) sources.push_back(view.memory(r, mine_));
   void* const out = data_ + mine_.begin;
   space::kernels().reduce(what.dtype, partial(what.op), &out, 1, sources.data(), view.size(),
                           mine_.size() / size_of(what.dtype));
@@ -91,8 +91,7 @@ Started Allreduce::launch() {
 void Allreduce::land(const View& view, bool direct) {
   if (what.op == Op::mean && !mine_.empty())
     network::divide(what.dtype, data_ + mine_.begin, mine_.size() / size_of(what.dtype), seat_.topology.size());
-  for (int r = 0; direct && r < view.size(); r++)
-    copy_bytes(view.memory(r) + mine_.begin, data_ + mine_.begin, mine_.size());
+  for (int r = 0; direct && r < view.size(); r++) copy_bytes(view.memory(r, mine_), data_ + mine_.begin, mine_.size());
 }
 
 void Allreduce::post_down(std::byte* stage, size_t chunk) {
@@ -143,7 +142,8 @@ void ReduceScatter::work_direct(const View& view) {
   for (int m = 0; m < sections_.machines(); m++) {
     const space::Range slice = sections_.slice(m, seat_.local);
     sections_.each(slice, [&](space::Range part, size_t vector) {
-      for (int r = 0; r < view.size(); r++) sources[static_cast<size_t>(r)] = view.memory(r) + vector;
+      for (int r = 0; r < view.size(); r++)
+        sources[static_cast<size_t>(r)] = view.memory(r, {vector, vector + part.size()});
       reduce(sources, part, slice, m);
     });
   }
@@ -231,7 +231,8 @@ void AllGather::work_direct(const View& view) {
   for (int r = 0; r < view.size(); r++) {
     const int rank = seat_.topology.ranks_on(seat_.machine)[static_cast<size_t>(r)];
     const size_t bytes = sections_.of_rank(rank).size();
-    if (bytes > 0) copy_bytes(output_ + sections_.in_vector(rank), view.memory(r) + in_input(rank), bytes);
+    const size_t begin = in_input(rank);
+    if (bytes > 0) copy_bytes(output_ + sections_.in_vector(rank), view.memory(r, {begin, begin + bytes}), bytes);
   }
 }
 

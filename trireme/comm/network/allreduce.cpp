@@ -11,11 +11,8 @@ Allreduce::Allreduce(Wire& wire, const Fingerprint& what, std::byte* data, const
     : Operation(wire, what),
       data_(data),
       along_(along),
-      cut_(what.bytes() / static_cast<size_t>(wire.size()) + 2 * space::kLine) {
-  const auto sums = std::as_bytes(along_.sums), flags = std::as_bytes(along_.flags);
-  packed_.assign(sums.begin(), sums.end());
-  packed_.insert(packed_.end(), flags.begin(), flags.end());
-}
+      packed_(along.packed()),
+      cut_(what.bytes() / static_cast<size_t>(wire.size()) + 2 * space::kLine) {}
 
 Operation::Piece Allreduce::enclosed(int /*peer*/) const {
   return inside() ? Piece{data_, what_.bytes()} : Piece{packed_.data(), packed_.size()};
@@ -29,24 +26,8 @@ void Allreduce::send_first() {
     for (int step = 1; step < size_; step++) send(data_, what_.bytes(), peer(step));
 }
 
-void Allreduce::merge_along() {
-  if (along_.empty()) return;
-  std::fill(along_.sums.begin(), along_.sums.end(), 0.0);
-  for (int from = 0; from < size_; from++) {  // all ranks add in the same order, and get the same bits
-    const std::byte* const theirs = from == me_ ? packed_.data() : enclosed_by(from);
-    for (size_t i = 0; i < along_.sums.size(); i++) {
-      double value = 0;
-      std::memcpy(&value, theirs + i * sizeof value, sizeof value);
-      along_.sums[i] += value;
-    }
-    const std::byte* const flags = theirs + along_.sums.size_bytes();
-    for (size_t i = 0; i < along_.flags.size(); i++)
-      along_.flags[i] = std::max(along_.flags[i], static_cast<uint8_t>(flags[i]));
-  }
-}
-
 void Allreduce::run() {
-  merge_along();
+  merge(along_, packed_);
   if (!what_.ring) return run_direct();
   reduce_ring();
   gather_ring();

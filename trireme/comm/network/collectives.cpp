@@ -36,15 +36,20 @@ std::string BlockOperation::conflict(int peer) const {
 // ---- reduce-scatter ----
 
 ReduceScatter::ReduceScatter(Wire& wire, const Fingerprint& what, Blocks blocks, const Blocks& agreed,
-                             const std::byte* input, std::byte* output)
-    : BlockOperation(wire, what, std::move(blocks), agreed), input_(input), output_(output) {}
+                             const std::byte* input, std::byte* output, const Along& along)
+    : BlockOperation(wire, what, std::move(blocks), agreed),
+      input_(input),
+      output_(output),
+      along_(along),
+      packed_(along.packed()) {}
 
 Operation::Piece ReduceScatter::enclosed(int peer) const {
-  return small() ? Piece{input_ + block(peer).begin, block(peer).size()} : enclosed_counts();
+  if (!along_.empty()) return {packed_.data(), packed_.size()};
+  return inside() ? Piece{input_ + block(peer).begin, block(peer).size()} : enclosed_counts();
 }
 
 void ReduceScatter::send_first() {
-  if (small()) return;
+  if (inside()) return;
   for (int k = 0; k < cut_.segments(); k++)
     for (int step = 1; step < size_; step++) {
       const space::Range piece = segment(peer(step), k);
@@ -53,8 +58,9 @@ void ReduceScatter::send_first() {
 }
 
 void ReduceScatter::run() {
+  merge(along_, packed_);
   std::vector<const void*> sources(static_cast<size_t>(size_));
-  if (small()) {
+  if (inside()) {
     for (int step = 1; step < size_; step++) sources[static_cast<size_t>(peer(step))] = enclosed_by(peer(step));
     return reduce(block(me_), sources);
   }

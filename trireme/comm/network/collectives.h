@@ -53,7 +53,6 @@ class Allreduce final : public Operation {
 
  private:
   bool inside() const { return !what_.ring && along_.empty() && what_.bytes() <= Packet::kRoom; }
-  void merge_along();
   space::Range chunk(int step) const { return space::part_of({0, what_.bytes()}, peer(step), size_); }
   space::Range segment(int step, int k) const { return cut_.segment(chunk(step), k); }
   void send_right(space::Range piece) { send(data_ + piece.begin, piece.size(), right()); }
@@ -65,7 +64,7 @@ class Allreduce final : public Operation {
 
   std::byte* data_;
   Along along_;
-  std::vector<std::byte> packed_;  // of along_: the sums, then the flags
+  std::vector<std::byte> packed_;  // of along_
   Cut cut_;
   Rooms::Room scratch_;
   size_t final_sends_ = 0;  // segments of the chunk that this rank has completed
@@ -99,20 +98,24 @@ class BlockOperation : public Operation {
 class ReduceScatter final : public BlockOperation {
  public:
   ReduceScatter(Wire& wire, const Fingerprint& what, Blocks blocks, const Blocks& agreed, const std::byte* input,
-                std::byte* output);
+                std::byte* output, const Along& along = {});
   ~ReduceScatter() override { wire_.rooms().put_back(std::move(scratch_)); }
 
  protected:
   Piece enclosed(int peer) const override;
-  bool individual() const override { return small(); }
+  bool individual() const override { return inside(); }
+  std::string conflict(int peer) const override { return along_.empty() ? BlockOperation::conflict(peer) : ""; }
   void send_first() override;
   void run() override;
 
  private:
+  bool inside() const { return small() && along_.empty(); }
   void reduce(space::Range piece, std::vector<const void*>& sources);
 
   const std::byte* input_;
   std::byte* output_;
+  Along along_;
+  std::vector<std::byte> packed_;  // of along_
   Rooms::Room scratch_;
 };
 

@@ -142,11 +142,15 @@ Started Communicator::start_allreduce(void* data, size_t count, DType type, Op o
   return start_allreduce(data, count, type, op, {}, name);
 }
 
+void Communicator::check(const Along& along, std::string_view call, std::string_view name) {
+  if (along.flags.size() > kMostFlags || along.sums.size() > kMostSums)
+    fail<InvalidArgument>("{} '{}' with {} flags and {} sums, but {} and {} are the most", call, name,
+                          along.flags.size(), along.sums.size(), kMostFlags, kMostSums);
+}
+
 Started Communicator::start_allreduce(void* data, size_t count, DType type, Op op, const Along& along,
                                       std::string_view name) {
-  if (along.flags.size() > kMostFlags || along.sums.size() > kMostSums)
-    fail<InvalidArgument>("allreduce '{}' with {} flags and {} sums, but {} and {} are the most", name,
-                          along.flags.size(), along.sums.size(), kMostFlags, kMostSums);
+  check(along, "allreduce", name);
   if (size() == 1) return alone();
   Fingerprint what = about(Kind::allreduce, count, type, name);
   what.op = op;
@@ -166,6 +170,16 @@ Started Communicator::start_reduce_scatter(const void* input, void* output, cons
   Fingerprint what = about(Kind::reduce_scatter, blocks, agreed, type, name);
   what.op = op;
   return enqueue<ReduceScatter>(what, blocks, agreed, as_bytes(input), as_bytes(output));
+}
+
+Started Communicator::start_reduce_scatter(const void* input, void* output, const Counts& counts, DType type, Op op,
+                                           const Along& along, std::string_view name) {
+  check(along, "reduce-scatter", name);
+  const Blocks blocks(counts.checked(size(), "reduce-scatter", name), size(), size_of(type));
+  if (size() == 1) return alone(input, output, blocks.bytes());
+  Fingerprint what = about(Kind::reduce_scatter, blocks, blocks, type, name);
+  what.op = op;
+  return enqueue<ReduceScatter>(what, blocks, blocks, as_bytes(input), as_bytes(output), along);
 }
 
 Started Communicator::start_all_gather(const void* input, void* output, const Counts& counts, DType type,

@@ -50,6 +50,9 @@ class Communicator final : public comm::Communicator {
   /// The same for slices of the blocks of a larger group: messages speak of `agreed`, which ranks compare instead.
   Started start_reduce_scatter(const void* input, void* output, const Counts& counts, const Blocks& agreed, DType type,
                                Op op, std::string_view name);
+  /// The same with a little along, as for an allreduce. `output` may be where this rank's block is in `input`.
+  Started start_reduce_scatter(const void* input, void* output, const Counts& counts, DType type, Op op,
+                               const Along& along, std::string_view name);
   Started start_all_gather(const void* input, void* output, const Counts& counts, const Blocks& agreed, DType type,
                            std::string_view name);
   Started start_broadcast(void* data, size_t count, DType type, int root, std::string_view name) override;
@@ -78,6 +81,7 @@ class Communicator final : public comm::Communicator {
   static constexpr size_t kThreads = 4;           // operations that are being completed at a time
   static constexpr size_t kAhead = kThreads + 4;  // operations whose openings are under way
 
+  static void check(const Along& along, std::string_view call, std::string_view name);
   Fingerprint about(Kind kind, size_t count, DType type, std::string_view name);
   Fingerprint about(Kind kind, const Blocks& blocks, const Blocks& agreed, DType type, std::string_view name);
   template <class What, class... Arguments>

@@ -1,9 +1,37 @@
 #include <algorithm>
+#include <cstring>
 
 #include <trireme/base/error.h>
 #include <trireme/comm/network/operation.h>
 
 namespace trireme::comm::network {
+
+std::vector<std::byte> Along::packed() const {
+  const auto first = std::as_bytes(sums), second = std::as_bytes(flags);
+  std::vector<std::byte> bytes(first.begin(), first.end());
+  bytes.insert(bytes.end(), second.begin(), second.end());
+  return bytes;
+}
+
+void Along::merge(std::span<const std::byte* const> all) {
+  std::fill(sums.begin(), sums.end(), 0.0);
+  for (const std::byte* theirs : all) {
+    for (size_t i = 0; i < sums.size(); i++) {
+      double value = 0;
+      std::memcpy(&value, theirs + i * sizeof value, sizeof value);
+      sums[i] += value;
+    }
+    for (size_t i = 0; i < flags.size(); i++)
+      flags[i] = std::max(flags[i], static_cast<uint8_t>(theirs[sums.size_bytes() + i]));
+  }
+}
+
+void Operation::merge(Along& along, const std::vector<std::byte>& packed) const {
+  if (along.empty()) return;
+  std::vector<const std::byte*> all;
+  for (int from = 0; from < size_; from++) all.push_back(from == me_ ? packed.data() : enclosed_by(from));
+  along.merge(all);
+}
 
 void Operation::post() noexcept {
   try {

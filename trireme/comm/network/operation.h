@@ -3,18 +3,23 @@
 // rest.
 #include <deque>
 #include <span>
+#include <vector>
 
 #include <trireme/comm/network/ticket.h>
 #include <trireme/comm/network/wire.h>
 
 namespace trireme::comm::network {
 
-/// What travels with an allreduce, in its opening, and so costs no message of its own. The caller's memory, until the
-/// allreduce is complete.
+/// What travels with an allreduce or a reduce-scatter, in its opening, and so costs no message of its own. The caller's
+/// memory, until the collective is complete.
 struct Along {
   std::span<uint8_t> flags{};  // become their maximum over all ranks
   std::span<double> sums{};    // become their sum, formed in the order of ranks
   bool empty() const { return flags.empty() && sums.empty(); }
+  /// As an opening carries it: the sums, then the flags.
+  std::vector<std::byte> packed() const;
+  /// All ranks' packed ones, in the order of ranks, so that all get the same bits.
+  void merge(std::span<const std::byte* const> all);
 };
 
 class Operation {
@@ -57,6 +62,8 @@ class Operation {
   int left() const { return peer(-1); }
   int right() const { return peer(1); }
   const std::byte* enclosed_by(int peer) const { return arrived_[static_cast<size_t>(peer)].data.data(); }
+  /// Of what came along with the openings; `packed` is this rank's.
+  void merge(Along& along, const std::vector<std::byte>& packed) const;
 
   /// Nothing is sent, and nothing awaited, where there are no bytes.
   void send(const std::byte* data, size_t bytes, int to);

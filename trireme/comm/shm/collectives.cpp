@@ -63,7 +63,7 @@ void Allreduce::work_direct(const View& view) {
   const space::Range slice = space::part_of({0, bytes_}, view.rank(), view.size());
   if (slice.empty() || view.size() == 1) return;
   Pointers data;
-  for (int r = 0; r < view.size(); r++) data[static_cast<size_t>(r)] = view.memory(r) + slice.begin;
+  for (int r = 0; r < view.size(); r++) data[static_cast<size_t>(r)] = view.memory(r, slice);
   space::kernels().reduce(what.dtype, what.op, data.data(), view.size(), as_sources(data), view.size(),
                           slice.size() / size_of(what.dtype));
 }
@@ -103,7 +103,7 @@ void ReduceScatter::reduce(const void* const* sources, int ranks, space::Range p
 
 void ReduceScatter::work_direct(const View& view) {
   Pointers sources;
-  for (int r = 0; r < view.size(); r++) sources[static_cast<size_t>(r)] = view.memory(r) + mine_.begin;
+  for (int r = 0; r < view.size(); r++) sources[static_cast<size_t>(r)] = view.memory(r, mine_);
   reduce(as_sources(sources), view.size(), mine_);
 }
 
@@ -135,7 +135,10 @@ AllGather::AllGather(size_t stage_bytes, const void* input, void* output, const 
 }
 
 void AllGather::work_direct(const View& view) {
-  for (int r = 0; r < view.size(); r++) copy_bytes(output_ + blocks_.of(r).begin, view.memory(r), blocks_.of(r).size());
+  for (int r = 0; r < view.size(); r++) {
+    const space::Range block = blocks_.of(r);
+    copy_bytes(output_ + block.begin, view.memory(r, {0, block.size()}), block.size());
+  }
 }
 
 void AllGather::post_up(std::byte* stage, size_t chunk) {
@@ -214,7 +217,7 @@ void AllToAll::work_direct(const View& view) {
       before = std::accumulate(theirs.begin(), theirs.begin() + view.rank(), size_t{0}) * size_of(what.dtype);
     }
     const space::Range block = receives_.of(from);
-    copy_bytes(output_ + block.begin, view.memory(from) + before, block.size());
+    copy_bytes(output_ + block.begin, view.memory(from, {before, before + block.size()}), block.size());
   }
 }
 

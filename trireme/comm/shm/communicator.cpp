@@ -28,6 +28,13 @@ void enlarge_pages(std::byte* begin, size_t bytes, int rank, int ranks) {
   if (cut(rank) < cut(rank + 1)) madvise(begin + cut(rank), cut(rank + 1) - cut(rank), kCollapse);
 }
 
+/// Of those that this rank uses most.
+size_t touched_bytes(const Communicator::Wish& wish) {
+  size_t bytes = 0;
+  for (const space::Range& range : wish.touched) bytes += range.size();
+  return bytes;
+}
+
 /// What the other ranks hear when rank 0 got no memory for all.
 [[noreturn]] void refuse_room(size_t bytes, const char* purpose) {
   fail<IoError>(
@@ -81,8 +88,8 @@ uint64_t Communicator::agree_on_place(const Fingerprint& what, size_t bytes, con
   return offset;
 }
 
-SharedBlock Communicator::map_parts(const Area& area, const char* purpose) {
-  std::byte* base = segment_->attach(area.offset, area.total(), purpose);
+SharedBlock Communicator::map_parts(const Area& area, const char* purpose, Segment::Pages pages) {
+  std::byte* base = segment_->attach(area.offset, area.total(), purpose, pages);
   const uint32_t round = rounds_.arrive(about(Kind::barrier, 0, DType::u8, purpose), kPrivate, purpose);
   rounds_.await_arrivals(round);
   rounds_.finish(round);
@@ -114,15 +121,18 @@ SharedBlock Communicator::take(const Wish& wish, const char* purpose) {
   asked.part = static_cast<uint32_t>(wish.parts);
   const uint64_t place = agree_on_place(asked, area.total(), purpose, [&]() -> uint64_t {
     if (!areas_.room_for(name, options_.epoch)) return areas_.claim(area.total(), purpose);
-    const Areas::Taken taken = areas_.take(name, area, purpose);
-    return taken.area.offset + (taken.same ? kSame : 0);
+    const Areas::Taken taken = areas_.take(name, area, wish.sparse ? touched_bytes(wish) : area.total(), purpose);
+    if (wish.sparse) {
+      segment_->lengthen(taken.area.offset + area.total(), purpose);
+      if (taken.same) segment_->give_back(taken.area.offset, area.total());
+    }
+    return taken.area.offset + (taken.same && !wish.sparse ? kSame : 0);
   });
   const bool same = place % 2 == kSame;
   area.offset = place - place % 2;
-  if (!same) {
-    reserve_touched(area, wish, purpose);
-    enlarge_pages(segment_->attach(area.offset, area.total(), purpose), area.total(), rank(), size());
-  }
+  if (!same) reserve_touched(area, wish, purpose);
+  if (wish.sparse) return map_parts(area, purpose, Segment::Pages::when_touched);
+  if (!same) enlarge_pages(segment_->attach(area.offset, area.total(), purpose), area.total(), rank(), size());
   SharedBlock block = map_parts(area, purpose);
   if (same) zero_share(block);
   return block;
@@ -132,7 +142,7 @@ SharedBlock Communicator::take(const Wish& wish, const char* purpose) {
 void Communicator::reserve_touched(const Area& area, const Wish& wish, const char* purpose) {
   std::vector<space::Range> mine = wish.touched;
   const auto own = static_cast<size_t>(rank());
-  if (mine.empty() && wish.parts == size()) mine = {{own * area.stride(), (own + 1) * area.stride()}};
+  if (mine.empty() && !wish.sparse && wish.parts == size()) mine = {{own * area.stride(), (own + 1) * area.stride()}};
   uint64_t refused = 0;
   std::exception_ptr error;
   const auto reserve = [&](space::Range range) {
@@ -143,7 +153,7 @@ void Communicator::reserve_touched(const Area& area, const Wish& wish, const cha
     if (!error) try {
         if (!last)
           for (const space::Range& range : mine) reserve(range);
-        else if (rank() == 0)
+        else if (rank() == 0 && !wish.sparse)
           reserve({0, area.total()});
       } catch (const Error&) {
         error = std::current_exception();

@@ -75,6 +75,8 @@ class Communicator final : public comm::Communicator {
     int parts = 1;
     uint64_t fingerprint = 0;
     std::vector<space::Range> touched{};  // without any: part number rank(), if there is one for each rank
+    bool sparse = false;  // only what is touched is reserved. The rest has memory from when it is written to until it
+                          // is given back, page by page (Segment::give_back)
   };
   SharedBlock take(const Wish& wish, const char* purpose);
   /// Collective: the area of that name (areas.h), as an earlier group left it or zeroed, with as many parts as it is
@@ -96,7 +98,7 @@ class Communicator final : public comm::Communicator {
  private:
   template <class Claim>
   uint64_t agree_on_place(const Fingerprint& what, size_t bytes, const char* purpose, const Claim& claim);
-  SharedBlock map_parts(const Area& area, const char* purpose);
+  SharedBlock map_parts(const Area& area, const char* purpose, Segment::Pages pages = Segment::Pages::at_once);
   void reserve_touched(const Area& area, const Wish& wish, const char* purpose);
   void zero_share(const SharedBlock& block);
 

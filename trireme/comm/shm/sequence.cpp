@@ -1,9 +1,30 @@
 #include <algorithm>
 #include <utility>
 
+#include <trireme/base/areas.h>
 #include <trireme/comm/shm/sequence.h>
 
 namespace trireme::comm::shm {
+namespace {
+
+/// All of the area that has it, or just these pages where it has no name.
+void attach(Segment& segment, space::Range part) {
+  constexpr const char* kPurpose = "another group's data";
+  for (const auto& [name, area] : Areas(segment).all(""))
+    if (area.offset <= part.begin && part.end <= area.offset + area.total())
+      return void(segment.attach(area.offset, area.total(), kPurpose));
+  const size_t begin = part.begin / kPage * kPage;
+  segment.attach(begin, round_up(part.end - begin, kPage), kPurpose);
+}
+
+}  // namespace
+
+std::byte* View::memory(int r, space::Range part) const {
+  if (r == rank()) return own_ + part.begin;
+  const size_t begin = rounds_.offset_of(r, round_) + part.begin;
+  if (!part.empty() && !segment_.mapped(begin, part.size())) attach(segment_, {begin, begin + part.size()});
+  return segment_.at(begin);
+}
 
 bool View::all_in_segment() const {
   for (int r = 0; r < size(); r++)

@@ -16,21 +16,22 @@ namespace trireme::comm::shm {
 /// What a collective sees of its machine when all have arrived.
 class View {
  public:
-  View(const Rounds& rounds, const Segment& segment, uint32_t round, void* own)
+  View(const Rounds& rounds, Segment& segment, uint32_t round, void* own)
       : rounds_(rounds), segment_(segment), round_(round), own_(static_cast<std::byte*>(own)) {}
 
   int rank() const { return rounds_.rank(); }
   int size() const { return rounds_.ranks(); }
   /// What error messages call a rank.
   int name_of(int rank) const { return rounds_.name_of(rank); }
-  /// The memory that a rank shows; its own, or in the segment.
-  std::byte* memory(int r) const { return r == rank() ? own_ : segment_.at(rounds_.offset_of(r, round_)); }
+  /// A part of the memory that a rank shows; its own, or in the segment. It may be an area of another group's, which
+  /// this process has not mapped before.
+  std::byte* memory(int r, space::Range part) const;
   bool all_in_segment() const;
   std::span<const uint64_t> counts_of(int r) const { return rounds_.counts_of(r, round_); }
 
  private:
   const Rounds& rounds_;
-  const Segment& segment_;
+  Segment& segment_;
   uint32_t round_;
   std::byte* own_;
 };

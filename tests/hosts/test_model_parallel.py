@@ -1,0 +1,51 @@
+"""Models that workers divide between them, on two hosts with two workers each."""
+import math
+
+import training
+from training import support
+
+TEXT = "/usr/share/games/fortunes/literature"
+TINY = ("gpt:layers=2,width=32,heads=4,context=16", "--data", f"text:{TEXT}", "--batch", 8, "--dtype", "f64",
+        "--max-steps", 6, "--test", 0.005)  # fmt: skip
+
+
+def furthest(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    return max(float(abs(ours[name] - theirs[name]).max()) for name in ours)
+
+
+class ModelParallel(training.HostsTest):
+    def alone(self):
+        save = self.folder / "alone.safetensors"
+        result = support.run("train", *TINY, "--workers", 1, "--save", save, limit=120)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return support.read_safetensors(save)
+
+    def test_tensor_groups_are_inside_hosts(self):
+        model, report, out = self.train("a:2,b:2", *TINY, "--tensor", 2)
+        self.assertIn("data 2 × tensor 2: each copy of the model is inside one machine", out)
+        self.assertEqual(report["mesh"], {"data": 2, "tensor": 2})
+        self.assertLessEqual(furthest(model, self.alone()), 1e-9)
+
+    def test_zero_beside_tensor_groups(self):
+        alone = self.alone()
+        for zero in (1, 3):
+            with self.subTest(zero=zero):
+                model, report, out = self.train("a:2,b:2", *TINY, "--tensor", 2, "--zero", zero)
+                self.assertIn(f"zero {zero} on 2 machines: each holds", out)
+                self.assertEqual((report["mesh"], report["zero"]), ({"data": 2, "tensor": 2}, zero))
+                self.assertLessEqual(furthest(model, alone), 1e-9)
+
+    def test_zero_without_tensor_groups(self):
+        model, _, _ = self.train("a:2,b:2", *TINY, "--zero", 3, "--recompute")
+        self.assertLessEqual(furthest(model, self.alone()), 1e-9)
+
+    def test_a_tensor_group_that_crosses_says_so(self):
+        model, report, out = self.train("a:1,b:1", *TINY, "--tensor", 2)
+        self.assertIn("warning: data 1 × tensor 2: the tensor group of ranks 0, 1 crosses machines 0 and 1", out)
+        self.assertLessEqual(furthest(model, self.alone()), 1e-9)
+        self.assertTrue(math.isfinite(report["epochs"][-1]["test_loss"]))
+
+
+if __name__ == "__main__":
+    training.main()

@@ -1,0 +1,116 @@
+#pragma once
+// What is behind run(): a run from its options to its result (run.cpp), its epochs (run_epochs.cpp) and its checkpoints
+// (run_checkpoints.cpp). One thread, on every rank. Not installed.
+#include <torch/types.h>
+
+#include <atomic>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <trireme/data/loader.h>
+#include <trireme/models/model.h>
+#include <trireme/parallel/parallel.h>
+#include <trireme/train/checkpoints.h>
+#include <trireme/train/guard.h>
+#include <trireme/train/history.h>
+#include <trireme/train/trainer.h>
+
+namespace trireme::train {
+
+class Run {
+ public:
+  Run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop);
+  Result run();
+
+ private:
+  /// How far an epoch is.
+  struct Pace {
+    size_t steps = 0;    // done here
+    size_t samples = 0;  // of all workers in lockstep, otherwise of this one
+    Clock::time_point start = Clock::now(), reported = start;
+  };
+  enum class Patience { until_stopped, to_the_end };
+  /// They end before what they are of.
+  struct Closing {
+    std::optional<Checkpoints>& checkpoints;
+    ~Closing() { checkpoints.reset(); }
+  };
+
+  // ---- from options to a result: run.cpp ----
+  Result train();
+  void make_mesh();
+  Parallel make_parallel(const ParallelOptions& options);
+  void collect_metrics(Parallel& train);
+  ParallelOptions parallel_options(int64_t steps, bool channels_last) const;
+  void introduce();
+  void introduce_language(const data::Splits& splits);
+  void introduce_parts(const Parallel& train);
+  data::OpenOptions data_options() const;
+  void choose_epochs(const data::Splits& splits, int64_t steps);
+  std::map<std::string, std::string> metadata(const data::Splits& splits) const;
+  void compare_options();
+  void compare_data(const data::Splits& splits);
+  std::string servers_text() const;
+  std::optional<bool> kept_format();
+  bool choose_format(const data::Dataset& set);
+  void save(Parallel& train, const data::Splits& splits);
+  /// Of the model, each with samples of its own, and the number of this worker's.
+  int copies() const { return mesh_ ? mesh_->size("data") : world_.size(); }
+  int copy() const { return mesh_ ? mesh_->coordinate("data") : world_.rank(); }
+  /// Workers compute with parameters of others: all of them run the same.
+  bool gathers() const { return asked().zero == 3; }
+  const exchange::Options& asked() const { return options_.parallel.exchange; }
+  bool enough() const { return options_.most_steps() > 0 && position_ >= options_.most_steps(); }
+
+  // ---- epochs: run_epochs.cpp ----
+  void run_epoch(Parallel& train, data::Feed& feed, int number);
+  int64_t reached(const data::Epoch& batches);
+  Step step(Parallel& train, const data::Batch& batch);
+  void stepped(const Step& done, EpochResult& epoch, Pace& pace, size_t steps, size_t position);
+  void meet(Parallel& train, EpochResult& epoch, Pace& pace);
+  void add_up(EpochResult& epoch, Pace& pace);
+  void set_progress(const EpochResult& epoch, size_t step, size_t steps, double seconds);
+  void evaluate_stopped(Parallel& train, const data::Dataset& test);
+  void evaluate(Parallel& train, const data::Dataset& test, Patience patience);
+  bool stops_evaluating(Patience patience);
+  std::vector<EpochLoss> losses() const;
+  void examine(size_t classes, bool ended);
+
+  // ---- checkpoints: run_checkpoints.cpp ----
+  void take_weights();
+  std::string best_figure(const data::Splits& splits) const;
+  void keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits& splits, bool channels_last);
+  void take_up(const Loaded& loaded);
+  bool owes_evaluation(const data::Splits& splits, int64_t steps) const;
+  void describe(SaveNote& note) const;
+  std::map<std::string, double> figures() const;
+  void tell_of_checkpoints();
+  void finish_checkpoints();
+
+  World& world_;
+  const Options& options_;
+  const Listener& listener_;
+  const std::atomic<bool>& stop_;
+  TrainMetrics count_;
+  Guard guard_;
+  torch::Dtype dtype_;
+  std::optional<Mesh> mesh_;  // where workers divide the model
+  models::Model net_;
+  bool mse_ = false;
+  int epochs_ = 0;
+  double loss_unit_ = 1;        // what a loss of 1 means in the unit of the label, squared
+  History history_;             // of what was before, and of the epoch that is under way
+  const Pace* pace_ = nullptr;  // of the epoch that is under way
+  size_t stopped_steps_ = 0;    // of an epoch that was left in the middle
+  std::optional<Checkpoints> checkpoints_;
+  int64_t position_ = 0;     // steps of the run that are done; within an epoch, as far as this worker knows
+  int64_t all_updates_ = 0;  // where workers go their own ways: of all of them
+  int timed_ = 0;            // steps, as far as kStepsToTime
+  double usual_ = 0;         // seconds of the quickest of them
+  bool warned_ = false;
+  Result result_;
+};
+
+}  // namespace trireme::train

@@ -1,0 +1,216 @@
+// A run's epochs: steps, how far they are, and what the model is worth after each.
+#include <torch/utils.h>
+
+#include <cmath>
+#include <limits>
+#include <thread>
+
+#include <trireme/cluster/launching/slate.h>
+#include <trireme/data/masks.h>
+#include <trireme/train/diagnosis.h>
+#include <trireme/train/run.h>
+
+namespace trireme::train {
+namespace {
+
+constexpr double kSecondsBetweenReports = 0.1;
+constexpr int kStepsToTime = 20;  // before a straggler becomes slow
+
+}  // namespace
+
+void Run::run_epoch(Parallel& train, data::Feed& feed, int number) {
+  net_.train();
+  Pace pace{.steps = std::exchange(history_.partial_steps, 0)};
+  EpochResult& epoch = history_.partial;
+  if (pace.steps == 0) epoch = {};
+  epoch.epoch = number + 1;
+  epoch.tokens = net_.is_language() ? static_cast<int64_t>(feed.dataset().elements()) : 0;
+  epoch.has_test = false;
+  epoch.test_accuracy = -1;
+  const double before = epoch.seconds;  // of an earlier part of the run
+  pace_ = &pace;
+  const auto first = number * static_cast<int64_t>(feed.steps_per_epoch());
+  if (stop_.load()) train.request_stop();
+  const int64_t left = options_.most_steps() > 0 ? options_.most_steps() - first : std::numeric_limits<int64_t>::max();
+  data::Epoch batches = feed.epoch(number, {.end = static_cast<size_t>(left)});
+  for (const data::Batch& batch : batches) {
+    if (guard_.passes_over(first + static_cast<int64_t>(batch.step))) continue;
+    const Step done = step(train, batch);
+    if (!train.lockstep()) pace.samples += batch.samples();
+    if (done.updated || done.skipped) {
+      position_ = first + static_cast<int64_t>(batch.step) + 1;
+      if (train.lockstep()) pace.samples = std::min(feed.dataset().count, (batch.step + 1) * options_.batch);
+      if (done.updated) stepped(done, epoch, pace, batches.steps(), batch.step + 1);
+      guard_.after_step(train, done, position_);
+    }
+    if (stop_.load()) train.request_stop();
+    tell_of_checkpoints();
+  }
+  result_.stopped = batches.stopped();
+  epoch.seconds = before + seconds_since(pace.start);
+  if (!train.lockstep()) meet(train, epoch, pace);
+  position_ = first + reached(batches);
+  if (train.lockstep() && pace.steps == 0 && position_ > first && !result_.stopped)
+    epoch.loss = std::nan("");  // all were skipped
+  result_.seconds += epoch.seconds;
+  epoch.samples_per_second = static_cast<double>(pace.samples) / epoch.seconds;
+  if (!result_.stopped) set_progress(epoch, batches.steps(), batches.steps(), epoch.seconds);
+  result_.epochs.push_back(epoch);
+  stopped_steps_ = position_ < first + static_cast<int64_t>(feed.steps_per_epoch()) ? pace.steps : 0;
+  pace_ = nullptr;
+}
+
+/// Steps of the epoch that all ranks together have done. Collective when somebody has stopped.
+int64_t Run::reached(const data::Epoch& batches) {
+  auto steps = static_cast<int64_t>(result_.stopped ? batches.reached() : batches.steps());
+  if (result_.stopped) world_.comm().allreduce(&steps, 1, DType::i64, Op::max, "where they stopped");
+  return steps;
+}
+
+Step Run::step(Parallel& train, const data::Batch& batch) {
+  if (!mesh_ || mesh_->across("data").first()) count_.samples.add(static_cast<double>(batch.samples()));  // once
+  const auto start = Clock::now();
+  const double weight = options_.plain_mean && batch.weight > 0
+                            ? 1.0 / (static_cast<double>(copies()) * options_.parallel.accumulate)
+                            : batch.weight;
+  const Step done = train.step(weight, [&] {
+    if (world_.rank() == options_.straggler && timed_ == kStepsToTime)
+      std::this_thread::sleep_for(Seconds(usual_) * (options_.straggler_factor - 1));
+    return net_.loss(batch.x, batch.y);
+  });
+  if (timed_ < kStepsToTime && ++timed_ > 1)
+    usual_ = usual_ == 0 ? seconds_since(start) : std::min(usual_, seconds_since(start));
+  return done;
+}
+
+void Run::stepped(const Step& done, EpochResult& epoch, Pace& pace, size_t steps, size_t position) {
+  epoch.loss += (done.loss * loss_unit_ - epoch.loss) / static_cast<double>(++pace.steps);
+  result_.updates = done.number;
+  if (seconds_since(pace.reported) > kSecondsBetweenReports) {
+    pace.reported = Clock::now();
+    set_progress(epoch, position, steps, seconds_since(pace.start));
+    if (world_.first()) listener_.progress(count_);
+  }
+}
+
+/// Who takes work has at most one step to end when others have none left.
+void Run::meet(Parallel& train, EpochResult& epoch, Pace& pace) {
+  if (!train.exchange().traits().gives_work) return add_up(epoch, pace);
+  train.limited([&] { add_up(epoch, pace); });
+}
+
+/// Workers that went their own ways: the loss is the mean over all their steps, and the time that of the last. Also a
+/// meeting before anybody evaluates.
+void Run::add_up(EpochResult& epoch, Pace& pace) {
+  double sums[4] = {epoch.loss * static_cast<double>(pace.steps), static_cast<double>(pace.steps),
+                    static_cast<double>(pace.samples), static_cast<double>(result_.updates)};
+  double longest[2] = {epoch.seconds, result_.stopped ? 1.0 : 0.0};
+  world_.comm().allreduce(sums, 4, DType::f64, Op::sum, "the workers' epochs");
+  world_.comm().allreduce(longest, 2, DType::f64, Op::max, "the longest epoch");
+  epoch.loss = sums[1] > 0 ? sums[0] / sums[1] : 0;
+  epoch.seconds = longest[0];
+  pace.samples = static_cast<size_t>(sums[2]);
+  result_.stopped = longest[1] > 0;
+  all_updates_ = static_cast<int64_t>(sums[3]);
+}
+
+void Run::set_progress(const EpochResult& epoch, size_t step, size_t steps, double seconds) {
+  const auto done = static_cast<double>(step), all = static_cast<double>(steps);
+  const double steps_left = static_cast<double>(epochs_ - epoch.epoch + 1) * all - done;
+  count_.epoch.set(epoch.epoch);
+  count_.epochs.set(epochs_);
+  count_.epoch_step.set(done);
+  count_.epoch_steps.set(all);
+  count_.loss.set(epoch.loss);
+  count_.samples_per_second.set(static_cast<double>(step * options_.batch) / seconds);
+  count_.seconds_left.set(steps_left * seconds / done);
+}
+
+/// Of a run that somebody stopped: after the model is saved, and only if somebody will see the figures.
+void Run::evaluate_stopped(Parallel& train, const data::Dataset& test) {
+  if (options_.save.empty() && options_.report.empty()) return;
+  if (world_.first() && !options_.save.empty() && test.count > 0)
+    listener_.note(fmt::format("model saved to {}; evaluating it, which Ctrl-C ends", result_.saved));
+  evaluate(train, test, Patience::to_the_end);
+  if (world_.first()) listener_.epoch(result_.epochs.back());
+}
+
+/// Each worker measures its share of the test set. When somebody wants to stop and the model is not saved yet, all
+/// leave it at that.
+void Run::evaluate(Parallel& train, const data::Dataset& test, Patience patience) {
+  if (test.count == 0) return;
+  const torch::NoGradGuard no_grad;
+  net_.eval();
+  const data::Share share = data::share_of(test.count, copy(), copies());
+  const auto order = data::epoch_order(test.count, 0, 0, false);
+  const size_t batch_size = data::batch_to_test(test);
+  double sums[4] = {0, 0, 0, 0};  // loss, hits, workers who want to stop, targets
+  const auto measure = [&](size_t begin, size_t end) {
+    cluster::note_beat();
+    const data::Batch batch = data::make_batch(test, order, begin, end, dtype_);
+    const torch::Tensor output = net_.forward(batch.x);
+    sums[0] += net_.loss_of(output, batch.y).item<double>() * static_cast<double>(batch.samples());
+    if (mse_) return;
+    sums[1] += static_cast<double>(output.argmax(-1).eq(batch.y).sum().item<int64_t>());
+    sums[3] += static_cast<double>(batch.y.ne(data::kNoTarget).sum().item<int64_t>());
+  };
+  const size_t most = (test.count + static_cast<size_t>(copies()) - 1) / static_cast<size_t>(copies());
+  const auto look = [&] {
+    for (size_t done = 0; done < (gathers() ? most : share.end - share.begin); done += batch_size) {
+      if (stops_evaluating(patience)) break;
+      const size_t begin = share.begin + done;
+      if (begin < share.end)
+        measure(begin, std::min(share.end, begin + batch_size));
+      else
+        net_.forward(data::make_batch(test, order, 0, 1, dtype_).x);  // others need what this worker has
+    }
+  };
+  train.settled(look, gathers() ? Parallel::Looks::alike : Parallel::Looks::freely);
+  if (patience == Patience::until_stopped && stop_.load()) sums[2] = 1;
+  const bool counts = !mesh_ || mesh_->across("data").first();  // those with other parts have found the same
+  for (int i : {0, 1, 3}) sums[i] *= counts ? 1 : 0;
+  world_.comm().allreduce(sums, 4, DType::f64, Op::sum, "test results");
+  if (sums[2] > 0) {
+    result_.stopped = true;
+    return;
+  }
+  EpochResult& epoch = result_.epochs.back();
+  epoch.has_test = true;
+  epoch.test_loss = sums[0] / static_cast<double>(test.count) * loss_unit_;
+  if (!mse_) epoch.test_accuracy = sums[1] / sums[3];
+}
+
+/// Workers with parts of one model compute together, and so do all with ZeRO 3: they stop together.
+bool Run::stops_evaluating(Patience patience) {
+  if (patience == Patience::to_the_end) return false;
+  int32_t stop = stop_.load() ? 1 : 0;
+  if (gathers())
+    world_.comm().allreduce(&stop, 1, DType::i32, Op::max, "whether somebody stops");
+  else if (mesh_)
+    mesh_->across("data").comm().allreduce(&stop, 1, DType::i32, Op::max, "whether somebody stops");
+  return stop != 0;
+}
+
+std::vector<EpochLoss> Run::losses() const {
+  std::vector<EpochLoss> losses;
+  for (const EpochResult& epoch : result_.epochs) {
+    losses.push_back({.loss = epoch.loss});
+    if (epoch.has_test) losses.back().test_loss = epoch.test_loss;
+    if (epoch.test_accuracy >= 0) losses.back().test_accuracy = epoch.test_accuracy;
+  }
+  return losses;
+}
+
+/// Says once what is wrong with the losses; the result has what is wrong with them in the end.
+void Run::examine(size_t classes, bool ended) {
+  result_.warning = diagnose(losses(), {.classes = classes,
+                                        .ended = ended,
+                                        .lr = options_.optimizer.lr,
+                                        .momentum = options_.optimizer.kind == space::Optimizer::momentum,
+                                        .full_rate = asked().rate == exchange::Rate::full})
+                        .sentence;
+  if (!result_.warning.empty() && !std::exchange(warned_, true) && world_.first())
+    listener_.note("warning: " + result_.warning);
+}
+
+}  // namespace trireme::train
