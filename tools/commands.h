@@ -46,6 +46,7 @@ Run add_export(CLI::App& checkpoint, const Invocation& invocation);  // a sub-co
 Run add_models(CLI::App& app, const Invocation& invocation);
 Run add_doctor(CLI::App& app, const Invocation& invocation);
 Run add_tune(CLI::App& app, const Invocation& invocation);
+Run add_schedule(CLI::App& app, const Invocation& invocation);
 
 // Of trireme-worker.
 Run add_train_worker(CLI::App& app, const Invocation& invocation);

@@ -22,5 +22,6 @@ int main(int argc, char** argv) {
                       {"checkpoint", add_checkpoint},
                       {"models", add_models},
                       {"doctor", add_doctor},
+                      {"schedule", add_schedule},
                       {"tune", add_tune}});
 }

@@ -108,6 +108,24 @@ Schedule make_schedule(const ScheduleSpec& spec, int stages, int micro) {
   return with_transfers(schedule);
 }
 
+Schedule early_sends(const Schedule& schedule) {
+  Schedule out = schedule;
+  if (schedule.stages == 1) return out;
+  for (int stage = 0; stage < schedule.stages; stage++) {
+    Row& row = out.rows[stage];
+    const Row before = std::exchange(row, {});
+    for (const Action& a : before) {
+      if (is_send(a.kind)) continue;
+      row.push_back(a);
+      if (!is_compute(a.kind) || a.kind == Kind::backward_weight) continue;
+      const bool gradient = a.kind != Kind::forward;
+      if (!(gradient ? is_first(stage, a.chunk) : is_last(schedule, stage, a.chunk)))
+        row.push_back({gradient ? Kind::send_gradient : Kind::send_activation, a.micro, a.chunk});
+    }
+  }
+  return out;
+}
+
 bool is_compute(Kind kind) { return kind <= Kind::backward_weight; }
 bool is_send(Kind kind) { return kind == Kind::send_activation || kind == Kind::send_gradient; }
 bool is_receive(Kind kind) { return kind == Kind::receive_activation || kind == Kind::receive_gradient; }

@@ -7,9 +7,9 @@
 // the last one sends no activation and receives no gradient. With one stage nothing is sent: chunks hand over inside.
 //
 // Sends and receives are actions of the rows. They stand so that nobody waits in a circle even if a send ends only when
-// its receive is reached (check.h proves it). Who carries out a row may begin a send sooner than its turn, as soon as
-// what it sends is there, and a receive sooner: both only make things earlier. All here are pure functions of values,
-// but for schedules that are files.
+// its receive is reached (check.h proves it). Who carries out a row does well to *begin* a send as soon as what it
+// sends is there, before its turn, which is where a sender can wait without harm: early_sends() moves them there. All
+// here are pure functions of values, but for schedules that are files.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -65,6 +65,10 @@ std::string describe(const ScheduleSpec& spec);
 /// depend on it. A file is read, and refused (InvalidArgument with the checker's reason) if it is not for these numbers
 /// or does not work out.
 Schedule make_schedule(const ScheduleSpec& spec, int stages, int micro);
+
+/// For ways on which a sender never waits for its receiver: every send right behind what it sends, all else as it was.
+/// In this order stages wait for nothing but what they need, whatever things cost.
+Schedule early_sends(const Schedule& schedule);
 
 /// Throws InvalidArgument if a number is below 1 or beyond what there is (kMost…).
 void check_sizes(int64_t stages, int64_t micro, int64_t chunks);
