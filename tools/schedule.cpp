@@ -4,6 +4,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <memory>
 #include <optional>
 
@@ -22,15 +23,24 @@ using namespace pipeline;
 
 struct Settings {
   std::string name, out, save, happened;
-  int stages = 0, micro = 0;  // 0: not given
+  std::optional<int> stages, micro;
   Costs costs;
   std::optional<double> input, weight;
   bool actions = false, check = false;
 };
 
+void require_positive(const char* flag, double value) {
+  if (!(value > 0) || !std::isfinite(value)) fail<InvalidArgument>("{} is a number above 0, not {:g}", flag, value);
+}
+
 /// Half of the backward each, unless they are given.
 Costs costs_of(const Settings& s) {
   Costs costs = s.costs;
+  require_positive("--forward", costs.forward);
+  require_positive("--backward", costs.backward);
+  if (s.input) require_positive("--input", *s.input);
+  if (s.weight) require_positive("--weight", *s.weight);
+  if (costs.transfer != 0) require_positive("--transfer", costs.transfer);
   costs.input = s.input.value_or(s.weight ? costs.backward - *s.weight : costs.backward / 2);
   costs.weight = s.weight.value_or(costs.backward - costs.input);
   if (!(costs.input > 0) || !(costs.weight > 0))
@@ -44,12 +54,11 @@ Costs costs_of(const Settings& s) {
 Schedule schedule_of(const Settings& s, const ScheduleSpec& spec) {
   if (spec.name == ScheduleSpec::Name::file) {
     const Schedule read = read_schedule(spec.path);
-    return make_schedule(spec, s.stages == 0 ? read.stages : s.stages, s.micro == 0 ? read.micro : s.micro);
+    return make_schedule(spec, s.stages.value_or(read.stages), s.micro.value_or(read.micro));
   }
-  if (s.stages == 0 || s.micro == 0)
-    fail<InvalidArgument>("{} is needed: how many {} there are", s.stages == 0 ? "--stages" : "--micro",
-                          s.stages == 0 ? "stages" : "micro-batches");
-  return make_schedule(spec, s.stages, s.micro);
+  if (!s.stages) fail<InvalidArgument>("--stages is needed: how many stages there are");
+  if (!s.micro) fail<InvalidArgument>("--micro is needed: how many micro-batches there are");
+  return make_schedule(spec, *s.stages, *s.micro);
 }
 
 int columns_of_terminal() {
@@ -103,16 +112,13 @@ int show(Settings s) {
 
 void add_costs(CLI::App& command, Settings& s) {
   const auto cost = [&](const char* name, auto& value, const char* help) {
-    return command.add_option(name, value, help)->check(CLI::PositiveNumber)->group("What things cost, in any unit");
+    return command.add_option(name, value, help)->group("What things cost, in any unit");
   };
   cost("--forward", s.costs.forward, "Forward of a micro-batch in a stage, all chunks together")->capture_default_str();
   cost("--backward", s.costs.backward, "Backward of it")->capture_default_str();
   cost("--input", s.input, "Backward's part for inputs, for zero-bubble; otherwise half");
   cost("--weight", s.weight, "Its part for weights; otherwise the other half");
-  command.add_option("--transfer", s.costs.transfer, "Between two stages, each way")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str()
-      ->group("What things cost, in any unit");
+  cost("--transfer", s.costs.transfer, "Between two stages, each way")->capture_default_str();
   command.add_flag("--rendezvous", s.costs.rendezvous, "A send ends only when its receive is reached")
       ->group("What things cost, in any unit");
 }
@@ -125,10 +131,8 @@ Run add_schedule(CLI::App& app, const Invocation&) {
       app.add_subcommand("schedule", "Show what the stages of a pipeline do when, and how long they wait");
   command->add_option("NAME", s->name, "gpipe, 1f1b, interleaved:V (V chunks in each stage), zero-bubble or file:PATH")
       ->required();
-  command->add_option("--stages", s->stages, "Stages, one rank each; a file says it itself")
-      ->check(CLI::PositiveNumber);
-  command->add_option("--micro", s->micro, "Micro-batches of a step; a file says it itself")
-      ->check(CLI::PositiveNumber);
+  command->add_option("--stages", s->stages, "Stages, one rank each; a file says it itself");
+  command->add_option("--micro", s->micro, "Micro-batches of a step; a file says it itself");
   command->add_option("--out", s->out, "Draw it: an SVG file");
   command
       ->add_option("--happened", s->happened,

@@ -38,7 +38,7 @@ RULES = [
     (r"\btrireme (train|compare) ", SHORT, ""),
     (r"^trireme (evaluate|predict|generate|checkpoint) ", HERE, "on MODELS"),
     (r"^spm_train ", HERE, ""),
-    (r"^trireme (models|doctor|launch|--version|tls)\b", HERE, ""),
+    (r"^trireme (models|doctor|launch|--version|tls|schedule)\b", HERE, ""),
     (r"^openssl rand ", HERE, ""),
 ]
 

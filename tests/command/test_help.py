@@ -65,6 +65,7 @@ class Help(support.CommandTest):
             (["generate"], ["--prompt", "--tokens", "--temperature", "--top", "--seed", "Examples:"]),
             (["checkpoint"], ["export"]),
             (["checkpoint", "export"], ["--out", "torch.jit.load", ".safetensors"]),
+            (["schedule"], ["--stages", "--micro", "--out", "interleaved:V", "file:PATH", "bubble", "Examples:"]),
             (["models"], ["--help"]),
             (["doctor"], ["--help"]),
         ):
