@@ -18,9 +18,10 @@ void check_claimed(size_t bytes, int from) {
   if (bytes <= kSurelyThere) return;
   const size_t available = available_memory();
   if (bytes > available)
-    fail<Corruption>("rank {} announces a parcel of {} bytes, and this machine has {} free. Do all ranks run the same "
-                     "version? If it is that large, use more micro-batches",
-                     from, bytes, available);
+    fail<Corruption>(
+        "rank {} announces a parcel of {} bytes, and this machine has {} free. Do all ranks run the same "
+        "version? If it is that large, use more micro-batches",
+        from, bytes, available);
 }
 
 }  // namespace
@@ -67,8 +68,7 @@ RemoteParcels::RemoteParcels(comm::network::Communicator& network, comm::shm::Ro
     : network_(network), rounds_(rounds), names_(std::move(names)), in_flight_(in_flight), peers_(names_.size()) {}
 
 RemoteParcels::~RemoteParcels() {
-  const bool posted =
-      std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.coming.empty(); });
+  const bool posted = std::any_of(peers_.begin(), peers_.end(), [](const Peer& peer) { return !peer.coming.empty(); });
   if (posted || std::uncaught_exceptions() > exceptions_)
     network_.interrupt(std::make_exception_ptr(
         Error(fmt::format("rank {} left a pipeline in the middle of a step", name_of(network_.rank())))));

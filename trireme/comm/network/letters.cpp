@@ -159,8 +159,8 @@ std::shared_ptr<Ticket> Letters::start_receive_any(Room room, int from, std::str
     const std::string_view beginning = what.text.data();
     if (theirs.kind != Kind::none || theirs.dtype != DType::u8 ||
         !std::string_view(theirs.text.data()).starts_with(beginning))
-      fail<Mismatch>("rank {} expects bytes '{}' from rank {}, which sent '{}' of {} × {}",
-                     wire_.name_of(wire_.rank()), beginning, wire_.name_of(from), theirs.text.data(), theirs.count,
+      fail<Mismatch>("rank {} expects bytes '{}' from rank {}, which sent '{}' of {} × {}", wire_.name_of(wire_.rank()),
+                     beginning, wire_.name_of(from), theirs.text.data(), theirs.count,
                      theirs.dtype <= DType::u8 ? trireme::name_of(theirs.dtype) : "unknown type");
     take_data(*packet, room(theirs.bytes()), theirs, from);
   });
