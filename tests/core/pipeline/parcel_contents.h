@@ -43,6 +43,12 @@ inline void expect_bytes(const Parcel& parcel, int from, int to, const Label& la
       << describe(label) << " from " << from << " to " << to << " has other contents";
 }
 
+/// Fails unless the text holds all of `parts`.
+inline void expect_within(const std::string& text, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts)
+    EXPECT_NE(text.find(part), std::string::npos) << "no \"" << part << "\" in: " << text;
+}
+
 /// Bytes that the memory of this rank's machine has.
 inline size_t machine_bytes(const Group& group) {
   struct stat now {};

@@ -165,24 +165,6 @@ TEST_P(ParcelsBetween, LargeParcelsInBothDirections) {
   }));
 }
 
-TEST_P(ParcelsBetween, WhatIsExpectedTravelsWhileTheReceiverDoesSomethingElse) {
-  std::atomic<bool> left{false};
-  expect_all_well(run(2, [&](Group& group, Parcels& parcels) {
-    const Label label{What::activation, 1};
-    if (group.rank() == 3) parcels.expect(0, label);
-    if (group.rank() == 0) {
-      send_bytes(parcels, 0, 3, label, 16 << 20);  // more than sockets keep
-      parcels.flush();
-      left.store(true);
-      left.notify_all();
-    }
-    if (group.rank() == 3) {
-      left.wait(false);  // computes
-      expect_bytes(parcels.receive(0, label), 0, 3, label, 16 << 20);
-    }
-  }));
-}
-
 TEST_P(ParcelsBetween, ArrivedTellsWithoutWaiting) {
   std::atomic<int> phase{0};
   const auto reach = [&](int next) {
@@ -275,11 +257,11 @@ TEST_P(ParcelsBetween, BuffersOfManySizesDoNotAddUp) {
   constexpr size_t kLargest = 400000;
   expect_all_well(run_world(GetParam(), [&](Group& group, cluster::Site&) {
     const size_t before = machine_bytes(group);
-    for (int round = 0; round < 3; round++) {
+    for (int round = 0; round < 2; round++) {
       Parcels parcels(group, 3);
       std::mt19937 random(7);  // the same on all ranks
       const int me = group.rank(), to = (me + 1) % 4, from = (me + 3) % 4;
-      for (int i = 0; i < 300; i++) {
+      for (int i = 0; i < 100; i++) {
         size_t sizes[3];
         for (size_t& size : sizes) size = random() % kLargest;
         for (int k = 0; k < 3; k++) send_bytes(parcels, me, to, {What::activation, k}, sizes[k]);
@@ -291,7 +273,7 @@ TEST_P(ParcelsBetween, BuffersOfManySizesDoNotAddUp) {
       EXPECT_LE(machine_bytes(group), before + 4 * (3 * (kLargest + kLargest / 8) + 3 * kPage));
     }
     group.comm().barrier("the end");
-    EXPECT_LE(machine_bytes(group), before + 3 * 4 * kPage) << "of the rings alone";
+    EXPECT_LE(machine_bytes(group), before + 2 * 4 * kPage) << "of the rings alone";
   }));
 }
 
