@@ -204,6 +204,7 @@ int Group::lanes() const { return state_->topology.lanes(); }
 comm::Communicator& Group::comm() const { return live().all_ranks(); }
 comm::shm::Communicator& Group::local() const { return *live().local; }
 comm::network::Communicator* Group::lane() const { return live().lane.get(); }
+comm::network::Communicator* Group::network() const { return live().flat.get(); }
 comm::network::Communicator* Group::second_lane() const { return live().second_lane(); }
 
 std::string Group::describe() const {

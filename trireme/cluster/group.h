@@ -53,7 +53,9 @@ class Group {
   comm::shm::Communicator& local() const;
   /// This rank's partners, one on each machine. Null with one machine, and for a rank beyond the number of lanes.
   comm::network::Communicator* lane() const;
-  /// Another one among the same ranks, whose collectives have an order of their own. Made by the first call, which is
+  /// All ranks, whatever machine they are on. Null with one machine. comm() sends messages between machines over it.
+  comm::network::Communicator* network() const;
+  /// Another lane among the same ranks, whose collectives have an order of their own. Made by the first call, which is
   /// collective among the lane's ranks.
   comm::network::Communicator* second_lane() const;
 

@@ -249,6 +249,12 @@ Started Communicator::start_receive(void* data, size_t count, DType type, int fr
   });
 }
 
+Started Communicator::start_receive_any(Letters::Room room, int from, std::string_view name) {
+  return point_to_point(from, "receive from", name, [&]() -> Started {
+    return std::make_unique<TicketWork>(letters_.start_receive_any(std::move(room), from, name));
+  });
+}
+
 void Communicator::send(const void* data, size_t count, DType type, int to, std::string_view name) {
   point_to_point(to, "send to", name, [&] { letters_.send(data, count, type, to, name); });
 }

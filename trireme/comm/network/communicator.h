@@ -61,6 +61,10 @@ class Communicator final : public comm::Communicator {
   Started start_barrier(std::string_view name) override;
   Started start_send(const void* data, size_t count, DType type, int to, std::string_view name) override;
   Started start_receive(void* data, size_t count, DType type, int from, std::string_view name) override;
+  /// Receives bytes whose number only the sender knows. `room` is asked for memory for them, in another thread, when
+  /// they come; what it throws fails the group. The sender's name begins with `name`. The deadline is the caller's: the
+  /// message may take as long as it likes to come.
+  Started start_receive_any(Letters::Room room, int from, std::string_view name);
   void send(const void* data, size_t count, DType type, int to, std::string_view name) override;
   void receive(void* data, size_t count, DType type, int from, std::string_view name) override;
 

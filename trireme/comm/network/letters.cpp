@@ -125,8 +125,12 @@ void Letters::finish_receiving(const Incoming& incoming, void* data, const Finge
     fail<Mismatch>("rank {} expects '{}' of {} × {} from rank {}, which sent '{}' of {} × {}",
                    wire_.name_of(wire_.rank()), what.text.data(), what.count, trireme::name_of(what.dtype),
                    wire_.name_of(from), theirs.text.data(), theirs.count, trireme::name_of(theirs.dtype));
+  take_data(*packet, data, what, from);
+}
+
+void Letters::take_data(const Packet& packet, void* data, const Fingerprint& what, int from) {
   if (what.bytes() <= Packet::kRoom)
-    std::copy_n(packet->data.begin(), what.bytes(), static_cast<std::byte*>(data));
+    std::copy_n(packet.data.begin(), what.bytes(), static_cast<std::byte*>(data));
   else
     wire_.wait(*wire_.receive(data, what.bytes(), from, kEnclosureTag, what), from, what);
 }
@@ -142,6 +146,23 @@ std::shared_ptr<Ticket> Letters::start_receive(void* data, size_t count, DType t
   const Fingerprint what = fingerprint(Kind::none, count, type, name);
   return line(peers_[from].in).add([this, incoming = expect(what, from), data, what, from] {
     finish_receiving(incoming, data, what, from);
+  });
+}
+
+std::shared_ptr<Ticket> Letters::start_receive_any(Room room, int from, std::string_view name) {
+  const Fingerprint what = fingerprint(Kind::none, 0, DType::u8, name);
+  return line(peers_[from].in).add([this, incoming = expect(what, from), room = std::move(room), what, from] {
+    const auto& [packet, message] = incoming;
+    wire_.wait_long(*message, from, what);
+    Fingerprint theirs = packet->what;
+    theirs.text.back() = 0;
+    const std::string_view beginning = what.text.data();
+    if (theirs.kind != Kind::none || theirs.dtype != DType::u8 ||
+        !std::string_view(theirs.text.data()).starts_with(beginning))
+      fail<Mismatch>("rank {} expects bytes '{}' from rank {}, which sent '{}' of {} × {}", wire_.name_of(wire_.rank()),
+                     beginning, wire_.name_of(from), theirs.text.data(), theirs.count,
+                     theirs.dtype <= DType::u8 ? trireme::name_of(theirs.dtype) : "unknown type");
+    take_data(*packet, room(theirs.bytes()), theirs, from);
   });
 }
 

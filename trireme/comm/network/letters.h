@@ -56,6 +56,9 @@ class Letters {
   void receive(void* data, size_t count, DType type, int from, std::string_view name);
   std::shared_ptr<Ticket> start_send(const void* data, size_t count, DType type, int to, std::string_view name);
   std::shared_ptr<Ticket> start_receive(void* data, size_t count, DType type, int from, std::string_view name);
+  /// Bytes whose number the sender alone knows, into the memory that `room` has for them: see Communicator.
+  using Room = std::function<void*(size_t bytes)>;
+  std::shared_ptr<Ticket> start_receive_any(Room room, int from, std::string_view name);
   /// Blocks until what was sent has been taken. What was to be received ends with an error.
   void close();
 
@@ -75,6 +78,7 @@ class Letters {
   std::shared_ptr<Ticket> post(const void* data, const Fingerprint& what, int to, std::shared_ptr<Rooms::Room> room);
   Incoming expect(const Fingerprint& what, int from);
   void finish_receiving(const Incoming& incoming, void* data, const Fingerprint& what, int from);
+  void take_data(const Packet& packet, void* data, const Fingerprint& what, int from);
 
   Wire& wire_;
   std::function<void()> settled_;

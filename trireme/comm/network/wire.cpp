@@ -91,6 +91,11 @@ void Wire::wait(Message& message, int peer, const Fingerprint& what) {
   explained(peer, what, [&] { message.wait(Deadline(limit().timeout)); });
 }
 
+void Wire::wait_long(Message& message, int peer, const Fingerprint& what) {
+  constexpr Seconds kYears{1e8};
+  explained(peer, what, [&] { message.wait(Deadline(kYears)); });
+}
+
 void Wire::fail(std::exception_ptr cause) noexcept {
   {
     const Lock lock(mutex_);

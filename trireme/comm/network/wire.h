@@ -52,6 +52,8 @@ class Wire {
   std::unique_ptr<Message> receive(void* data, size_t bytes, int from, uint32_t tag, const Fingerprint& what);
   /// Throws Timeout or PeerLost with the peer's name and the operation's, or the cause that was given to fail().
   void wait(Message& message, int peer, const Fingerprint& what);
+  /// The same without the limit, for what somebody else has a deadline for.
+  void wait_long(Message& message, int peer, const Fingerprint& what);
 
   /// Ends all waits, now and later, with `cause`. The first cause stays.
   void fail(std::exception_ptr cause) noexcept;
