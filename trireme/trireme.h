@@ -13,6 +13,7 @@
 #include <trireme/exchange/kept_state.h>
 #include <trireme/layers/attention.h>
 #include <trireme/layers/collectives.h>
+#include <trireme/layers/cut.h>
 #include <trireme/layers/embedding.h>
 #include <trireme/layers/layer_norm.h>
 #include <trireme/layers/linear.h>
@@ -22,6 +23,7 @@
 #include <trireme/models/generate.h>
 #include <trireme/models/load.h>
 #include <trireme/models/models.h>
+#include <trireme/models/resnet.h>
 #include <trireme/models/torchscript.h>
 #include <trireme/models/transformer.h>
 #include <trireme/parallel/parallel.h>
@@ -37,6 +39,8 @@ namespace trireme {
 using exchange::OnNan;
 using exchange::Rate;
 using exchange::Sync;
+using layers::cut;
+using models::cut;
 using space::adagrad;
 using space::adam;
 using space::adamw;

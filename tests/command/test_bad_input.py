@@ -52,9 +52,9 @@ class BadInput(support.CommandTest):
                 self.refused_once("train", "lenet", *SMALL, *args, says=says, code=2)
         text = self.refused_once(
             "train",
-            "resnet18",
+            "inception",
             *SMALL,
-            says=["unknown model 'resnet18'", "linear, mlp, lenet, lenet-bn, twoconv", "trireme models", "torch::nn"],
+            says=["unknown model 'inception'", "linear, mlp, lenet, lenet-bn, twoconv", "trireme models", "torch::nn"],
             code=2,
         )
         self.assertNotIn("did you mean", text)

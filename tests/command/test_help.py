@@ -76,7 +76,7 @@ class Help(support.CommandTest):
 
     def test_models(self):
         text = self.succeeds("models")
-        for name in ("linear", "mlp", "lenet", "twoconv", "gpt", "bert"):
+        for name in ("linear", "mlp", "lenet", "twoconv", "resnet18", "resnet34", "resnet50", "gpt", "bert"):
             self.assertRegex(text, rf"(?m)^{name}\b")
 
     def test_every_model_trains(self):

@@ -22,6 +22,57 @@ from torch import nn
 CLOSE = 1e-6
 DATA = ("--data", "flowers.csv")
 
+
+class Block(nn.Module):
+    """A residual block as its paper has it: two 3 × 3 convolutions, or with `deep` 1 × 1, 3 × 3, 1 × 1."""
+
+    def __init__(self, inputs, width, stride, deep):
+        super().__init__()
+        outputs = 4 * width if deep else width
+        kernels = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
+        if not deep:
+            kernels = [(inputs, width, 3, stride), (width, outputs, 3, 1)]
+        self.count = len(kernels)
+        for i, (a, b, kernel, step) in enumerate(kernels, 1):
+            setattr(self, f"conv{i}", nn.Conv2d(a, b, kernel, step, padding=kernel // 2, bias=False))
+            setattr(self, f"bn{i}", nn.BatchNorm2d(b))
+        self.downsample = None
+        if stride != 1 or inputs != outputs:
+            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x):
+        y = x
+        for i in range(1, self.count + 1):
+            y = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(y))
+            if i < self.count:
+                y = torch.relu(y)
+        return torch.relu(y + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet(nn.Module):
+    """For small images of one channel and ten classes, with torchvision's names."""
+
+    def __init__(self, depths, deep=False):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
+        inputs, width = 64, 64
+        for layer, depth in enumerate(depths, 1):
+            blocks = []
+            for i in range(depth):
+                blocks.append(Block(inputs, width, 2 if i == 0 and layer > 1 else 1, deep))
+                inputs = 4 * width if deep else width
+            setattr(self, f"layer{layer}", nn.Sequential(*blocks))
+            width *= 2
+        self.fc = nn.Linear(inputs, 10)
+
+    def forward(self, x):
+        x = torch.relu(self.bn1(self.conv1(x)))
+        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = layer(x)
+        return self.fc(x.mean((2, 3)))
+
+
+SMALL = 12  # pixels of the images for models that take any size and would take long for larger ones
 REFERENCE = {  # for 28 × 28 images of one channel and ten classes
     "linear": ("linear", lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 10))),
     "mlp": (
@@ -54,6 +105,9 @@ REFERENCE = {  # for 28 × 28 images of one channel and ten classes
             *(nn.Linear(320, 50), nn.ReLU(), nn.Dropout(), nn.Linear(50, 10)),
         ),
     ),
+    "resnet18": ("resnet18", lambda: ResNet([2, 2, 2, 2])),
+    "resnet34": ("resnet34", lambda: ResNet([3, 4, 6, 3])),
+    "resnet50": ("resnet50", lambda: ResNet([3, 4, 6, 3], deep=True)),
 }
 REFERENCE_F64 = lambda: nn.Sequential(nn.Flatten(), nn.Linear(784, 8), nn.ReLU(), nn.Linear(8, 10))  # noqa: E731
 
@@ -95,10 +149,10 @@ class UseTest(support.CommandTest):
     def predictions(self, *args):
         return rows_of(self.succeeds("predict", *args).stdout)
 
-    def assert_close(self, got, expected, what):
+    def assert_close(self, got, expected, what, close=CLOSE):
         got, expected = numpy.asarray(got, numpy.float64), numpy.asarray(expected, numpy.float64)
         self.assertEqual(got.shape, expected.shape, what)
-        self.assertLess(numpy.max(numpy.abs(got - expected) / numpy.maximum(1, numpy.abs(expected))), CLOSE, what)
+        self.assertLess(numpy.max(numpy.abs(got - expected) / numpy.maximum(1, numpy.abs(expected))), close, what)
 
 
 class Zoo(UseTest):
@@ -111,52 +165,60 @@ class Zoo(UseTest):
         make = numpy.random.default_rng(1)
         sizes = {"train": 96, "t10k": self.TESTS}
         self.images = {part: make.integers(0, 256, (n, 28, 28), numpy.uint8) for part, n in sizes.items()}
-        self.data = self.folder / "images"
-        self.data.mkdir()
+        for part, images in self.images.items():
+            labels = numpy.arange(len(images)) % 10
+            images[numpy.arange(len(images)), labels, :] = 255  # something to learn
+        self.data = self.write_images("images", 28)
+
+    def write_images(self, name, pixels):
+        """The upper left corner of each image."""
+        folder = self.folder / name
+        folder.mkdir()
         for part, images in self.images.items():
             labels = (numpy.arange(len(images)) % 10).astype(numpy.uint8)
-            images[numpy.arange(len(images)), labels, :] = 255  # something to learn
-            support.write_idx(self.data / f"{part}-images-idx3-ubyte", images)
-            support.write_idx(self.data / f"{part}-labels-idx1-ubyte", labels)
+            support.write_idx(folder / f"{part}-images-idx3-ubyte", images[:, :pixels, :pixels].copy())
+            support.write_idx(folder / f"{part}-labels-idx1-ubyte", labels)
+        return folder
 
-    def train_model(self, spec, *flags):
+    def train_model(self, spec, *flags, data=None):
         path = self.folder / f"{spec.replace(':', '-')}.safetensors"
         report = self.train(
-            *(spec, "--data", self.data, "--workers", 2, "--batch", 32, "--epochs", 2, "--lr", 0.01, "--save", path),
+            *(spec, "--data", data or self.data, "--workers", 2, "--batch", 32, "--epochs", 2, "--lr", 0.01, "--save", path),
             *flags,
         )
         return path, report["epochs"][-1]
 
-    def check_model(self, spec, reference, *flags):
-        path, last = self.train_model(spec, *flags)
+    def check_model(self, spec, reference, *flags, data=None, pixels=28, close=CLOSE):
+        data = data or self.data
+        path, last = self.train_model(spec, *flags, data=data)
         script, copy = path.with_suffix(".pt"), path.with_suffix(".copy.safetensors")
         self.succeeds("checkpoint", "export", path, "--out", script)
         self.succeeds("checkpoint", "export", path, "--out", copy)
 
-        measured = self.evaluation(path, "--data", self.data)
+        measured = self.evaluation(path, "--data", data)
         self.assertEqual(measured["samples"], self.TESTS)
         self.assertEqual(measured["accuracy"], last["test_accuracy"])
-        self.assert_close(measured["loss"], last["test_loss"], spec)
+        self.assert_close(measured["loss"], last["test_loss"], spec, close)
         self.assertEqual(sum(entry["right"] for entry in measured["classes"]) / self.TESTS, measured["accuracy"])
 
-        pixels = torch.from_numpy(self.images["t10k"].copy()).unsqueeze(1)
+        images = torch.from_numpy(self.images["t10k"][:, :pixels, :pixels].copy()).unsqueeze(1)
         module = torch.jit.load(str(script))
         first = support.read_safetensors(path)
         dtype = torch.float64 if "f64" in flags else torch.float32
         with torch.no_grad():
-            expected = fill(reference().to(dtype), copy)(pixels.to(dtype) / 255)
-            outputs, probabilities = module(pixels.to(dtype) / 255), module.predict(pixels)
-        self.assert_close(outputs, expected, f"{spec}: TorchScript and the reference")
-        self.assert_close(probabilities, expected.double().softmax(1), f"{spec}: predict() in TorchScript")
+            expected = fill(reference().to(dtype), copy)(images.to(dtype) / 255)
+            outputs, probabilities = module(images.to(dtype) / 255), module.predict(images)
+        self.assert_close(outputs, expected, f"{spec}: TorchScript and the reference", close)
+        self.assert_close(probabilities, expected.double().softmax(1), f"{spec}: predict() in TorchScript", close)
         self.assertEqual(list(first), list(support.read_safetensors(copy)))
         self.assertEqual(set(module.state_dict()), set(first))
         self.assertEqual(header_of(path)["__metadata__"], header_of(copy)["__metadata__"])
         self.assertFalse(module.training)
 
-        table = self.predictions(path, "--data", self.data, "--all-classes")
+        table = self.predictions(path, "--data", data, "--all-classes")
         self.assertEqual([int(row["sample"]) for row in table], list(range(self.TESTS)))
         printed = [[float(row[f"p:{c}"]) for c in range(10)] for row in table]
-        self.assert_close(printed, expected.double().softmax(1), f"{spec}: trireme predict")
+        self.assert_close(printed, expected.double().softmax(1), f"{spec}: trireme predict", close)
         self.assertEqual([int(row["prediction"]) for row in table], expected.argmax(1).tolist())
         self.assertEqual([int(row["label"]) for row in table], [i % 10 for i in range(self.TESTS)])
         right = sum(row["prediction"] == row["label"] for row in table)
@@ -168,7 +230,9 @@ class Zoo(UseTest):
         names = [name for name in names if name not in ("gpt", "bert")]  # test_language.py, test_language_runs.py
         self.assertEqual(set(names), set(REFERENCE), "a model of the zoo has no reference here")
         cases = [REFERENCE[name] for name in names] + [("mlp:8", REFERENCE_F64, "--dtype", "f64")]
-        self.side_by_side({case[0]: lambda case=case: self.check_model(*case) for case in cases})
+        deep = {"data": self.write_images("small", SMALL), "pixels": SMALL, "close": 1e-5}
+        more = lambda case: deep if case[0].startswith("resnet") else {}  # noqa: E731
+        self.side_by_side({case[0]: lambda case=case: self.check_model(*case, **more(case)) for case in cases})
 
     def test_exported_dropout_and_batch_norm_train_in_python(self):
         """What is exported is in eval mode, and train() changes it as it does any module."""

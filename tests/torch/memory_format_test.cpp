@@ -24,10 +24,21 @@ class MemoryFormat : public testing::Test {
 
   FormatChoice choose(const fs::path& cache) {
     World world({0, 1, "", "alone"}, {});
-    auto net = models::lenet();
-    const auto x = torch::randn({2, 1, 28, 28});
-    return choose_memory_format(
-        world, net, x, [](const torch::Tensor& output) { return output.sum(); }, "lenet", cache.string());
+    const models::Model net(models::lenet_bn(), data::Task::classify);
+    std::vector<torch::Tensor> before;
+    const auto tensors = [&] {
+      std::vector<torch::Tensor> all = net->module().parameters();
+      for (const torch::Tensor& buffer : net->module().buffers()) all.push_back(buffer);
+      return all;
+    };
+    for (const torch::Tensor& tensor : tensors()) before.push_back(tensor.detach().clone());
+    const FormatChoice choice = choose_memory_format(world, net, torch::randn({2, 1, 28, 28}),
+                                                     torch::zeros({2}, torch::kInt64), "lenet-bn", cache.string());
+    for (size_t i = 0; i < before.size(); i++) {
+      EXPECT_TRUE(torch::equal(tensors()[i], before[i])) << "measuring leaves the model as it is";
+      EXPECT_EQ(tensors()[i].strides(), before[i].strides());
+    }
+    return choice;
   }
   size_t files() const {
     return static_cast<size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));

@@ -60,6 +60,26 @@ Pass pass_of(LanguageModel& net, const TensorGroup& group, const Samples& data) 
   return pass;
 }
 
+/// The same by sections, one after the other.
+Pass pass_by_sections(LanguageModel& net, const TensorGroup& group, const Samples& data) {
+  const auto features = [&] {
+    layers::Carried carried{data.tokens};
+    for (const layers::Section& section : net.sections()) carried = section.run(std::move(carried));
+    return carried.x;
+  };
+  Pass pass{net.outputs_from(features()).detach(), net.loss_from(features(), data.targets), {}};
+  (pass.loss * 7).backward();
+  pass.gradients = test::whole(net, group, true);
+  return pass;
+}
+
+void expect_equal(const Pass& ours, const Pass& theirs) {
+  EXPECT_TRUE(torch::equal(ours.logits, theirs.logits));
+  EXPECT_TRUE(torch::equal(ours.loss, theirs.loss));
+  for (const auto& [name, gradient] : theirs.gradients)
+    EXPECT_TRUE(torch::equal(ours.gradients.at(name), gradient)) << name;
+}
+
 void expect_same(const Pass& ours, const Pass& theirs) {
   EXPECT_LT(test::distance(ours.logits, theirs.logits), 1e-12);
   EXPECT_NEAR(ours.loss.item<double>(), theirs.loss.item<double>(), 1e-12);
@@ -207,7 +227,10 @@ void compare(const Layout& layout, const Options& options, const Make& make) {
     }
     for (const auto& [name, parameter] : test::whole(*part, group, false))
       EXPECT_TRUE(torch::equal(parameter, parameters.at(name))) << "initial " << name;
-    expect_same(pass_of(*wide(part), group, samples()), plain);
+    const Pass pass = pass_of(*wide(part), group, samples());
+    expect_same(pass, plain);
+    part->zero_grad();
+    expect_equal(pass_by_sections(*part, group, samples()), pass);
     const torch::NoGradGuard no_grad;
     part->eval();
     EXPECT_LT(test::distance(part->forward(samples().tokens), plain.logits), 1e-12) << "in evaluation";

@@ -1,4 +1,3 @@
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/SequenceNumber.h>
 #include <ATen/autocast_mode.h>
 #include <torch/autograd.h>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include <trireme/base/error.h>
+#include <trireme/layers/as_before.h>
 #include <trireme/layers/recompute.h>
 
 namespace trireme {
@@ -25,32 +25,11 @@ using Part = std::function<Tensor(const Tensor&)>;
 
 thread_local bool second_run = false;
 
-/// libtorch's lock of a generator, for as long as this lives.
-struct Held {
-  explicit Held(at::Generator& generator) : generator(generator) { generator.mutex().lock(); }
-  ~Held() { generator.mutex().unlock(); }
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-  at::Generator& generator;
-};
-
-Tensor generator_state() {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const Held held(generator);
-  return generator.get_state();
-}
-
-void set_generator_state(const Tensor& state) {
-  at::Generator generator = at::detail::getDefaultCPUGenerator();
-  const Held held(generator);
-  generator.set_state(state);
-}
-
 /// What else a run depends on.
 struct Surroundings {
   bool autocast = at::autocast::is_cpu_enabled();
   at::ScalarType type = at::autocast::get_autocast_cpu_dtype();
-  Tensor random = generator_state();
+  Tensor random = layers::random_state();
 };
 
 /// While one lives, this thread has them again, and is in a second run.
@@ -68,7 +47,7 @@ class Again {
   static void enter(const Surroundings& surroundings) {
     at::autocast::set_cpu_enabled(surroundings.autocast);
     at::autocast::set_autocast_cpu_dtype(surroundings.type);
-    set_generator_state(surroundings.random);
+    layers::set_random_state(surroundings.random);
   }
   const Surroundings now_;
   const bool run_;
@@ -164,17 +143,18 @@ class Recomputed final : public Node {
   const Surroundings first_;
 };
 
-/// Layers [begin, end), and in a second run their buffers as before.
+/// The part, which in a second run leaves the buffers as they are.
+Part changing_once(const Part& part, const variable_list& buffers) {
+  if (buffers.empty()) return part;
+  return [part, buffers](const Tensor& input) {
+    if (!second_run) return part(input);
+    const layers::SameBuffers as_before(buffers);
+    return part(input);
+  };
+}
+
 Tensor run_layers(torch::nn::SequentialImpl& net, size_t begin, size_t end, Tensor x) {
-  variable_list buffers, kept;
-  for (size_t i = begin; i < end && second_run; i++)
-    for (const Tensor& buffer : net.ptr(i)->buffers()) {
-      buffers.push_back(buffer);
-      kept.push_back(buffer.clone());
-    }
   for (size_t i = begin; i < end; i++) x = (net.begin() + static_cast<ptrdiff_t>(i))->forward<Tensor>(x);
-  const torch::NoGradGuard no_grad;
-  for (size_t i = 0; i < buffers.size(); i++) buffers[i].variable_data().copy_(kept[i]);  // backward does not mind
   return x;
 }
 
@@ -195,13 +175,22 @@ torch::Tensor recompute(const std::function<torch::Tensor(const torch::Tensor&)>
   return y;
 }
 
+torch::Tensor recompute(const std::function<torch::Tensor(const torch::Tensor&)>& f, const torch::Tensor& x,
+                        const std::vector<torch::Tensor>& buffers) {
+  return recompute(changing_once(f, buffers), x);
+}
+
 torch::Tensor recompute(torch::nn::SequentialImpl& net, const torch::Tensor& x) {
   const size_t layers = net.size();
   const auto parts = static_cast<size_t>(std::lround(std::sqrt(static_cast<double>(layers))));
   Tensor y = x;
   for (size_t part = 0; part < parts; part++) {
     const size_t begin = part * layers / parts, end = (part + 1) * layers / parts;
-    const auto run = [&net, begin, end](const Tensor& input) { return run_layers(net, begin, end, input); };
+    variable_list buffers;
+    for (size_t i = begin; i < end; i++)
+      for (const Tensor& buffer : net.ptr(i)->buffers()) buffers.push_back(buffer);
+    const Part run =
+        changing_once([&net, begin, end](const Tensor& input) { return run_layers(net, begin, end, input); }, buffers);
     y = part + 1 < parts ? recompute(run, y) : run(y);
   }
   return y;

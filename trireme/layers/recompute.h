@@ -13,6 +13,7 @@
 #include <torch/types.h>
 
 #include <functional>
+#include <vector>
 
 namespace trireme {
 
@@ -21,6 +22,10 @@ namespace trireme {
 /// live as long. Random numbers are those of libtorch's default generator, which belongs to the process: afterwards it
 /// goes on as if there had been no second run. There are no second derivatives. Without gradients it is a plain call.
 torch::Tensor recompute(const std::function<torch::Tensor(const torch::Tensor&)>& f, const torch::Tensor& x);
+
+/// The same of an `f` that changes `buffers`, such as those of batch norm: they change in the first run alone.
+torch::Tensor recompute(const std::function<torch::Tensor(const torch::Tensor&)>& f, const torch::Tensor& x,
+                        const std::vector<torch::Tensor>& buffers);
 
 /// net(x), by about √n parts of its n layers. The last one is not run twice: backward begins with it. Buffers, such as
 /// those of batch norm, change in the first run alone.

@@ -24,7 +24,7 @@ using torch::nn::LinearImpl;
 template <class Layer>
 class Sharded : public Layer, public Divided {
  public:
-  Sharded(const Layer& layer, const Cut& cut, std::vector<Division> divisions)
+  Sharded(const Layer& layer, const WeightCut& cut, std::vector<Division> divisions)
       : torch::nn::Module(static_cast<const torch::nn::Module&>(layer)),
         Layer(layer),
         divisions_(std::move(divisions)),
@@ -160,7 +160,7 @@ void keep_part(Tensor parameter, int dim, const TensorGroup& group) {
 
 /// Of its weight, unless that is a part already, and its bias.
 std::shared_ptr<torch::nn::Module> cut_layer(const Match& one, const TensorGroup& group, bool weight_is_cut) {
-  const Cut cut{group, one.dim(), one.how == Gathered};
+  const WeightCut cut{group, one.dim(), one.how == Gathered};
   if (!weight_is_cut) keep_part(one.weight(), one.dim(), group);
   std::vector<Division> divisions{{"weight", one.dim(), group.rank(), group.size()}};
   if (!one.linear())

@@ -26,7 +26,7 @@ using TorchOptional = c10::optional<Tensor>;
 /// The weights of all divided modules of this process: an operator knows nothing but its arguments.
 class KnownWeights {
  public:
-  void add(const Tensor& weight, const Cut& cut) TRIREME_EXCLUDES(mutex_) {
+  void add(const Tensor& weight, const WeightCut& cut) TRIREME_EXCLUDES(mutex_) {
     const Lock lock(mutex_);
     const auto [known, first] = cuts_.emplace(weight.unsafeGetTensorImpl(), cut);
     if (!first) known->second.gathered |= cut.gathered;  // an embedding that is an output layer too
@@ -35,7 +35,7 @@ class KnownWeights {
     const Lock lock(mutex_);
     cuts_.erase(weight.unsafeGetTensorImpl());
   }
-  std::optional<Cut> find(const Tensor& weight) TRIREME_EXCLUDES(mutex_) {
+  std::optional<WeightCut> find(const Tensor& weight) TRIREME_EXCLUDES(mutex_) {
     const Lock lock(mutex_);
     const auto found = cuts_.find(weight.unsafeGetTensorImpl());
     return found == cuts_.end() ? std::nullopt : std::optional(found->second);
@@ -43,7 +43,7 @@ class KnownWeights {
 
  private:
   Mutex mutex_;
-  std::map<const c10::TensorImpl*, Cut> cuts_ TRIREME_GUARDED_BY(mutex_);
+  std::map<const c10::TensorImpl*, WeightCut> cuts_ TRIREME_GUARDED_BY(mutex_);
 };
 
 KnownWeights& known_weights() {
@@ -60,7 +60,7 @@ Tensor part_linear(const Tensor& input, const Tensor& weight, const TorchOptiona
   return at::native::linear(input, weight, bias);
 }
 
-Tensor divided_linear(const Cut& cut, const Tensor& input, const Tensor& weight, const TorchOptional& bias) {
+Tensor divided_linear(const WeightCut& cut, const Tensor& input, const Tensor& weight, const TorchOptional& bias) {
   if (cut.dim == 0 && !cut.gathered) return part_linear(copy(input, cut.group), weight, bias);
   if (cut.dim == 1 && input.size(-1) != weight.size(1))
     fail<InvalidArgument>(
@@ -74,7 +74,7 @@ Tensor divided_linear(const Cut& cut, const Tensor& input, const Tensor& weight,
 /// The weight of a linear layer, which operators get transposed.
 struct KnownFactor {
   Tensor weight;
-  Cut cut;
+  WeightCut cut;
 };
 
 std::optional<KnownFactor> known_factor(const Tensor& matrix) {
@@ -124,7 +124,7 @@ auto narrowed(const Argument& argument) {
   return at::autocast::cached_cast(at::autocast::get_autocast_cpu_dtype(), argument, c10::DeviceType::CPU);
 }
 
-Tensor narrow_linear(const Cut& cut, const Tensor& input, const Tensor& weight, const TorchOptional& bias) {
+Tensor narrow_linear(const WeightCut& cut, const Tensor& input, const Tensor& weight, const TorchOptional& bias) {
   return divided_linear(cut, narrowed(input), narrowed(weight), narrowed(bias));
 }
 
@@ -150,7 +150,7 @@ Tensor autocast_addmm(const Tensor& bias, const Tensor& input, const Tensor& mat
 // ---- embeddings ----
 
 template <class LookUp>
-Tensor divided_embedding(const Cut& cut, int64_t rows, const Tensor& tokens, const LookUp& look_up) {
+Tensor divided_embedding(const WeightCut& cut, int64_t rows, const Tensor& tokens, const LookUp& look_up) {
   check_tokens(tokens, rows * cut.group.size());
   const auto [place, mine] = places_in(tokens, cut.group.rank() * rows, rows);
   return sum_(look_up(place) * mine.unsqueeze(-1), cut.group);
@@ -208,7 +208,7 @@ void put_shard_kernels_in_front() {
 
 }  // namespace
 
-KnownWeight::KnownWeight(const Tensor& weight, const Cut& cut) : weight_(weight) {
+KnownWeight::KnownWeight(const Tensor& weight, const WeightCut& cut) : weight_(weight) {
   put_shard_kernels_in_front();
   known_weights().add(weight_, cut);
 }

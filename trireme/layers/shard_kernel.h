@@ -12,7 +12,7 @@
 namespace trireme::layers {
 
 /// What is done with a divided weight.
-struct Cut {
+struct WeightCut {
   TensorGroup group;
   int dim = 0;            // of the weight. 0: outputs of a linear layer, or a vocabulary; 1: inputs
   bool gathered = false;  // outputs of a linear layer are
@@ -21,7 +21,7 @@ struct Cut {
 /// While one lives, the operators know this weight. The kernels are put in front when the first is made, and stay.
 class KnownWeight {
  public:
-  KnownWeight(const torch::Tensor& weight, const Cut& cut);
+  KnownWeight(const torch::Tensor& weight, const WeightCut& cut);
   ~KnownWeight();
   KnownWeight(const KnownWeight&) = delete;
   KnownWeight& operator=(const KnownWeight&) = delete;

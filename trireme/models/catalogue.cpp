@@ -16,6 +16,10 @@ const std::vector<Entry>& catalogue() {
       {"lenet", "1×28×28", "LeNet-5 with ReLU and average pooling, 61,706 parameters"},
       {"lenet-bn", "1×28×28", "the same with batch norm after each convolution, 61,750 parameters"},
       {"twoconv", "1×28×28", "the two-convolution net of MNIST tutorials, with dropout, 21,840 parameters"},
+      {"resnet18", "images",
+       "ResNet-18 with batch norm, for images of 8×8 and more; 3×3 stem up to 64×64, 11.2 million parameters"},
+      {"resnet34", "images", "the same with 34 layers, 21.3 million parameters"},
+      {"resnet50", "images", "the same with 50 layers in bottlenecks, 23.5 million parameters"},
       {"gpt:SIZE", "text",
        "language model, next tokens: tiny, small (gpt alone), medium, or layers=4,width=256,heads=4,…"},
       {"bert:SIZE", "text", "language model, masked tokens: sizes and settings as of gpt"},
@@ -23,7 +27,7 @@ const std::vector<Entry>& catalogue() {
   return entries;
 }
 
-bool has_batch_norm(const std::string& spec) { return spec.ends_with("-bn"); }
+bool has_batch_norm(const std::string& spec) { return spec.ends_with("-bn") || spec.starts_with("resnet"); }
 
 void check_name(const std::string& spec) {
   const auto stem = [](const std::string& name) { return name.substr(0, name.find(':')); };  // "mlp" of "mlp:512,512"

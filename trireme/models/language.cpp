@@ -116,7 +116,7 @@ void check_fits(const std::string& model, const std::string& data) {
   if (language && !text)
     fail<InvalidArgument>(
         "{} is a language model and learns from text: --data text:FILE. For '{}' there are linear, mlp, and for images "
-        "lenet, lenet-bn and twoconv",
+        "lenet, lenet-bn, twoconv and resnet18, 34 and 50",
         model, data);
   if (!language && text)
     fail<InvalidArgument>("{} learns from samples with labels, and '{}' is a text: gpt and bert learn from text", model,

@@ -52,9 +52,22 @@ void complete_language(About& about, const Stored& stored, const std::string& pa
   if (!stored.empty() && stored.begin()->second.tensor->type == "F64") about.dtype = "f64";
 }
 
+/// A ResNet's first and last layer have names. Images as usual for what they look at: ImageNet's, MNIST's or CIFAR's.
+void complete_resnet(About& about, const Stored& stored, const std::string& path) {
+  const auto first = stored.find("conv1.weight"), last = stored.find("fc.bias");
+  if (first == stored.end() || last == stored.end() || first->second.tensor->shape.size() != 4)
+    fail<InvalidArgument>("{} has no layers as a ResNet has: 'conv1.weight', 'fc.bias', …", path);
+  const std::vector<int64_t>& shape = first->second.tensor->shape;
+  const int64_t pixels = shape[3] == 7 ? 224 : shape[1] == 1 ? 28 : 32;
+  if (about.shape.empty()) about.shape = {shape[1], pixels, pixels};
+  if (about.outputs == 0) about.outputs = last->second.tensor->shape[0];
+  if (first->second.tensor->type == "F64") about.dtype = "f64";
+}
+
 /// What the file does not say, its tensors do.
 void complete(About& about, const Stored& stored, const std::string& path) {
   if (language_spec(about.model)) return complete_language(about, stored, path);
+  if (about.model.starts_with("resnet")) return complete_resnet(about, stored, path);
   const auto *first = outermost(stored, ".weight", false), *last = outermost(stored, ".bias", true);
   if (first == nullptr || last == nullptr)
     fail<InvalidArgument>("{} has no layers as models of `trireme train` have: '0.weight', '0.bias', …", path);

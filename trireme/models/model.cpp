@@ -13,6 +13,7 @@ Model::Model(std::shared_ptr<LanguageModel> net, data::Task task)
 
 torch::Tensor Model::forward(const torch::Tensor& x) const {
   if (language_) return language_->forward(x);
+  if (forward_) return forward_(x);
   torch::nn::Sequential net = sequential_;  // forward() of a holder is not const
   return recompute_ && torch::GradMode::is_enabled() ? recompute(*net, x) : net->forward(x);
 }
@@ -27,10 +28,24 @@ torch::Tensor Model::loss_of(const torch::Tensor& outputs, const torch::Tensor& 
   return torch::nn::functional::cross_entropy(outputs.flatten(0, 1), y.flatten());
 }
 
+torch::Tensor Model::outputs_from(const torch::Tensor& last) const {
+  return language_ ? language_->outputs_from(last) : last;
+}
+
+torch::Tensor Model::loss_from(const torch::Tensor& last, const torch::Tensor& y) const {
+  return language_ ? language_->loss_from(last, y) : loss_of(last, y);
+}
+
 int64_t Model::parameters() const {
   int64_t count = 0;
   for (const torch::Tensor& parameter : module_->parameters()) count += parameter.numel();
   return count;
+}
+
+layers::Cut cut(const Model& net, int parts, layers::CutOptions options) {
+  if (!options.last) options.last = [net](const torch::Tensor& last) { return net.outputs_from(last); };
+  options.recompute = options.recompute || net.recompute_;
+  return layers::cut(net.module_, parts, options);
 }
 
 }  // namespace trireme::models

@@ -12,6 +12,7 @@
 #include <trireme/models/catalogue.h>
 #include <trireme/models/language.h>
 #include <trireme/models/models.h>
+#include <trireme/models/resnet.h>
 #include <trireme/parallel/large_linear.h>
 
 namespace trireme::models {
@@ -87,6 +88,21 @@ Model make_language(const std::string& name, const LanguageSpec& spec, const std
   return {gpt(options.ranks, language_options<GptOptions>(spec, tokens, options)), data::Task::next_token};
 }
 
+/// A residual network of so many layers: "resnet18".
+Model make_resnet(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs,
+                  const MakeOptions& options) {
+  constexpr int64_t kLeast = 8, kMostOfSmall = 64;  // pixels
+  if (shape.size() != 3 || shape[1] < kLeast || shape[2] < kLeast)
+    fail<InvalidArgument>(
+        "{} takes images, channels × height × width, of at least {}×{} pixels; these samples are {}. Try mlp", spec,
+        kLeast, kLeast, fmt::join(shape, "×"));
+  const ResNetOptions net{.channels = shape[0],
+                          .classes = outputs,
+                          .small = shape[1] <= kMostOfSmall && shape[2] <= kMostOfSmall,
+                          .recompute = options.recompute};
+  return {resnet(std::stoi(spec.substr(std::string("resnet").size())), net), options.task};
+}
+
 nn::Sequential make_net(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs) {
   int64_t inputs = 1;
   for (int64_t extent : shape) inputs *= extent;
@@ -111,6 +127,7 @@ Model make(const std::string& spec, const std::vector<int64_t>& shape, int64_t o
   check_name(spec);
   if (const auto language = language_spec(spec)) return make_language(spec, *language, shape, outputs, options);
   if (!options.ranks.alone()) fail<InvalidArgument>("{} cannot be divided among tensor ranks: gpt and bert can", spec);
+  if (spec == "resnet18" || spec == "resnet34" || spec == "resnet50") return make_resnet(spec, shape, outputs, options);
   return {make_net(spec, shape, outputs), options.task, options.recompute};
 }
 

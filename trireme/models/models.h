@@ -1,5 +1,6 @@
 #pragma once
-// The zoo. Models of images and rows are ordinary torch::nn::Sequentials; language models are in transformer.h.
+// The zoo. Most models of images and rows are ordinary torch::nn::Sequentials; ResNets are in resnet.h, language models
+// in transformer.h.
 #include <torch/nn/modules/container/sequential.h>
 
 #include <string>
@@ -28,8 +29,9 @@ struct MakeOptions {
 };
 
 /// A model by name for samples of `shape` and `outputs` classes or values: linear, mlp:512,512 (hidden widths; mlp
-/// alone is mlp:512,512), lenet, lenet-bn, twoconv; and for a text of `outputs` tokens and samples of its context gpt
-/// and bert (models/language.h). Throws InvalidArgument with the nearest name, or when the shape does not fit.
+/// alone is mlp:512,512), lenet, lenet-bn, twoconv, for images of any size resnet18, resnet34 and resnet50 (resnet.h);
+/// and for a text of `outputs` tokens and samples of its context gpt and bert (models/language.h). Throws
+/// InvalidArgument with the nearest name, or when the shape does not fit.
 Model make(const std::string& spec, const std::vector<int64_t>& shape, int64_t outputs,
            const MakeOptions& options = {});
 

@@ -15,6 +15,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/models/language_script.h>
+#include <trireme/models/scripted.h>
 #include <trireme/models/torchscript.h>
 
 namespace trireme::models {
@@ -22,6 +23,7 @@ namespace {
 
 namespace nn = torch::nn;
 namespace jit = torch::jit;
+using layers::kind_of;
 constexpr int kFloat32 = 6, kFloat64 = 7;  // dtypes, as TorchScript numbers them
 
 // ---- how layers are written ----
@@ -110,13 +112,24 @@ class Writer {
   explicit Writer(std::string name) : name_(std::move(name)), unit_(std::make_shared<jit::CompilationUnit>()) {}
 
   jit::Module container(const nn::SequentialImpl& net) {
-    jit::Module module = fresh(name_);
+    jit::Module module = fresh(name_.empty() ? kind_of(net) : name_);
     std::string source = "def forward(self, x: Tensor) -> Tensor:\n";
     for (const auto& child : net.named_children()) {
-      module.register_module(child.key(), layer(*child.value()));
+      module.register_module(child.key(), any(*child.value()));
       source += fmt::format("    x = getattr(self, \"{}\").forward(x)\n", child.key());
     }
     module.define(source + "    return x\n");
+    return module;
+  }
+
+  /// A module that says how it is written, a row of layers, or a layer.
+  jit::Module any(const nn::Module& part) {
+    if (layers::is_row(part)) return Writer(unit_).container(dynamic_cast<const nn::SequentialImpl&>(part));
+    const auto* scripted = dynamic_cast<const Scripted*>(&part);
+    if (scripted == nullptr) return layer(part);
+    jit::Module module = with_tensors(part);
+    for (const auto& child : part.named_children()) module.register_module(child.key(), any(*child.value()));
+    module.define(scripted->script());
     return module;
   }
 
@@ -130,6 +143,8 @@ class Writer {
   }
 
  private:
+  explicit Writer(std::shared_ptr<jit::CompilationUnit> unit) : unit_(std::move(unit)) {}
+
   /// With copies of the layer's own parameters and buffers, under the layer's name.
   jit::Module with_tensors(const nn::Module& layer) {
     jit::Module module = fresh(kind_of(layer));
@@ -161,14 +176,7 @@ class Writer {
     return module;
   }
 
-  /// "Conv2d" of "torch::nn::Conv2dImpl".
-  static std::string kind_of(const nn::Module& layer) {
-    std::string name = layer.name();
-    name = name.substr(name.rfind(':') + 1);
-    return name.ends_with("Impl") ? name.substr(0, name.size() - 4) : name;
-  }
-
-  std::string name_;
+  std::string name_;  // of the outermost module; "": that of its kind
   std::shared_ptr<jit::CompilationUnit> unit_;
 };
 
@@ -212,6 +220,8 @@ std::string class_name(const std::string& model) {
 
 jit::Module to_torchscript(const nn::Sequential& net, const std::string& name) { return Writer(name).container(*net); }
 
+jit::Module to_torchscript(const nn::Module& net) { return Writer("").any(net); }
+
 jit::Module to_torchscript(const Loaded& model) {
   const About& about = model.about;
   if (const auto spec = language_spec(about.model)) {
@@ -222,7 +232,8 @@ jit::Module to_torchscript(const Loaded& model) {
     return module;
   }
   const int dtype = about.dtype == "f64" ? kFloat64 : kFloat32;
-  jit::Module module = to_torchscript(model.net.sequential(), class_name(about.model));
+  jit::Module module = model.net.sequential() ? to_torchscript(model.net.sequential(), class_name(about.model))
+                                              : to_torchscript(*model.net);
   std::string source = "def predict(self, x: Tensor) -> Tensor:\n";
   source += about.schema ? input_of_columns(module, *about.schema, dtype)
                          : fmt::format("    x = x.to({}) * {}\n", dtype, decimal(about.scale));

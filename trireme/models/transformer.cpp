@@ -119,15 +119,27 @@ class Transformer : public LanguageModel {
     norm_ = register_module("norm", layers::LayerNorm(shape.width, ranks, shape.sequence));
   }
 
- protected:
-  /// What blocks and norm make of the tokens, [batch, time, width]; of a split sequence, this rank's part.
-  Tensor hidden(const Tensor& tokens) {
-    check_tokens(tokens);
-    Tensor stream = tokens_->forward(tokens) + positions(tokens.size(1));
-    stream = layers::dropout(stream, shape_.dropout, is_training(), split_, layers::kTime);
-    for (size_t i = 0; i < blocks_->size(); i++) stream = through(blocks_->ptr<BlockImpl>(i), stream);
-    return norm_->forward(stream);
+  Tensor forward(Tensor tokens) override { return outputs_from(features(tokens)); }
+  Tensor loss(Tensor tokens, Tensor targets) override { return loss_from(features(tokens), targets); }
+
+  std::vector<layers::Section> sections() override {
+    std::vector<layers::Section> all;
+    all.push_back(
+        layers::section("embedding", {"tokens", "positions"}, [this](const Tensor& tokens) { return embed(tokens); }));
+    for (size_t i = 0; i < blocks_->size(); i++) {
+      const std::string name = fmt::format("blocks.{}", i);
+      all.push_back(layers::section(name, {name}, [this, i](const Tensor& stream) { return through(i, stream); }));
+    }
+    all.push_back(layers::section("head", head_uses(), [this](const Tensor& stream) { return head(stream); }));
+    return all;
   }
+
+ protected:
+  /// What comes of the stream behind the last block, [batch, time, width]; of a split sequence, this rank's part.
+  virtual Tensor head(const Tensor& stream) = 0;
+  virtual std::vector<std::string> head_uses() const { return {"norm", "tokens"}; }
+
+  Tensor normed(const Tensor& stream) { return norm_->forward(stream); }
   /// This rank's logits, of inputs behind enter() or copy().
   Tensor output(const Tensor& features, const Tensor& bias = {}) {
     return torch::linear(features, tokens_->weight, bias);
@@ -137,6 +149,18 @@ class Transformer : public LanguageModel {
   const TensorGroup ranks_, split_;
 
  private:
+  Tensor features(const Tensor& tokens) {
+    Tensor stream = embed(tokens);
+    for (size_t i = 0; i < blocks_->size(); i++) stream = through(i, stream);
+    return head(stream);
+  }
+
+  Tensor embed(const Tensor& tokens) {
+    check_tokens(tokens);
+    const Tensor stream = tokens_->forward(tokens) + positions(tokens.size(1));
+    return layers::dropout(stream, shape_.dropout, is_training(), split_, layers::kTime);
+  }
+
   void check_tokens(const Tensor& tokens) const {
     if (tokens.dim() != 2 || tokens.scalar_type() != torch::kInt64)
       fail<InvalidArgument>("a language model takes tokens [batch, time] of type i64, not {} of type {}",
@@ -153,7 +177,8 @@ class Transformer : public LanguageModel {
     return split_.part_of(time == shape_.context ? all : all.narrow(0, 0, time), 0);
   }
 
-  Tensor through(const std::shared_ptr<BlockImpl>& block, const Tensor& stream) const {
+  Tensor through(size_t number, const Tensor& stream) const {
+    const auto block = blocks_->ptr<BlockImpl>(number);
     if (!shape_.recompute || !is_training()) return block->forward(stream);
     return recompute([block](const Tensor& input) { return block->forward(input); }, stream);
   }
@@ -167,14 +192,14 @@ class Gpt : public Transformer {
  public:
   Gpt(const GptOptions& options, const TensorGroup& ranks) : Transformer("Gpt", Shape(options, true), ranks) {}
 
-  Tensor forward(Tensor tokens) override { return layers::gather(local_logits(tokens), -1, ranks_); }
+  Tensor outputs_from(const Tensor& features) override { return layers::gather(features, -1, ranks_); }
 
-  Tensor loss(Tensor tokens, Tensor targets) override {
-    return layers::parallel_cross_entropy(local_logits(tokens).flatten(0, 1), targets.flatten(), ranks_, kIgnored);
+  Tensor loss_from(const Tensor& features, const Tensor& targets) override {
+    return layers::parallel_cross_entropy(features.flatten(0, 1), targets.flatten(), ranks_, kIgnored);
   }
 
- private:
-  Tensor local_logits(const Tensor& tokens) { return output(layers::enter(hidden(tokens), ranks_, shape_.sequence)); }
+ protected:
+  Tensor head(const Tensor& stream) override { return output(layers::enter(normed(stream), ranks_, shape_.sequence)); }
 };
 
 /// Before its output a linear layer, GELU and a norm, on every rank alike; the output has a bias.
@@ -187,12 +212,12 @@ class Bert : public Transformer, public layers::Divided {
     bias_ = register_parameter("bias", torch::zeros({ranks.share_of("vocabulary", options.vocabulary)}));
   }
 
-  Tensor forward(Tensor tokens) override { return layers::gather(local_logits(whole(tokens)), -1, ranks_); }
+  Tensor outputs_from(const Tensor& features) override { return layers::gather(local_logits(features), -1, ranks_); }
 
   /// Only positions with a target need logits.
-  Tensor loss(Tensor tokens, Tensor targets) override {
+  Tensor loss_from(const Tensor& features, const Tensor& targets) override {
     const Tensor flat = targets.flatten(), which = flat.ne(kIgnored).nonzero().flatten();
-    const Tensor logits = local_logits(whole(tokens).flatten(0, 1).index_select(0, which));
+    const Tensor logits = local_logits(features.flatten(0, 1).index_select(0, which));
     return layers::parallel_cross_entropy(logits, flat.index_select(0, which), ranks_, kIgnored);
   }
 
@@ -201,8 +226,13 @@ class Bert : public Transformer, public layers::Divided {
     return {{"bias", 0, ranks_.rank(), ranks_.size()}};
   }
 
+ protected:
+  Tensor head(const Tensor& stream) override { return layers::gather(normed(stream), layers::kTime, split_); }
+  std::vector<std::string> head_uses() const override {
+    return {"norm", "tokens", "transform", "transform_norm", "bias"};
+  }
+
  private:
-  Tensor whole(const Tensor& tokens) { return layers::gather(hidden(tokens), layers::kTime, split_); }
   Tensor local_logits(const Tensor& features) {
     const Tensor transformed = transform_norm_->forward(torch::gelu(transform_->forward(features)));
     return output(layers::copy(transformed, ranks_), bias_);

@@ -13,12 +13,18 @@
 #include <cstdint>
 #include <memory>
 
+#include <trireme/layers/sections.h>
 #include <trireme/layers/tensor_group.h>
 
 namespace trireme::models {
 
 /// Tokens are [batch, time] i64, time at most the model's context. Throws InvalidArgument for others.
-class LanguageModel : public torch::nn::Module {
+///
+/// Its sections (layers/sections.h) are "embedding", "blocks.0" and on, and "head". They take tokens, and the last ends
+/// in features: what one needs to know of a batch for both logits and loss, which cost less than all logits where only
+/// some are needed. GPT's features are this rank's part of the logits (for a rank alone, the logits), BERT's are what
+/// the last norm gives. The token embedding is used by "embedding" and "head".
+class LanguageModel : public torch::nn::Module, public layers::Sectioned {
  public:
   using torch::nn::Module::Module;
   /// Logits of the whole vocabulary, [batch, time, vocabulary]; the same on all tensor ranks.
@@ -26,6 +32,9 @@ class LanguageModel : public torch::nn::Module {
   /// Mean cross entropy over the targets, [batch, time], that are not -100; 0 where there are none. No rank computes
   /// more than its part of the logits.
   virtual torch::Tensor loss(torch::Tensor tokens, torch::Tensor targets) = 0;
+  /// forward() and loss() from where the last section has come to. Tensor ranks call them together.
+  virtual torch::Tensor outputs_from(const torch::Tensor& features) = 0;
+  virtual torch::Tensor loss_from(const torch::Tensor& features, const torch::Tensor& targets) = 0;
 };
 
 struct GptOptions {

@@ -1,11 +1,9 @@
 #pragma once
 // Whether convolution weights are better stored channels-last: measured, not guessed, and remembered.
-#include <torch/nn/modules/container/sequential.h>
-
-#include <functional>
 #include <string>
 
 #include <trireme/cluster/world.h>
+#include <trireme/models/model.h>
 
 namespace trireme::train {
 
@@ -14,11 +12,11 @@ struct FormatChoice {
   std::string reason;  // a sentence for the log
 };
 
-/// Times forward and backward of a copy of `net` in both formats on `x`, on all ranks at once, and decides for all. The
-/// choice is kept in the file `cache` (if not empty) by (model, input, processor, libtorch): the next run takes the
-/// same one, which also keeps runs bit-identical. Collective.
-FormatChoice choose_memory_format(World& world, const torch::nn::Sequential& net, const torch::Tensor& x,
-                                  const std::function<torch::Tensor(const torch::Tensor&)>& loss_of_output,
-                                  const std::string& model, const std::string& cache);
+/// Times forward and backward of `net` in both formats on a batch, on all ranks at once, and decides for all; `net` is
+/// as it was afterwards, but for what it has drawn of libtorch's random numbers. The choice is kept in the file `cache`
+/// (if not empty) by (model, input, processor, libtorch): the next run takes the same one, which also keeps runs
+/// bit-identical. Collective.
+FormatChoice choose_memory_format(World& world, const models::Model& net, const torch::Tensor& x,
+                                  const torch::Tensor& y, const std::string& model, const std::string& cache);
 
 }  // namespace trireme::train

@@ -330,9 +330,7 @@ bool Run::choose_format(const data::Dataset& set) {
       1, options_.batch / static_cast<size_t>(copies()) / static_cast<size_t>(options_.parallel.accumulate));
   const auto order = data::epoch_order(std::min(share, set.count), 0, 0, false);
   const data::Batch batch = data::make_batch(set, order, 0, order.size(), dtype_);
-  const FormatChoice choice = choose_memory_format(
-      world_, net_.sequential(), batch.x, [&](const torch::Tensor& output) { return net_.loss_of(output, batch.y); },
-      options_.model, options_.cache);
+  const FormatChoice choice = choose_memory_format(world_, net_, batch.x, batch.y, options_.model, options_.cache);
   if (world_.first()) listener_.note(choice.reason);
   return choice.channels_last;
 }
