@@ -14,7 +14,7 @@ LEVELS = [
     [("state", False), ("comm", False)],
     [("checkpoint", False)],
     [("cluster", False)],
-    [("ps", False), ("pipeline", False)],
+    [("ps", False), ("stages", False)],
     [("exchange", False)],
     [("layers", True)],
     [("data", True), ("parallel", True)],

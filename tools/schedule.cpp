@@ -9,10 +9,10 @@
 #include <optional>
 
 #include <trireme/base/error.h>
-#include <trireme/pipeline/check.h>
-#include <trireme/pipeline/drawing.h>
-#include <trireme/pipeline/schedule_file.h>
-#include <trireme/pipeline/timeline_file.h>
+#include <trireme/stages/check.h>
+#include <trireme/stages/drawing.h>
+#include <trireme/stages/schedule_file.h>
+#include <trireme/stages/timeline_file.h>
 
 #include "commands.h"
 
