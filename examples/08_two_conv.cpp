@@ -29,7 +29,7 @@ int main(int argc, char** argv) {
   auto sets = trireme::data::open(world.local(), data);
   const auto steps = (static_cast<int64_t>(sets.train.count) + kBatch - 1) / kBatch;
   auto train = trireme::parallel(world, *net, trireme::momentum({.lr = 0.05, .momentum = 0.5}),
-                                 {.schedule = {.kind = trireme::Schedule::cosine, .total = epochs * steps}});
+                                 {.schedule = {.kind = trireme::RateSchedule::cosine, .total = epochs * steps}});
   auto feed = trireme::data::Feed(train, sets.train, {.batch = kBatch, .seed = 1});
   auto checkpoints = trireme::Checkpoints(train, feed, {.dir = dir, .every = {.epochs = 10}});
   if (checkpoints.resume() && world.first()) std::printf("goes on with epoch %ld\n", checkpoints.epoch() + 1);

@@ -27,6 +27,7 @@
 #include <trireme/models/torchscript.h>
 #include <trireme/models/transformer.h>
 #include <trireme/parallel/parallel.h>
+#include <trireme/parallel/pipeline.h>
 #include <trireme/ps/client.h>
 #include <trireme/ps/server.h>
 #include <trireme/space/schedule.h>
@@ -45,7 +46,7 @@ using space::adagrad;
 using space::adam;
 using space::adamw;
 using space::momentum;
-using space::Schedule;
+using space::RateSchedule;
 using space::sgd;
 
 }  // namespace trireme

@@ -141,7 +141,7 @@ TEST(Feed, TheScheduleFollowsInEveryMode) {
       Net net;
       auto train = parallel(world, net, sgd({.lr = 1}),
                             {.exchange = {.sync = sync},
-                             .schedule = {.kind = Schedule::step, .warmup = 4, .step_size = 2, .gamma = 0.5}});
+                             .schedule = {.kind = RateSchedule::step, .warmup = 4, .step_size = 2, .gamma = 0.5}});
       Feed feed(train, sets.train, {.batch = 8});
       for (int e = 0; e < kEpochs; e++)
         for (auto& batch : feed.epoch(e)) {

@@ -39,7 +39,7 @@ TEST(Loop, TheScheduleGoesOnInEveryMode) {
       Net net;
       auto train = parallel(
           world, net, sgd({.lr = kLr}),
-          {.exchange = {.sync = sync}, .schedule = {.kind = Schedule::cosine, .warmup = kWarmup, .total = kTotal}});
+          {.exchange = {.sync = sync}, .schedule = {.kind = RateSchedule::cosine, .warmup = kWarmup, .total = kTotal}});
       double wanted = 0;
       for (int step = 0; step < kTotal; step++) {
         ASSERT_NEAR(train.learning_rate(), rate_of(step, kWarmup, kTotal), 1e-12) << exchange::name_of(sync);

@@ -35,7 +35,7 @@ struct Recipe {
   ParallelOptions options() const {
     ParallelOptions options{.exchange = {.sync = sync, .bucket_bytes = bucket_bytes, .clip = clip},
                             .accumulate = accumulate};
-    if (schedule) options.schedule = {.kind = space::Schedule::cosine, .warmup = 3, .total = kSteps};
+    if (schedule) options.schedule = {.kind = space::RateSchedule::cosine, .warmup = 3, .total = kSteps};
     return options;
   }
   static constexpr int64_t kSteps = 20;

@@ -84,7 +84,7 @@ TEST(Schedule, ReachesTheUpdates) {
   test::run_ranks(1, [](World& world) {
     auto net = models::linear(1, 1);
     auto train =
-        parallel(world, *net, sgd({.lr = 1}), {.schedule = {.kind = Schedule::step, .step_size = 2, .gamma = 0.5}});
+        parallel(world, *net, sgd({.lr = 1}), {.schedule = {.kind = RateSchedule::step, .step_size = 2, .gamma = 0.5}});
     std::vector<double> weights = {net->parameters()[1].item<double>()};
     for (int step = 0; step < 5; step++) {
       train.step([&] { return net->forward(torch::zeros({1, 1})).sum(); });  // gradient of the bias: 1

@@ -58,7 +58,7 @@ Ended run(const exchange::Sync& sync, int ranks, int servers, const std::vector<
     const auto net = net_of(kept == nullptr ? 1 : 2);
     Parallel parallel(
         world, *net, space::adam({.lr = 0.05}),
-        {.exchange = {.sync = sync}, .schedule = {.kind = space::Schedule::step, .step_size = 3, .gamma = 0.5}});
+        {.exchange = {.sync = sync}, .schedule = {.kind = space::RateSchedule::step, .step_size = 3, .gamma = 0.5}});
     if (kept != nullptr) {
       state::Image image = (*kept)[mine];
       parallel.restore(image);

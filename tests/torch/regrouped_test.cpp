@@ -52,7 +52,7 @@ void train(Parallel& parallel, Net& net, int rank, int first, int last) {
 
 ParallelOptions options_of(const char* mode) {
   return {.exchange = {.sync = exchange::sync_named(mode), .bucket_bytes = 128},
-          .schedule = {.kind = space::Schedule::step, .step_size = 3, .gamma = 0.5}};
+          .schedule = {.kind = space::RateSchedule::step, .step_size = 3, .gamma = 0.5}};
 }
 
 /// Until a rank has left: ranks are threads here, and leaving is what others notice of a death.

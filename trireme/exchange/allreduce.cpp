@@ -44,7 +44,7 @@ void Allreduce::take_sum() {
   const size_t count = b.range.size() / size_of(b.dtype);
   const space::Source all[] = {{gradients(), nullptr}};
   if (whole_first())
-    squares_ += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, all, counts_parts_only());
+    squares_ += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, all);
   const bool leaves = !whole_first() && !updater_;  // to an optimizer of the user's, which does not look
   if (leaves && watches() && !space::kernels().finite(b.dtype, sum[0], count)) sound_ = false;
 }

@@ -100,7 +100,7 @@ bool Exchange::clip_here() {
   double squares = 0;
   for (const space::Bucket& b : buckets_) {
     const space::Source own[] = {{gradients(), flags() + b.first}};
-    squares += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, own, counts_parts_only());
+    squares += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, own);
   }
   return clip_by(squares);
 }

@@ -187,8 +187,6 @@ class Exchange {
   void complete();
   bool watches() const { return options_.on_nan != OnNan::ignore; }
   bool whole_first() const { return exchange::whole_first(options_); }
-  /// Of what several ranks with parts of the model have alike, one counts the squares.
-  bool counts_parts_only() const { return model_ != nullptr && model_->rank() > 0; }
   /// Scales the gradients of all slots that flags() has: here and now, or in the updates that follow. `squares` are of
   /// this group's part of the model: those of the others are added. False when they must not be applied: their sum of
   /// squares is not finite, and the step is not sound.

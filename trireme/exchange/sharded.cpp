@@ -231,7 +231,7 @@ void Sharded::update_next() {
   const space::Source sum[] = {{gradients(), lane_flags_.data() + b.first}};
   if (whole_first()) {
     squares_[bucket] =
-        space::squares_present(layout_, b.first, b.last, slices_[bucket], b.dtype, nullptr, sum, counts_parts_only());
+        space::squares_present(layout_, b.first, b.last, slices_[bucket], b.dtype, nullptr, sum);
     return;
   }
   const bool sound_before = std::exchange(sound_, true);

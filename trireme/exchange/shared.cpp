@@ -161,7 +161,7 @@ std::vector<space::Source> Shared::sources_of(size_t bucket) const {
 void Shared::gather(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
   squares_[bucket] = space::squares_present(layout_, b.first, b.last, slices_[bucket], b.dtype,
-                                            watches() ? gradients() : nullptr, sources_of(bucket), counts_parts_only());
+                                            watches() ? gradients() : nullptr, sources_of(bucket));
   for (size_t slot = b.first; slot < b.last; slot++) {
     any_[slot] = 0;
     for (int rank = 0; rank < local_.size(); rank++) any_[slot] |= flags_of(rank)[slot];

@@ -218,7 +218,7 @@ void Spread::land_first() {
   trip.travelling--;
   if (whole_first()) {
     squares_[piece.bucket] +=
-        space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum, counts_parts_only());
+        space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum);
     return;
   }
   update_slice(piece.bucket, piece.range, sum);

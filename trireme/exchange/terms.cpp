@@ -65,12 +65,12 @@ Terms terms_of(const std::optional<space::UpdaterOptions>& optimizer) {
 }
 
 Terms terms_of(const space::ScheduleOptions& schedule) {
-  using space::Schedule;
+  using space::RateSchedule;
   Terms terms;
   terms.add("schedule", space::schedule_names()[static_cast<size_t>(schedule.kind)]).add("warmup", schedule.warmup);
-  if (schedule.kind == Schedule::step)
+  if (schedule.kind == RateSchedule::step)
     terms.add("steps between drops", schedule.step_size).add("gamma", schedule.gamma);
-  if (schedule.kind == Schedule::cosine) terms.add("total steps", schedule.total).add("floor", schedule.floor);
+  if (schedule.kind == RateSchedule::cosine) terms.add("total steps", schedule.total).add("floor", schedule.floor);
   return terms;
 }
 

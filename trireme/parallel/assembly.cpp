@@ -49,27 +49,29 @@ state::OwnerMap unpacked(const std::vector<int64_t>& numbers, const std::vector<
 
 }  // namespace
 
-Assembly::Assembly(const Group& whole, const Group& data, const Group& model, const space::Layout& layout,
-                   const state::OwnerMap& owners)
-    : model_(model), map_(std::make_shared<state::Whole>(layout)), places_(static_cast<size_t>(whole.size())) {
+Assembly::Assembly(const Group& whole, const Group& data, const Group& model, const space::Layout& all,
+                   const std::vector<bool>& here, const state::OwnerMap& owners)
+    : model_(model), all_(all), places_(static_cast<size_t>(whole.size())) {
   const Place mine{data.rank(), model.rank()};
   whole.comm().all_gather(&mine, places_.data(), 2, DType::i32, "places in a mesh");
-  find_parts(layout);
+  find_parts(here);
+  map_ = std::make_shared<state::Whole>(layout_of(model.rank()), space::whole_of(all_));
   share(owners);
 }
 
-void Assembly::find_parts(const space::Layout& layout) {
+void Assembly::find_parts(const std::vector<bool>& here) {
   std::vector<int32_t> mine;
-  for (const space::Slot& slot : layout.slots()) mine.push_back(slot.cut ? slot.cut->index : -1);
+  for (size_t slot = 0; slot < all_.size(); slot++)
+    mine.push_back(!here[slot] ? kAbsent : all_[slot].cut ? all_[slot].cut->index : kWhole);
   indices_.resize(mine.size() * static_cast<size_t>(model_.size()));
   model_.comm().all_gather(mine.data(), indices_.data(), mine.size(), DType::i32, "which parts ranks have");
   for (size_t slot = 0; slot < mine.size(); slot++) {
-    if (!layout[slot].cut) continue;
-    std::vector<int> holders(static_cast<size_t>(layout[slot].cut->count));
-    for (size_t at = slot; at < indices_.size(); at += mine.size()) holders[static_cast<size_t>(indices_[at])]++;
+    std::vector<int> holders(all_[slot].cut ? static_cast<size_t>(all_[slot].cut->count) : 1);
+    for (int rank = 0; rank < model_.size(); rank++)
+      if (has(rank, slot)) holders[static_cast<size_t>(std::max(0, index_of(rank, slot)))]++;
     if (const auto none = std::find(holders.begin(), holders.end(), 0); none != holders.end())
       fail<InvalidArgument>("parameter {}: nobody has part {}. Give its layer the group of the mesh's other axis",
-                            layout[slot].describe(), none - holders.begin());
+                            all_[slot].describe(), none - holders.begin());
   }
 }
 
@@ -80,12 +82,14 @@ void Assembly::share(const state::OwnerMap& owners) {
     owned_.push_back(unpacked(numbers, vectors));
 }
 
-/// Of a rank of the replica: that of this one with other parts.
+/// Of a rank of the replica: what it has of all, with its parts.
 space::Layout Assembly::layout_of(int part) const {
-  const space::Layout& mine = map_->here();
-  std::vector<space::Slot> slots(mine.slots().begin(), mine.slots().end());
-  for (size_t slot = 0; slot < slots.size(); slot++)
-    if (slots[slot].cut) slots[slot].cut->index = indices_[static_cast<size_t>(part) * slots.size() + slot];
+  std::vector<space::Slot> slots;
+  for (size_t slot = 0; slot < all_.size(); slot++) {
+    if (!has(part, slot)) continue;
+    slots.push_back(all_[slot]);
+    if (slots.back().cut) slots.back().cut->index = index_of(part, slot);
+  }
   return space::Layout(std::move(slots));
 }
 
@@ -99,7 +103,7 @@ state::OwnerMap Assembly::owners() const {
   std::map<std::string, std::vector<state::Holding>> all;
   for (int part = 0; part < model_.size(); part++) {
     const state::OwnerMap& owned = owned_[static_cast<size_t>(part)];
-    const state::OwnerMap there = state::Whole(layout_of(part)).whole_of(owned);
+    const state::OwnerMap there = state::Whole(layout_of(part), map_->layout()).whole_of(owned);
     for (const std::string& vector : there.vectors())
       for (const auto& [range, owner] : there.of(vector)) all[vector].push_back({range, rank_at(owner, part)});
   }
@@ -115,16 +119,37 @@ state::OwnerMap Assembly::owners() const {
 
 torch::Tensor Assembly::tensor(size_t slot, const torch::Tensor& part) const {
   const torch::NoGradGuard no_grad;
-  const space::Slot& here = map_->here()[slot];
-  if (!here.cut) return part.detach().clone(torch::MemoryFormat::Contiguous);
-  std::vector<int64_t> sizes = here.shape;
-  sizes.insert(sizes.begin(), model_.size());
-  const torch::Tensor mine = part.detach().contiguous(), parts = at::empty(sizes, mine.options());
-  model_.comm().all_gather(mine.data_ptr(), parts.data_ptr(), static_cast<size_t>(mine.numel()), here.dtype, here.name);
-  std::vector<torch::Tensor> in_order(static_cast<size_t>(here.cut->count));
+  const space::Slot& one = all_[slot];
+  if (!one.cut) return from_first_holder(slot, part);
+  std::vector<size_t> counts;
+  for (int rank = 0; rank < model_.size(); rank++) counts.push_back(has(rank, slot) ? one.elements() : 0);
+  std::vector<int64_t> sizes = one.shape;
+  sizes.insert(sizes.begin(), std::count(counts.begin(), counts.end(), one.elements()));
+  const auto options = torch::TensorOptions().dtype(torch_compat::type_of(one.dtype));
+  const torch::Tensor mine = has(model_.rank(), slot) ? part.detach().contiguous() : torch::empty({0}, options);
+  const torch::Tensor parts = at::empty(sizes, options);
+  model_.comm().all_gather(mine.data_ptr(), parts.data_ptr(), counts, one.dtype, one.name);
+  std::vector<torch::Tensor> in_order(static_cast<size_t>(one.cut->count));
+  for (int rank = 0, at = 0; rank < model_.size(); rank++) {
+    if (!has(rank, slot)) continue;
+    torch::Tensor& place = in_order[static_cast<size_t>(index_of(rank, slot))];
+    if (!place.defined()) place = parts[at];  // the first that has it
+    at++;
+  }
+  return at::cat(in_order, one.cut->dim);
+}
+
+torch::Tensor Assembly::from_first_holder(size_t slot, const torch::Tensor& part) const {
+  const space::Slot& one = all_[slot];
+  int first = model_.size(), holders = 0;
   for (int rank = model_.size(); rank-- > 0;)
-    in_order[static_cast<size_t>(indices_[static_cast<size_t>(rank) * map_->here().size() + slot])] = parts[rank];
-  return at::cat(in_order, here.cut->dim);
+    if (has(rank, slot)) first = rank, holders++;
+  torch::Tensor whole = has(model_.rank(), slot)
+                            ? part.detach().clone(torch::MemoryFormat::Contiguous)
+                            : at::empty(one.shape, torch::TensorOptions().dtype(torch_compat::type_of(one.dtype)));
+  if (holders < model_.size())
+    model_.comm().broadcast(whole.data_ptr(), static_cast<size_t>(whole.numel()), one.dtype, first, one.name);
+  return whole;
 }
 
 }  // namespace trireme

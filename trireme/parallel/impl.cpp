@@ -21,42 +21,68 @@ Group data_of(const Mesh& mesh) {
   return mesh.has(kData) ? mesh.group(kData) : mesh.whole().split(mesh.whole().rank());
 }
 
+/// In place. Collective.
+void broadcast(comm::Communicator& ranks, torch::Tensor& tensor, int root, const std::string& name) {
+  const torch::NoGradGuard no_grad;
+  torch::Tensor whole = tensor.contiguous();
+  ranks.broadcast(whole.data_ptr(), whole.nbytes(), DType::u8, root, name);
+  if (!whole.is_same(tensor)) tensor.copy_(whole);
+}
+
 }  // namespace
 
 Ranks::Ranks(const Mesh& its_mesh) : data(data_of(its_mesh)), whole(data) {
   if (data.size() == its_mesh.whole().size()) return;
   whole = its_mesh.whole();
   model = its_mesh.has(kData) ? its_mesh.across(kData) : its_mesh.whole();
+  alike = model;
   mesh = its_mesh.describe();
 }
 
+Ranks::Ranks(const Mesh& its_mesh, const Pipeline& pipeline) : Ranks(its_mesh) {
+  if (!model) return;  // one stage
+  stages.resize(static_cast<size_t>(model->size()));
+  const int32_t mine = pipeline.stage();
+  model->comm().all_gather(&mine, stages.data(), 1, DType::i32, "stages");
+  alike = model->split(mine);
+}
+
 Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module,
-                     const std::optional<space::UpdaterOptions>& optimizer, const ParallelOptions& options)
+                     const std::optional<space::UpdaterOptions>& optimizer, const ParallelOptions& options,
+                     const Pipeline* pipeline)
     : group_(ranks.data),
       whole_(ranks.whole),
       model_(ranks.model),
+      alike_(ranks.alike),
+      stages_(ranks.stages),
       mesh_(ranks.mesh),
       count_(group_.registry()),
       options_(options),
       lr_(optimizer ? optimizer->lr : 0),
-      parameters_(distinct(module.named_parameters())),
-      buffers_(distinct(module.named_buffers())),
+      all_(distinct(module.named_parameters())),
+      all_buffers_(distinct(module.named_buffers())),
       work_(*this) {
+  if (pipeline != nullptr) pipeline_ = *pipeline;
   check(options_);
-  check_precision(options_.precision, parameters_);
+  check_precision(options_.precision, all_);
   check_ranks(world);
+  check_pipeline();
   add_ties(module.named_parameters(), ties_);
   add_ties(module.named_buffers(), ties_);
+  take_stage();
   if (model_) options_.overlap_next = false;  // a rank in a layer's collective lands nothing that others wait for
-  const space::Layout layout = layout_of(parameters_, options_.channels_last, divisions_of(module, ties_));
-  check_parts(layout, optimizer);
+  const Divisions divisions = divisions_of(module, ties_);
+  const space::Layout all = layout_of(all_, options_.channels_last, divisions);
+  check_parts(all, optimizer);
+  const space::Layout layout = with_counted(layout_of(parameters_, options_.channels_last, divisions));
   exchange::Group members(group_);
   members.world = world;
   if (model_) members.model = &model_->comm();
   exchange_ = exchange::make_exchange(members, layout, optimizer, exchange_options());
-  if (model_) assembly_.emplace(whole_, group_, *model_, layout, exchange_->owners());
+  if (model_) assembly_.emplace(whole_, group_, *model_, all, here_, exchange_->owners());
   adopt_parameters();
   adopt_buffers();
+  drop_other_stages();
   listen();
   group_.attached<Trained>().exchanges.push_back(exchange_.get());
   follow_freezing();
@@ -77,6 +103,69 @@ Parallel::Impl::~Impl() {
                                                    : parameter.detach().clone());
     parameter.mutable_grad().reset();
   }
+}
+
+/// Without a pipeline that is all.
+void Parallel::Impl::take_stage() {
+  const auto mine = [&](const std::string& name) { return !pipeline_ || pipeline_->uses(pipeline_->stage(), name); };
+  for (size_t slot = 0; slot < all_.size(); slot++) {
+    here_.push_back(mine(all_[slot].name));
+    if (!here_[slot]) continue;
+    model_slot_.push_back(slot);
+    parameters_.push_back(all_[slot]);
+  }
+  for (const Named& buffer : all_buffers_)
+    if (mine(buffer.name)) buffers_.push_back(buffer);
+  if (pipeline_) slots_of_chunk_.resize(static_cast<size_t>(pipeline_->schedule().chunks));
+  for (size_t slot = 0; pipeline_ && slot < parameters_.size(); slot++)
+    for (const int chunk : pipeline_->chunks_of(parameters_[slot].name))
+      slots_of_chunk_[static_cast<size_t>(chunk)].push_back(slot);
+}
+
+/// The memory of what other ranks train.
+void Parallel::Impl::drop_other_stages() {
+  const torch::NoGradGuard no_grad;
+  for (size_t slot = 0; slot < all_.size(); slot++)
+    if (!here_[slot]) all_[slot].tensor.set_data(torch::empty({0}, all_[slot].tensor.options()));
+}
+
+/// Whether a rank of the replica has a parameter, or a part of it, or a buffer.
+bool Parallel::Impl::has(int model_rank, const std::string& name) const {
+  return stages_.empty() || pipeline_->uses(stages_[static_cast<size_t>(model_rank)], name);
+}
+
+int Parallel::Impl::first_holder(const std::string& name) const {
+  int rank = 0;
+  while (!has(rank, name)) rank++;
+  return rank;
+}
+
+/// Of what several ranks have alike, the first counts in a norm; of a tensor in parts, the first stage that has it.
+space::Layout Parallel::Impl::with_counted(const space::Layout& layout) const {
+  if (!model_) return layout;
+  std::vector<space::Slot> slots(layout.slots().begin(), layout.slots().end());
+  for (space::Slot& slot : slots) {
+    const int first = first_holder(slot.name), mine = model_->rank();
+    const bool first_stage = stages_.empty() || stages_[static_cast<size_t>(first)] == pipeline_->stage();
+    slot.counted = first_stage && (slot.cut || first == mine);
+  }
+  return space::Layout(std::move(slots));
+}
+
+/// What a pipeline cannot do, before anything else.
+void Parallel::Impl::check_pipeline() const {
+  if (!pipeline_) return;
+  if (options_.accumulate > 1)
+    fail<InvalidArgument>(
+        "a pipeline adds up the gradients of its micro-batches: give it {} of them (micro) instead of accumulate {}",
+        pipeline_->micro() * options_.accumulate, options_.accumulate);
+  if (options_.sync_batch_norm)
+    fail<InvalidArgument>(
+        "in a pipeline a batch norm sees one micro-batch at a time, as with accumulation: leave sync_batch_norm out");
+  if (options_.exchange.zero == 3)
+    fail<InvalidArgument>(
+        "zero 3 gathers parameters in the order in which one backward pass uses them, and a pipeline has several under "
+        "way: use zero 0, 1 or 2");
 }
 
 void Parallel::Impl::check_ranks(World* world) const {
@@ -129,7 +218,7 @@ exchange::Terms Parallel::Impl::own_terms() const {
       .add("sync_batch_norm", options_.sync_batch_norm)
       .add("precision", precision_names()[static_cast<size_t>(options_.precision)])
       .add(exchange::terms_of(options_.schedule))
-      .add(freezing_of(parameters_));
+      .add(freezing_of(all_));
   return terms;
 }
 
@@ -137,13 +226,12 @@ exchange::Terms Parallel::Impl::own_terms() const {
 void Parallel::Impl::adopt_parameters() {
   const torch::NoGradGuard no_grad;
   const space::Layout& layout = exchange_->layout();
+  if (group_.first() && model_) share_initial(layout);
   for (size_t bucket = 0; bucket < exchange_->buckets().size(); bucket++) {
     for (size_t i = exchange_->buckets()[bucket].first; i < exchange_->buckets()[bucket].last; i++) {
       torch::Tensor& parameter = parameters_[i].tensor;
       torch::Tensor home = view_of(layout[i], exchange_->parameters(), parameter.scalar_type());
       if (group_.first()) home.copy_(parameter);
-      if (group_.first() && model_ && !layout[i].cut)
-        model_->comm().broadcast(home.data_ptr(), home.nbytes(), DType::u8, 0, parameters_[i].name);
       parameter.set_data(home);
     }
     exchange_->publish_bucket(bucket);
@@ -158,12 +246,28 @@ void Parallel::Impl::adopt_parameters() {
       exchange_->traits().gathers ? [this] { exchange_->release(); } : std::function<void()>());
 }
 
+/// What several ranks of a replica have alike begins as the first one's of them; a tensor in parts that several stages
+/// have, as the first stage's.
+void Parallel::Impl::share_initial(const space::Layout& layout) {
+  for (size_t slot = 0; slot < layout.size(); slot++)
+    if (!layout[slot].cut && alike_->size() > 1)
+      broadcast(alike_->comm(), parameters_[slot].tensor, 0, layout[slot].name);
+  for (size_t slot : shared_slots()) pipeline_->take_first(parameters_[slot].name, parameters_[slot].tensor);
+}
+
+/// Parameters that other stages have too.
+std::vector<size_t> Parallel::Impl::shared_slots() const {
+  std::vector<size_t> slots;
+  for (size_t slot = 0; pipeline_ && slot < parameters_.size(); slot++)
+    if (pipeline_->users(parameters_[slot].name).size() > 1) slots.push_back(slot);
+  return slots;
+}
+
 /// Rank 0's values become everybody's.
 void Parallel::Impl::adopt_buffers() {
   for (auto& [name, buffer] : buffers_) {
-    torch::Tensor whole = buffer.contiguous();
-    whole_.comm().broadcast(whole.data_ptr(), whole.nbytes(), DType::u8, 0, name);
-    if (!whole.is_same(buffer)) buffer.copy_(whole);
+    if (alike_ && group_.first()) broadcast(alike_->comm(), buffer, 0, name);
+    broadcast(group_.comm(), buffer, 0, name);
   }
   if (!options_.sync_batch_norm || group_.size() == 1) return;
   BatchStatistics::Buffers buffers;
@@ -204,7 +308,7 @@ void Parallel::Impl::follow_freezing() {
   }
   if (!changed) return;
   placement_->forget();
-  freezing_sign_ = exchange::sign_of(freezing_of(parameters_).text());
+  freezing_sign_ = exchange::sign_of(freezing_of(all_).text());
 }
 
 ps::Lease Parallel::Impl::Work::take() {
@@ -280,122 +384,16 @@ void Parallel::Impl::average(const std::string& name, torch::Tensor& buffer) {
 void Parallel::Impl::each_tensor(const std::function<void(const Named&)>& look) {
   const auto copy = [](const torch::Tensor& tensor) { return tensor.detach().clone(torch::MemoryFormat::Contiguous); };
   settled([&] {
-    for (size_t slot = 0; slot < parameters_.size(); slot++) {
-      const auto& [name, tensor] = parameters_[slot];
+    for (size_t slot = 0; slot < all_.size(); slot++) {
+      const auto& [name, tensor] = all_[slot];
       look({name, assembly_ ? assembly_->tensor(slot, tensor) : copy(tensor)});
     }
-    for (const auto& [name, tensor] : buffers_) look({name, copy(tensor)});
+    for (const auto& [name, tensor] : all_buffers_) {
+      torch::Tensor value = copy(tensor);
+      if (!stages_.empty()) broadcast(model_->comm(), value, first_holder(name), name);
+      look({name, value});
+    }
   });
-}
-
-state::OwnerMap Parallel::Impl::owners() const {
-  return with_buffers(assembly_ ? assembly_->owners() : exchange_->owners());
-}
-
-/// Ranks with different parts of a replica have the same buffers.
-state::OwnerMap Parallel::Impl::with_buffers(state::OwnerMap map) const {
-  for (const state::Part& part : BufferState(buffers()).parts())
-    for (int rank = 0; rank < whole_.size(); rank++) {
-      const int worker = assembly_ ? assembly_->data_rank(rank) : rank;
-      map.add(part.vector, part.range, rank);
-      if (own_buffers()) map.add(state::of_worker(worker, part.vector), part.range, rank);
-    }
-  return map;
-}
-
-void Parallel::Impl::visit(state::Visitor& visitor) {
-  land_between_updates();
-  const BufferState common = averaged(), own(buffers());
-  if (!assembly_) return exchange_->visit(visitor, extras(&common, own));
-  state::WholeVisitor whole(*assembly_->map(), visitor);
-  exchange_->visit(whole, extras(&common, own));
-}
-
-std::shared_ptr<state::Snapshot> Parallel::Impl::snapshot(const state::OwnerMap& division) {
-  land_between_updates();
-  const BufferState common = averaged(), own(buffers());
-  if (!assembly_) return exchange_->snapshot(division, extras(&common, own));
-  const auto made =
-      exchange_->snapshot(assembly_->map()->here_of(division, whole_.rank(), group_.rank()), extras(&common, own));
-  made->show_as(assembly_->map());
-  return made;
-}
-
-/// Shared memory has parts as they are here (exchange::KeptState); everybody else has the whole.
-std::string Parallel::Impl::restore(state::Source& kept) {
-  land_between_updates();
-  const BufferState own(buffers());
-  std::optional<state::PartSource> part;
-  if (assembly_ && kept.about().layout != exchange_->layout().describe()) part.emplace(*assembly_->map(), kept);
-  state::Source& source = part ? *part : kept;
-  std::string remark = exchange_->restore(source, own_buffers() ? extras(nullptr, own) : extras(&own, own));
-  own.store();
-  leased_.reset();
-  note_position();
-  return remark;
-}
-
-checkpoint::Contents Parallel::Impl::contents() const {
-  checkpoint::Contents contents{.layout = assembly_ ? assembly_->map()->layout() : exchange_->layout(),
-                                .vectors = with_buffers(exchange_->owners()).vectors()};
-  for (const auto& [name, buffer] : buffers_)
-    contents.buffers.push_back({name, format_name(buffer.scalar_type()), buffer.sizes().vec()});
-  contents.ties.insert(ties_.begin(), ties_.end());
-  return contents;
-}
-
-checkpoint::CrewNote Parallel::Impl::crew() const {
-  ps::Client* const client = exchange_->client();
-  return {.workers = whole_.size(),
-          .machines = whole_.machines(),
-          .servers = client == nullptr ? 0 : client->job().servers,
-          .sync = exchange::name_of(options_.exchange.sync)};
-}
-
-BufferState::Named Parallel::Impl::buffers() const {
-  BufferState::Named buffers;
-  for (const auto& [name, buffer] : buffers_) buffers.emplace_back(name, buffer);
-  return buffers;
-}
-
-/// Copies, the same on all ranks: training goes on with each rank's own. Collective.
-BufferState Parallel::Impl::averaged() {
-  const torch::NoGradGuard no_grad;
-  BufferState::Named copies = buffers();
-  for (auto& [name, buffer] : copies) buffer = buffer.clone();
-  if (own_buffers())
-    for (auto& [name, buffer] : copies) average(name, buffer);
-  return BufferState(std::move(copies));
-}
-
-/// Where ranks go at their own pace, each is somewhere else.
-std::string Parallel::Impl::own_scalar(const std::string& name) const {
-  return options_.exchange.sync.lockstep() ? name : state::of_worker(group_.rank(), name);
-}
-
-/// What this class knows.
-state::Extras Parallel::Impl::extras(const BufferState* common, const BufferState& own) {
-  state::Extras extras{{}, {{own_scalar("updates"), &updates_}, {own_scalar("clock"), &clock_}}};
-  if (common != nullptr) extras.parts = common->parts();
-  if (own_buffers())
-    for (state::Part part : own.parts()) {
-      part.vector = state::of_worker(group_.rank(), part.vector);
-      extras.parts.push_back(part);
-    }
-  return extras;
-}
-
-/// For whoever comes later: the same, beside the model in shared memory.
-void Parallel::Impl::note_position() {
-  exchange_->note(0, updates_);
-  exchange_->note(1, clock_);
-}
-
-void Parallel::Impl::land_between_updates() {
-  if (micro_ != 0)
-    fail<InvalidArgument>("state is shown and restored between updates: {} of {} micro-batches have gone", micro_,
-                          options_.accumulate);
-  land();
 }
 
 exchange::Told Parallel::Impl::tell() const {
@@ -410,7 +408,7 @@ void Parallel::Impl::compare_signs(const exchange::Told& sums) {
   const auto same = [&](size_t at) { return exchange::all_same(std::span<const double, 3>(sums.data() + at, 3)); };
   if (same(kFreezing) && same(kLoader)) return;
   land();
-  exchange::agree(whole_.comm(), "frozen parameters", freezing_of(parameters_).text());
+  exchange::agree(whole_.comm(), "frozen parameters", freezing_of(all_).text());
   exchange::agree(whole_.comm(), "loaders", loader_terms_ ? *loader_terms_ : "");
 }
 

@@ -1,6 +1,7 @@
 #pragma once
-// What is behind Parallel: the module's tensors in the flat space (impl.cpp), and the step (stroke.cpp). One thread; it
-// owns the exchange, and views of the memory that the exchange owns. Not installed.
+// What is behind Parallel: the module's tensors in the flat space (impl.cpp), its state (impl_state.cpp), the step
+// (stroke.cpp) and that of a pipeline (stroke_pipeline.cpp). One thread; it owns the exchange, and views of the memory
+// that the exchange owns. Not installed.
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <trireme/parallel/assembly.h>
 #include <trireme/parallel/batch_norm.h>
 #include <trireme/parallel/parallel.h>
+#include <trireme/parallel/pipeline.h>
 #include <trireme/parallel/placement.h>
 #include <trireme/parallel/state.h>
 #include <trireme/parallel/step_limit.h>
@@ -27,23 +29,30 @@ struct Ranks {
   explicit Ranks(const Group& group) : data(group), whole(group) {}
   /// Samples are divided along the axis "data", if there is one. Collective.
   explicit Ranks(const Mesh& mesh);
+  /// The same, of ranks that have stages of the model. Collective.
+  Ranks(const Mesh& mesh, const Pipeline& pipeline);
 
   Group data;                    // gradients are summed over these
   Group whole;                   // all: where nothing is divided, the same
   std::optional<Group> model{};  // this rank and those that have the other parts of its replica; nothing: it has all
+  std::optional<Group> alike{};  // those of `model` that have the same tensors or parts of them: one stage's
+  std::vector<int> stages{};     // of each rank of `model`; empty: there are none
   std::string mesh{};            // "data 2 × tensor 2", where there are several parts
 };
 
 class Parallel::Impl {
  public:
-  /// `world`: where parameter servers are found; null: these ranks have none.
+  /// `world`: where parameter servers are found; null: these ranks have none. `pipeline`: of which this rank has a
+  /// stage; null: it has something of every tensor.
   Impl(const Ranks& ranks, World* world, torch::nn::Module& module,
-       const std::optional<space::UpdaterOptions>& optimizer, const ParallelOptions& options);
+       const std::optional<space::UpdaterOptions>& optimizer, const ParallelOptions& options,
+       const Pipeline* pipeline = nullptr);
   ~Impl();
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
 
   Step step(double weight, const std::function<torch::Tensor()>& loss);
+  Step step(double weight, const torch::Tensor& x, const torch::Tensor& y, const LossOf& loss);
   void limited(const std::function<void()>& meet);
   void exclusive(const std::function<void()>& change);
   void settled(const std::function<void()>& look, Looks looks = Looks::freely);
@@ -90,9 +99,17 @@ class Parallel::Impl {
   // ---- the module in the flat space: impl.cpp ----
   StepLimit limit_waits() { return {{&group_, model_ ? &*model_ : nullptr}, *exchange_, options_.step_timeout}; }
   void check_ranks(World* world) const;
+  void check_pipeline() const;
+  void take_stage();
+  void drop_other_stages();
+  space::Layout with_counted(const space::Layout& layout) const;
+  bool has(int model_rank, const std::string& name) const;
+  int first_holder(const std::string& name) const;
   void check_parts(const space::Layout& layout, const std::optional<space::UpdaterOptions>& optimizer) const;
   exchange::Options exchange_options() const;
   exchange::Terms own_terms() const;
+  std::vector<size_t> shared_slots() const;
+  void share_initial(const space::Layout& layout);
   void adopt_parameters();
   void adopt_buffers();
   void listen();
@@ -114,6 +131,9 @@ class Parallel::Impl {
   void compare_here();
 
   // ---- a step: stroke.cpp ----
+  void run_schedule(double weight, const torch::Tensor& x, const torch::Tensor& y, const LossOf& loss);
+  void chunk_done(int chunk);
+  void sum_shared();
   double begin_share(double first_weight);
   bool begin(double first_weight);
   void land();
@@ -123,6 +143,7 @@ class Parallel::Impl {
   void backward(double weight, const std::function<torch::Tensor()>& loss, bool last, metrics::Laps& laps);
   void expect_gradients();
   void arrived(size_t slot);
+  void add_up(size_t slot);
   void discard(size_t slot);
   void passed(size_t slot);
   void ready_next();
@@ -169,13 +190,20 @@ class Parallel::Impl {
 
   const Group group_, whole_;         // see Ranks
   const std::optional<Group> model_;  //
+  const std::optional<Group> alike_;  //
+  const std::vector<int> stages_;     //
   const std::string mesh_;            //
   StepMetrics count_;
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
   ParallelOptions options_;
   double lr_;
-  std::vector<Named> parameters_, buffers_;
+  std::vector<Named> all_, all_buffers_;     // of the model
+  std::vector<Named> parameters_, buffers_;  // what this rank has of them
+  std::vector<bool> here_;                   // by parameter of the model: this rank has it, or a part of it
+  std::vector<size_t> model_slot_;           // by slot: which parameter of the model it is
   Ties ties_;
+  std::optional<Pipeline> pipeline_;
+  std::vector<std::vector<size_t>> slots_of_chunk_;  // of this rank's, in a pipeline
   std::unique_ptr<exchange::Exchange> exchange_;
   std::optional<Assembly> assembly_;      // of the whole model, where ranks have parts of it
   std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
@@ -189,6 +217,7 @@ class Parallel::Impl {
 
   // Of the step that is under way.
   int micro_ = 0;
+  std::vector<int> backwards_left_;  // by slot, in a pipeline: backward passes that it still gets gradients from
   bool collecting_ = false, last_ = false;
   std::vector<size_t> missing_;  // gradients that a bucket still waits for
   std::vector<bool> filled_;     // slots with a gradient from an earlier micro-batch

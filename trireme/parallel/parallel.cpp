@@ -19,9 +19,15 @@ Parallel::Parallel(const Group& group, torch::nn::Module& module, std::optional<
 Parallel::Parallel(const Mesh& mesh, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
                    const ParallelOptions& options)
     : impl_(std::make_unique<Impl>(Ranks(mesh), nullptr, module, optimizer, options)) {}
+Parallel::Parallel(const Mesh& mesh, const Pipeline& pipeline, std::optional<space::UpdaterOptions> optimizer,
+                   const ParallelOptions& options)
+    : impl_(std::make_unique<Impl>(Ranks(mesh, pipeline), nullptr, pipeline.module(), optimizer, options, &pipeline)) {}
 Parallel::~Parallel() = default;
 
 Step Parallel::step(double weight, const std::function<torch::Tensor()>& loss) { return impl_->step(weight, loss); }
+Step Parallel::step(double weight, const torch::Tensor& x, const torch::Tensor& y, const LossOf& loss) {
+  return impl_->step(weight, x, y, loss);
+}
 Step Parallel::step(const std::function<torch::Tensor()>& loss) { return impl_->step(impl_->equal_weight(), loss); }
 void Parallel::use_loader(const std::shared_ptr<const std::string>& terms) { impl_->use_loader(terms); }
 void Parallel::request_stop() noexcept { impl_->stop.store(true); }
@@ -132,6 +138,15 @@ Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const exchange::O
 }
 Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const ParallelOptions& options) {
   return Parallel(mesh, module, std::nullopt, options);
+}
+
+Parallel parallel(const Mesh& mesh, const Pipeline& pipeline, const space::UpdaterOptions& optimizer,
+                  const ParallelOptions& options) {
+  return Parallel(mesh, pipeline, optimizer, options);
+}
+Parallel parallel(const Mesh& mesh, const Pipeline& pipeline, const space::UpdaterOptions& optimizer,
+                  const exchange::Options& options) {
+  return Parallel(mesh, pipeline, optimizer, {.exchange = options});
 }
 
 }  // namespace trireme

@@ -15,6 +15,7 @@
 #include <trireme/cluster/world.h>
 #include <trireme/exchange/exchange.h>
 #include <trireme/parallel/options.h>
+#include <trireme/parallel/pipeline.h>
 #include <trireme/state/visitor.h>
 
 namespace trireme {
@@ -54,6 +55,9 @@ class Parallel {
   /// whole model: "all ranks" are those of the mesh then, and "rank 0" is the first of them.
   Parallel(const Mesh& mesh, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
            const ParallelOptions& options = {});
+  /// The same with a model in stages along the axis "pipeline", whose module the pipeline has.
+  Parallel(const Mesh& mesh, const Pipeline& pipeline, std::optional<space::UpdaterOptions> optimizer,
+           const ParallelOptions& options = {});
   ~Parallel();
   Parallel(const Parallel&) = delete;
   Parallel& operator=(const Parallel&) = delete;
@@ -84,6 +88,21 @@ class Parallel {
   Step step(const Batch& batch, const std::function<torch::Tensor()>& loss) {
     if constexpr (requires { batch.terms; }) use_loader(batch.terms);
     return step(static_cast<double>(batch.weight), loss);
+  }
+
+  /// Of a pipeline: divides the samples into its micro-batches, carries out its schedule and updates the parameters.
+  /// All ranks of a replica give the same x and y; the first stage looks at x, the last at y, which have a sample in
+  /// each row. Weights, NaN and stopping as above.
+  Step step(double weight, const torch::Tensor& x, const torch::Tensor& y, const LossOf& loss);
+  template <class Batch>
+  requires requires(const Batch& batch) {
+    { batch.weight } -> std::convertible_to<double>;
+    { batch.x } -> std::convertible_to<torch::Tensor>;
+    { batch.y } -> std::convertible_to<torch::Tensor>;
+  }
+  Step step(const Batch& batch, const LossOf& loss) {
+    if constexpr (requires { batch.terms; }) use_loader(batch.terms);
+    return step(static_cast<double>(batch.weight), batch.x, batch.y, loss);
   }
 
   /// Runs `meet`, in which ranks wait for others' steps to end, with the time limit of a step (ParallelOptions::
@@ -189,5 +208,10 @@ Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const space::Upda
 Parallel parallel(const Mesh& mesh, torch::nn::Module& module,
                   const exchange::Options& options = {.sync = exchange::Sync::allreduce});
 Parallel parallel(const Mesh& mesh, torch::nn::Module& module, const ParallelOptions& options);
+/// And in stages: `trireme::parallel(mesh, trireme::pipeline(mesh, trireme::cut(net, 2)), …)`
+Parallel parallel(const Mesh& mesh, const Pipeline& pipeline, const space::UpdaterOptions& optimizer,
+                  const ParallelOptions& options = {});
+Parallel parallel(const Mesh& mesh, const Pipeline& pipeline, const space::UpdaterOptions& optimizer,
+                  const exchange::Options& options);
 
 }  // namespace trireme

@@ -28,6 +28,9 @@ void store(torch::Tensor& home, const torch::Tensor& gradient, bool add) {
 }  // namespace
 
 Step Parallel::Impl::step(double weight, const std::function<torch::Tensor()>& loss) {
+  if (pipeline_)
+    fail<InvalidArgument>(
+        "a pipeline divides the batch itself: step(batch, loss), with a loss of the model's output and the targets");
   metrics::Laps laps(count_.spans, count_.timed);
   const StepLimit limit = limit_waits();
   follow_freezing();
@@ -175,6 +178,7 @@ void Parallel::Impl::arrived(size_t slot) {
   if (!collecting_) return;
   torch::Tensor& gradient = parameters_[slot].tensor.mutable_grad();
   if (!gradient.defined()) return;
+  if (pipeline_) return add_up(slot);
   if (lost_) return discard(slot);
   if (micro_ > 0 || !placement_->settle(slot, gradient)) {
     if (placement_->occupied(slot)) return defer(slot, std::move(gradient));
@@ -184,6 +188,17 @@ void Parallel::Impl::arrived(size_t slot) {
   filled_[slot] = true;
   exchange_->present(slot);
   passed(slot);
+}
+
+/// In a pipeline, where a slot's gradients come from several passes that are under way at a time.
+void Parallel::Impl::add_up(size_t slot) {
+  torch::Tensor& gradient = parameters_[slot].tensor.mutable_grad();
+  if (!lost_) {
+    store(gradients_[slot], gradient, filled_[slot]);
+    filled_[slot] = true;
+    exchange_->present(slot);
+  }
+  gradient.reset();
 }
 
 /// Nothing of it goes into the update.
@@ -270,7 +285,7 @@ void Parallel::Impl::hear(Step& done) {
 }
 
 /// The same of the ranks that have the other parts of the model, and whether their gradients were sound. All have seen
-/// the same samples: the first one's loss counts, or one that is no number.
+/// the same samples: the loss of the first that computes it counts, or one that is no number.
 void Parallel::Impl::hear_model() {
   struct Heard {
     exchange::Told told;
@@ -286,7 +301,8 @@ void Parallel::Impl::hear_model() {
   }
   const auto lost =
       std::find_if(all.begin(), all.end(), [](const Heard& part) { return !std::isfinite(part.told[0]); });
-  told_[0] = (lost == all.end() ? all.front() : *lost).told[0];
+  const auto last_stage = std::max_element(stages_.begin(), stages_.end()) - stages_.begin();  // the first of its ranks
+  told_[0] = (lost == all.end() ? all[static_cast<size_t>(last_stage)] : *lost).told[0];
 }
 
 /// What a forward pass writes to them is to be taken back when its update is skipped.
@@ -346,10 +362,12 @@ void Parallel::Impl::check_finite(double loss) {
 /// In lockstep the same on all ranks. Collective then.
 std::string Parallel::Impl::explanation(double loss) {
   const bool together = exchange_->traits().lockstep;
-  const Finding mine = finding_of(loss, exchange_->flaw());
+  auto flaw = exchange_->flaw();
+  if (flaw) flaw->slot = model_slot_[flaw->slot];
+  const Finding mine = finding_of(loss, flaw);
   std::vector<Finding> all(together ? static_cast<size_t>(whole_.size()) : 1, mine);
   if (together) whole_.comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "who has NaN");
-  return explain(all, together ? 0 : group_.rank(), updates_, [&](size_t slot) { return parameters_[slot].name; });
+  return explain(all, together ? 0 : group_.rank(), updates_, [&](size_t slot) { return all_[slot].name; });
 }
 
 /// Throws, and in lockstep the same on all ranks. Collective then.

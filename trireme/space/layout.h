@@ -28,6 +28,7 @@ struct Slot {
   bool channels_last = false;
   Range range{};             // set by Layout
   std::optional<Cut> cut{};  // of a larger tensor; nothing: it is whole
+  bool counted = true;       // in a norm over all parts of a model: of what several ranks have alike, one counts
 
   size_t elements() const;
   /// "conv1.weight f32[6,1,5,5]"; "fc.weight f32[4,8], part 1 of 2 of [8,8]"

@@ -6,10 +6,10 @@
 
 namespace trireme::space {
 
-enum class Schedule : uint8_t { constant, step, cosine };
+enum class RateSchedule : uint8_t { constant, step, cosine };
 
 struct ScheduleOptions {
-  Schedule kind = Schedule::constant;
+  RateSchedule kind = RateSchedule::constant;
   int64_t warmup = 0;     // steps of linear rise from lr/warmup to lr, before the schedule proper
   int64_t total = 0;      // steps of the whole run; cosine needs it
   int64_t step_size = 0;  // step: multiply by gamma every this many steps
@@ -20,7 +20,7 @@ struct ScheduleOptions {
 /// The rate of step `step` (from 0) for base rate `lr`.
 double rate_at(const ScheduleOptions& options, double lr, int64_t step);
 
-Schedule schedule_named(const std::string& name);
+RateSchedule schedule_named(const std::string& name);
 std::vector<std::string> schedule_names();
 
 }  // namespace trireme::space

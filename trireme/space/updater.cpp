@@ -246,9 +246,9 @@ bool update_present(Updater& updater, size_t index, const Layout& layout, size_t
 }
 
 double squares_present(const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* sums,
-                       std::span<const Source> sources, bool parts_only) {
+                       std::span<const Source> sources) {
   double squares = 0;
-  const auto counts = [&](size_t slot) { return !parts_only || layout[first + slot].cut.has_value(); };
+  const auto counts = [&](size_t slot) { return layout[first + slot].counted; };
   each_present(layout, first, last, range, sources, counts, [&](Range part, auto gradients, size_t slot) {
     if (part.empty()) return;
     std::array<const void*, 256> from{};

@@ -156,10 +156,10 @@ bool update_present(Updater& updater, size_t index, const Layout& layout, size_t
                     DType dtype, std::byte* parameters, std::span<const Source> sources);
 
 /// The sum of squares of what update_present() would take as the gradient of `range`. With `sums`, the start of a flat
-/// space (it may be a source's), the summed gradient is written there, but for blocks in which it is not finite. With
-/// `parts_only`, slots that are whole (Slot::cut) count only where they are not finite: somebody else counts them.
+/// space (it may be a source's), the summed gradient is written there, but for blocks in which it is not finite. Slots
+/// that somebody else counts (Slot::counted) count only where they are not finite.
 double squares_present(const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* sums,
-                       std::span<const Source> sources, bool parts_only = false);
+                       std::span<const Source> sources);
 
 /// What a gradient with this sum of squares is multiplied with, so that its norm is at most `limit`: libtorch's
 /// formula. 1 where the norm is not finite, or without a limit (0): nothing becomes 0 in silence.

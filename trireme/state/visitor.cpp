@@ -11,13 +11,6 @@ namespace {
 
 using space::Range;
 
-std::vector<std::string> lines_of(const std::string& text) {
-  std::vector<std::string> lines;
-  std::istringstream in(text);
-  for (std::string line; std::getline(in, line);) lines.push_back(line);
-  return lines;
-}
-
 std::string quoted(const std::vector<std::string>& lines, size_t index) {
   return index < lines.size() ? fmt::format("'{}'", lines[index]) : "none";
 }
@@ -71,6 +64,13 @@ void check_part(const OwnerMap& kept, Range wanted, const std::string& vector, c
 }
 
 }  // namespace
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
 
 std::string of_worker(int worker, const std::string& name) { return fmt::format("worker/{}/{}", worker, name); }
 

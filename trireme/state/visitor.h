@@ -96,6 +96,9 @@ struct Extras {
 std::vector<space::Range> slot_parts(const space::Layout& layout, size_t first, size_t last, space::Range range);
 /// Those of these slots that have a part in `range`: their steps are counted by who owns it.
 std::vector<size_t> slots_of(const space::Layout& layout, size_t first, size_t last, space::Range range);
+/// Of a layout's description, one for each slot.
+std::vector<std::string> lines_of(const std::string& text);
+
 /// Where a slot's steps are in kSteps.
 inline space::Range steps_range(size_t slot) { return {slot * sizeof(int64_t), (slot + 1) * sizeof(int64_t)}; }
 /// Of one owner: what it holds when it updates `range` of slots [first, last). `name` makes a vector's full name.

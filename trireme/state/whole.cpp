@@ -1,6 +1,6 @@
 #include <algorithm>
-#include <sstream>
 
+#include <trireme/base/error.h>
 #include <trireme/state/adapt.h>
 #include <trireme/state/whole.h>
 
@@ -9,31 +9,42 @@ namespace {
 
 using space::Range;
 
-/// Whether ranges of it are those of the flat space.
-bool has_slots(const std::string& vector) {
+std::string name_for_all(const std::string& vector) {
   const auto own = worker_of(vector);
-  const std::string& name = own ? own->second : vector;
-  return name == kParameters || (name.starts_with("optimizer/") && name != kSteps);
+  return own ? own->second : vector;
 }
 
 Range moved(Range range, size_t from, size_t to) { return {range.begin - from + to, range.end - from + to}; }
 
-/// Lines of `text` that are those of `from` become those of `to`.
-std::string translated(const std::string& text, const std::string& from, const std::string& to) {
-  std::istringstream lines(text), known(from), others(to);
-  std::string result;
-  for (std::string line, same, other; std::getline(lines, line);) {
-    same.clear(), other.clear();
-    std::getline(known, same), std::getline(others, other);
-    result += (line == same ? other : line) + '\n';
-  }
-  return result;
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text;
+  for (const std::string& line : lines) text += line + '\n';
+  return text;
 }
 
 }  // namespace
 
-Whole::Whole(space::Layout here) : here_(std::move(here)), whole_(space::whole_of(here_)) {
-  for (size_t slot = 0; slot < here_.size(); slot++) lies_.push_back(lie_of(here_[slot], whole_[slot].range));
+Whole::Whole(space::Layout here) : Whole(here, space::whole_of(here)) {}
+
+Whole::Whole(space::Layout here, space::Layout whole) : here_(std::move(here)), whole_(std::move(whole)) {
+  size_t at = 0;
+  for (size_t slot = 0; slot < here_.size(); slot++, at++) {
+    while (at < whole_.size() && whole_[at].name != here_[slot].name) at++;
+    if (at == whole_.size())
+      fail<InvalidArgument>("'{}' is no tensor of the whole model, or not in its order", here_[slot].name);
+    slots_.push_back(at);
+    lies_.push_back(lie_of(here_[slot], whole_[at].range));
+    const Range count = steps_range(slot);
+    steps_.push_back({.whole = steps_range(at), .here = count, .run = count.size(), .stride = count.size()});
+  }
+}
+
+/// Those by which ranges of a vector are translated; empty: they are the same in both spaces.
+const std::vector<Whole::Lie>& Whole::lies_of(const std::string& vector) const {
+  static const std::vector<Lie> none;
+  const std::string name = name_for_all(vector);
+  if (name == kSteps) return steps_;
+  return name == kParameters || name.starts_with("optimizer/") ? lies_ : none;
 }
 
 Whole::Lie Whole::lie_of(const space::Slot& slot, Range whole) {
@@ -70,18 +81,19 @@ void Whole::each_here_of(const Lie& lie, Range whole, const Visit& visit) {
 }
 
 void Whole::each(const std::string& vector, Range here, const Visit& visit) const {
-  if (!has_slots(vector)) return visit({here, here});
-  auto lie =
-      std::partition_point(lies_.begin(), lies_.end(), [&](const Lie& one) { return one.here.end <= here.begin; });
-  for (; lie != lies_.end() && lie->here.begin < here.end; ++lie)
+  const std::vector<Lie>& lies = lies_of(vector);
+  if (lies.empty()) return visit({here, here});
+  auto lie = std::partition_point(lies.begin(), lies.end(), [&](const Lie& one) { return one.here.end <= here.begin; });
+  for (; lie != lies.end() && lie->here.begin < here.end; ++lie)
     if (const Range some = intersect(lie->here, here); !some.empty()) each_of(*lie, some, visit);
 }
 
 void Whole::each_here(const std::string& vector, Range whole, const Visit& visit) const {
-  if (!has_slots(vector)) return visit({whole, whole});
+  const std::vector<Lie>& lies = lies_of(vector);
+  if (lies.empty()) return visit({whole, whole});
   auto lie =
-      std::partition_point(lies_.begin(), lies_.end(), [&](const Lie& one) { return one.whole.end <= whole.begin; });
-  for (; lie != lies_.end() && lie->whole.begin < whole.end; ++lie)
+      std::partition_point(lies.begin(), lies.end(), [&](const Lie& one) { return one.whole.end <= whole.begin; });
+  for (; lie != lies.end() && lie->whole.begin < whole.end; ++lie)
     if (const Range some = intersect(lie->whole, whole); !some.empty()) each_here_of(*lie, some, visit);
 }
 
@@ -103,12 +115,29 @@ OwnerMap Whole::here_of(const OwnerMap& whole, int owner, int new_owner) const {
 }
 
 About Whole::whole_of(About here) const {
-  here.layout = translated(here.layout, here_.describe(), whole_.describe());
+  const std::vector<std::string> own = lines_of(here_.describe()), lines = lines_of(here.layout);
+  std::vector<std::string> whole = lines_of(whole_.describe());
+  for (size_t slot = 0; slot < lines.size(); slot++)
+    if (slot >= own.size())
+      whole.push_back(lines[slot]);
+    else if (lines[slot] != own[slot])
+      whole[slots_[slot]] = lines[slot];
+  here.layout = joined(whole);
   return here;
 }
 
 About Whole::here_of(About whole) const {
-  whole.layout = translated(whole.layout, whole_.describe(), here_.describe());
+  const std::vector<std::string> all = lines_of(whole_.describe()), lines = lines_of(whole.layout);
+  std::vector<std::string> here = lines_of(here_.describe());
+  for (size_t slot = 0; slot < here.size(); slot++) {
+    const size_t at = slots_[slot];
+    if (at >= lines.size())
+      here[slot] = "no such parameter";
+    else if (lines[at] != all[at])
+      here[slot] = lines[at];
+  }
+  for (size_t at = all.size(); at < lines.size(); at++) here.push_back(lines[at]);
+  whole.layout = joined(here);
   return whole;
 }
 

@@ -6,7 +6,8 @@
 // tensor; along another one it is a row here and a row there:
 //   whole  [ a0 a1 b0 b1 | c0 c1 d0 d1 ]        a tensor of 2 × 4, of which part 1 of 2 along dim 1
 //   here   [ b0 b1 | d0 d1 ]                    is a slot of 2 × 2: two pieces
-// Pieces have the same order in both. Steps of slots, buffers and whatever has no slots are the same in both.
+// Pieces have the same order in both. A rank that has a stage of the model has some of the tensors only. Buffers and
+// whatever has no slots are the same in both.
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,7 +21,10 @@ namespace trireme::state {
 /// Immutable, thread-safe.
 class Whole {
  public:
+  /// Of a rank that has something of every tensor.
   explicit Whole(space::Layout here);
+  /// Of one that has something of some of them: `here` names slots of `whole`, in the same order.
+  Whole(space::Layout here, space::Layout whole);
 
   const space::Layout& here() const { return here_; }
   /// Of the logical tensors.
@@ -41,7 +45,8 @@ class Whole {
   /// What `owner` holds of the whole, as ranges of this rank's space, whose `new_owner` is to have them. What is not
   /// here is passed over.
   OwnerMap here_of(const OwnerMap& whole, int owner, int new_owner) const;
-  /// The layout's description in the other space, line by line as far as it is the one of this.
+  /// The layout's description in the other space, line by line as far as it is the one of this; lines of slots that
+  /// are not here are left out, and put back.
   About whole_of(About here) const;
   About here_of(About whole) const;
 
@@ -55,8 +60,11 @@ class Whole {
   static void each_of(const Lie& lie, space::Range here, const Visit& visit);
   static void each_here_of(const Lie& lie, space::Range whole, const Visit& visit);
 
+  const std::vector<Lie>& lies_of(const std::string& vector) const;
+
   space::Layout here_, whole_;
-  std::vector<Lie> lies_;  // by slot
+  std::vector<size_t> slots_;      // by slot here: which one of the whole it is
+  std::vector<Lie> lies_, steps_;  // by slot here: in vectors with its elements, and in that of its steps
 };
 
 /// Shows a rank's part as one of the whole. Both outlive it.

@@ -49,6 +49,26 @@ inline DType dtype_of(torch::ScalarType type) {
   }
 }
 
+inline torch::ScalarType type_of(DType type) {
+  switch (type) {
+    case DType::f64:
+      return torch::kFloat64;
+    case DType::f16:
+      return torch::kFloat16;
+    case DType::bf16:
+      return torch::kBFloat16;
+    case DType::i32:
+      return torch::kInt32;
+    case DType::i64:
+      return torch::kInt64;
+    case DType::u8:
+      return torch::kUInt8;
+    case DType::f32:
+      break;
+  }
+  return torch::kFloat32;
+}
+
 /// Calls `done` every time a backward pass has put the gradient of a leaf in place. Alive as long as the returned node.
 class GradientHook final : public torch::autograd::FunctionPostHook {
  public:

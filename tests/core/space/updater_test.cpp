@@ -228,31 +228,31 @@ TEST(Schedule, WarmUpRisesInALine) {
 }
 
 TEST(Schedule, StepFallsEveryFewSteps) {
-  const ScheduleOptions options{.kind = Schedule::step, .step_size = 10, .gamma = 0.5};
+  const ScheduleOptions options{.kind = RateSchedule::step, .step_size = 10, .gamma = 0.5};
   EXPECT_DOUBLE_EQ(rate_at(options, 1, 0), 1);
   EXPECT_DOUBLE_EQ(rate_at(options, 1, 9), 1);
   EXPECT_DOUBLE_EQ(rate_at(options, 1, 10), 0.5);
   EXPECT_DOUBLE_EQ(rate_at(options, 1, 39), 0.125);
-  const ScheduleOptions warm{.kind = Schedule::step, .warmup = 5, .step_size = 10, .gamma = 0.5};
+  const ScheduleOptions warm{.kind = RateSchedule::step, .warmup = 5, .step_size = 10, .gamma = 0.5};
   EXPECT_DOUBLE_EQ(rate_at(warm, 1, 14), 1);
   EXPECT_DOUBLE_EQ(rate_at(warm, 1, 15), 0.5);
 }
 
 TEST(Schedule, CosineFallsToItsFloor) {
-  const ScheduleOptions options{.kind = Schedule::cosine, .total = 100, .floor = 0.1};
+  const ScheduleOptions options{.kind = RateSchedule::cosine, .total = 100, .floor = 0.1};
   EXPECT_DOUBLE_EQ(rate_at(options, 2, 0), 2);
   EXPECT_NEAR(rate_at(options, 2, 50), 2 * 0.55, 1e-12);
   EXPECT_NEAR(rate_at(options, 2, 25), 2 * (0.1 + 0.9 * 0.5 * (1 + std::sqrt(0.5))), 1e-12);
   EXPECT_NEAR(rate_at(options, 2, 100), 0.2, 1e-12);
   EXPECT_NEAR(rate_at(options, 2, 5000), 0.2, 1e-12);
-  const ScheduleOptions warm{.kind = Schedule::cosine, .warmup = 20, .total = 100};
+  const ScheduleOptions warm{.kind = RateSchedule::cosine, .warmup = 20, .total = 100};
   EXPECT_DOUBLE_EQ(rate_at(warm, 2, 20), 2);
   EXPECT_NEAR(rate_at(warm, 2, 60), 1, 1e-12);
   EXPECT_NEAR(rate_at(warm, 2, 100), 0, 1e-12);
 }
 
 TEST(Schedule, NamesGoBothWays) {
-  EXPECT_EQ(schedule_named("cosine"), Schedule::cosine);
+  EXPECT_EQ(schedule_named("cosine"), RateSchedule::cosine);
   EXPECT_EQ(schedule_names().size(), 3u);
   EXPECT_THROW(schedule_named("cosin"), InvalidArgument);
 }

@@ -115,7 +115,7 @@ TEST(Whole, EveryByteIsWhereItsCoordinatesSay) {
 
 TEST(Whole, WhatHasNoSlotsIsTheSame) {
   const Whole map(Layout({slot_of("w", DType::f32, {4, 6}, 1, 1, 2)}));
-  for (const char* vector : {"buffers/mean", "optimizer/steps", "worker/1/buffers/mean"}) {
+  for (const char* vector : {"buffers/mean", "worker/1/buffers/mean"}) {
     int calls = 0;
     map.each(vector, {3, 9}, [&](const Whole::Piece& piece) {
       calls++;
@@ -128,6 +128,43 @@ TEST(Whole, WhatHasNoSlotsIsTheSame) {
   EXPECT_EQ(map.here().describe(), "w f32[4,3], part 1 of 2 of [4,6]\n");
   EXPECT_EQ(map.whole_of(About{.layout = map.here().describe()}).layout, "w f32[4,6]\n");
   EXPECT_EQ(map.here_of(About{.layout = "v f32[4,6]\n"}).layout, "v f32[4,6]\n");
+}
+
+/// A stage has some of the tensors, and of one of them a part.
+TEST(Whole, SomeOfTheTensors) {
+  const auto slots = [](bool all, int index, int count) {
+    std::vector<Slot> some;
+    if (all) some.push_back(slot_of("first", DType::f32, {3, 5}, 0, 0, 1));
+    some.push_back(slot_of("second", DType::f32, {4, 6}, 1, index, count));
+    if (all) some.push_back(slot_of("third", DType::f64, {7}, 0, 0, 1));
+    some.push_back(slot_of("fourth", DType::f32, {2}, 0, 0, 1));
+    return Layout(std::move(some));
+  };
+  const Layout whole = slots(true, 0, 1);
+  const Whole map(slots(false, 1, 2), whole);
+  std::map<size_t, size_t> found, steps, back;
+  const auto into = [](std::map<size_t, size_t>& places) {
+    return [&places](const Whole::Piece& piece) {
+      for (size_t i = 0; i < piece.here.size(); i++) places[piece.here.begin + i] = piece.whole.begin + i;
+    };
+  };
+  map.each(kParameters, {0, map.here().bytes()}, into(found));
+  map.each_here("optimizer/variance", {0, whole.bytes()}, into(back));
+  map.each("worker/1/optimizer/steps", {0, 16}, into(steps));
+  std::map<size_t, size_t> expected;
+  for (size_t row = 0; row < 4; row++)  // the last three of six numbers in each row
+    for (size_t byte = 0; byte < 12; byte++) expected[row * 12 + byte] = whole[1].range.begin + row * 24 + 12 + byte;
+  for (size_t byte = 0; byte < 8; byte++) expected[map.here()[1].range.begin + byte] = whole[3].range.begin + byte;
+  EXPECT_EQ(found, expected);
+  EXPECT_EQ(back, expected);
+  std::map<size_t, size_t> counts;
+  for (size_t byte = 0; byte < 8; byte++) counts[byte] = 8 + byte, counts[8 + byte] = 24 + byte;
+  EXPECT_EQ(steps, counts);
+  EXPECT_EQ(map.whole_of(About{.layout = map.here().describe()}).layout, whole.describe());
+  EXPECT_EQ(map.here_of(About{.layout = whole.describe()}).layout, map.here().describe());
+  EXPECT_EQ(map.here_of(About{.layout = "first f32[3,5]\nsecond f32[9,9]\nthird f64[7]\n"}).layout,
+            "second f32[9,9]\nno such parameter\n");
+  EXPECT_THROW(Whole(slots(true, 0, 1), slots(false, 0, 1)), InvalidArgument);
 }
 
 /// Two ranks show their parts, three take theirs back.
