@@ -23,14 +23,14 @@ constexpr int kMicroPerStage = 4;
 constexpr int kLooks = 1 << 28, kShared = 1 << 29;
 static_assert(stages::kMostMicro < kLooks);
 
-/// A schedule that works out, or the reason why not.
+/// A schedule that works out, or the reason why not. Parcels leave as soon as they are there: nobody waits to send one.
 stages::Schedule checked(const stages::ScheduleSpec& spec, int stages, int micro, size_t* in_flight) {
   stages::Schedule schedule = stages::make_schedule(spec, stages, micro);
   const stages::Verdict verdict = stages::check(schedule);
   if (!verdict.ok) fail<InvalidArgument>("the schedule {} cannot work: {}", stages::describe(spec), verdict.reason);
   if (in_flight != nullptr)
     *in_flight = static_cast<size_t>(*std::max_element(verdict.peak.begin(), verdict.peak.end()));
-  return schedule;
+  return stages::early_sends(schedule);
 }
 
 std::string text_of(const stages::Schedule& schedule) {
