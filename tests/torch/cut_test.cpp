@@ -123,19 +123,22 @@ Tensor tokens(int64_t seed) { return torch::arange(36).mul(7).add(seed).remainde
 
 TEST(Cut, NestedSequential) {
   torch::manual_seed(3);
-  const auto make = [](bool recompute) {
-    return [=] { return models::Model(nested(), data::Task::classify, recompute); };
-  };
+  const auto make = [] { return models::Model(nested(), data::Task::classify); };
   const Tensor x = torch::randn({6, 1, 8, 8}), y = classes(6, 3);
-  check({"nested", make(false), x, y, {1, 2, 3, 4, 5, 6}});
-  check({"nested, by points", make(false), x, y, {3}, {.points = {"3.1", "6"}}});
-  check({"nested, by a container", make(false), x, y, {3}, {.points = {"5", "3"}}});
+  check({"nested", make, x, y, {1, 2, 3, 4, 5, 6}});
+  check({"nested, by points", make, x, y, {3}, {.points = {"3.1", "6"}}});
+  check({"nested, by a container", make, x, y, {3}, {.points = {"5", "3"}}});
 }
 
 TEST(Cut, SequentialThatComputesTwice) {
   torch::manual_seed(3);
   const Tensor x = torch::randn({6, 1, 8, 8}), y = classes(6, 3);
-  check({"recompute", [] { return models::Model(nested(), data::Task::classify, true); }, x, y, {1, 2, 3}});
+  check({"recompute",
+         [] { return models::Model(nested(), data::Task::classify); },
+         x,
+         y,
+         {1, 2, 3},
+         {.recompute = true}});
 }
 
 TEST(Cut, LanguageModels) {
@@ -456,7 +459,7 @@ TEST(CutRefuses, SectionsThatAreWrong) {
       },
       {"no parameter of the module"});
   refused([&] { cut(net, net->rows(), 1, {.recompute = true}).parts[0].run({x.clone().requires_grad_()}); },
-          {"'wide' is kept", "'down1'", "CutOptions::recompute"});
+          {"'narrow' is kept", "'down1'", "CutOptions::recompute"});
 }
 
 }  // namespace

@@ -180,7 +180,7 @@ class Net : public ResNet, public Scripted {
     if (!options_.recompute || !is_training()) return block->forward(x);
     return recompute([block](const Tensor& input) { return block->forward(input); }, x, block->buffers());
   }
-  Tensor head(const Tensor& x) { return fc_(torch::flatten(torch::adaptive_avg_pool2d(x, 1), 1)); }
+  Tensor head(const Tensor& x) { return fc_(torch::flatten(torch::adaptive_avg_pool2d(x, {1, 1}), 1)); }
 
   void check_images(const Tensor& images) const {
     const int64_t least = options_.small ? 8 : 1;

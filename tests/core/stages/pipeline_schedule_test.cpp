@@ -85,6 +85,9 @@ TEST(Sizes, AreRefusedWhenTheyCannotBe) {
 TEST(Rows, AreTheKnownOnes) {
   EXPECT_EQ(row_text("gpipe", 2, 2, 0), "F0 sa0 F1 sa1 rg0 B0 rg1 B1");
   EXPECT_EQ(row_text("gpipe", 2, 2, 1), "ra0 F0 ra1 F1 B0 sg0 B1 sg1");
+  EXPECT_EQ(row_text("gpipe", 3, 2, 1), "ra0 F0 sa0 ra1 F1 sa1 rg0 B0 sg0 rg1 B1 sg1");
+  EXPECT_EQ(row_text("1f1b", 2, 3, 0), "F0 sa0 F1 sa1 rg0 B0 F2 sa2 rg1 B1 rg2 B2");
+  EXPECT_EQ(row_text("1f1b", 2, 3, 1), "ra0 F0 B0 ra1 sg0 F1 B1 ra2 sg1 F2 B2 sg2");
   EXPECT_EQ(computing("1f1b", 4, 4, 0), "F0 F1 F2 F3 B0 B1 B2 B3");
   EXPECT_EQ(computing("1f1b", 4, 4, 1), "F0 F1 F2 B0 F3 B1 B2 B3");
   EXPECT_EQ(computing("1f1b", 4, 4, 3), "F0 B0 F1 B1 F2 B2 F3 B3");

@@ -1,0 +1,360 @@
+// label: multiproc
+// Models of all kinds in stages, on one machine and across several, against one process with libtorch's own optimizer:
+// skip connections over stages, frozen batch norms, tied weights, ZeRO, uneven micro-batches, NaN; and what is refused.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <mutex>
+
+#include <trireme/trireme.h>
+
+#include "../core/cluster/groups.h"
+
+namespace trireme::tests {
+namespace {
+
+constexpr int64_t kSteps = 20, kBatch = 10, kWidth = 8;
+std::mutex random_numbers;  // ranks are threads here
+
+torch::Tensor mean_of_squares(const torch::Tensor& output, const torch::Tensor& y) {
+  return torch::mse_loss(output, y);
+}
+
+/// Down and up again, with two skip connections, of which one passes over two sections, and a weight that the first and
+/// the last section share.
+struct Skipping : torch::nn::Module, layers::Sectioned {
+  Skipping() {
+    first = register_module("first", torch::nn::Linear(kWidth, kWidth));
+    second = register_module("second", torch::nn::Linear(kWidth, kWidth));
+    third = register_module("third", torch::nn::Linear(kWidth, kWidth));
+    fourth = register_module("fourth", torch::nn::Linear(kWidth, kWidth));
+    scale = register_parameter("scale", torch::ones({kWidth}) * 1.5);
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    const torch::Tensor a = torch::tanh(first->forward(x)) * scale, b = torch::tanh(second->forward(a));
+    const torch::Tensor c = torch::tanh(third->forward(b) + a);
+    return fourth->forward(c + b) * scale + a;
+  }
+  std::vector<layers::Section> sections() override {
+    using layers::Carried;
+    return {{"first",
+             {"first", "scale"},
+             [this](Carried c) {
+               c.x = torch::tanh(first->forward(c.x)) * scale;
+               c.keep("a", c.x), c.keep("a again", c.x);
+               return c;
+             }},
+            {"second",
+             {"second"},
+             [this](Carried c) {
+               c.x = torch::tanh(second->forward(c.x));
+               c.keep("b", c.x);
+               return c;
+             }},
+            {"third",
+             {"third"},
+             [this](Carried c) {
+               c.x = torch::tanh(third->forward(c.x) + c.take("a"));
+               return c;
+             }},
+            {"fourth", {"fourth", "scale"}, [this](Carried c) {
+               c.x = fourth->forward(c.x + c.take("b")) * scale + c.take("a again");
+               return c;
+             }}};
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr}, third{nullptr}, fourth{nullptr};
+  torch::Tensor scale;
+};
+
+struct Kind {
+  std::string name;
+  std::function<std::shared_ptr<torch::nn::Module>()> make;
+  std::function<torch::Tensor(torch::nn::Module&, const torch::Tensor&)> forward;
+  std::vector<int64_t> shape;   // of a sample
+  std::vector<int64_t> target;  // of what is to come out
+  double tolerance = 1e-9;
+
+  std::shared_ptr<torch::nn::Module> operator()() const {
+    const std::lock_guard lock(random_numbers);
+    torch::manual_seed(5);
+    auto net = make();
+    net->to(torch::kFloat64);
+    return net;
+  }
+  std::pair<torch::Tensor, torch::Tensor> batch_of(int64_t step, int64_t samples = kBatch) const {
+    auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(100 + step));
+    std::vector<int64_t> x = shape, y = target;
+    x.insert(x.begin(), samples), y.insert(y.begin(), samples);
+    const torch::Tensor input = torch::randn(x, generator, torch::kFloat64);
+    return {input, torch::randn(y, generator, torch::kFloat64)};
+  }
+};
+
+Kind skipping() {
+  return {"skip connections",
+          [] { return std::make_shared<Skipping>(); },
+          [](torch::nn::Module& net, const torch::Tensor& x) { return dynamic_cast<Skipping&>(net).forward(x); },
+          {kWidth},
+          {kWidth}};
+}
+
+/// libtorch takes a Sequential into another one only with a forward() that is no template.
+struct InnerImpl : torch::nn::SequentialImpl {
+  using SequentialImpl::SequentialImpl;
+  torch::Tensor forward(torch::Tensor x) { return SequentialImpl::forward(x); }
+};
+TORCH_MODULE(Inner);
+
+/// Nested, with convolutions and a layer that works in place.
+Kind nested() {
+  return {"nested sequential",
+          [] {
+            namespace nn = torch::nn;
+            const Inner inner(nn::Conv2d(nn::Conv2dOptions(4, 4, 3).padding(1)), nn::ReLU(nn::ReLUOptions(true)));
+            return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 4, 3).padding(1)), nn::Tanh(), inner, nn::Flatten(),
+                                  nn::Linear(4 * 36, 12), nn::Tanh(), nn::Linear(12, 3))
+                .ptr();
+          },
+          [](torch::nn::Module& net, const torch::Tensor& x) {
+            return dynamic_cast<torch::nn::SequentialImpl&>(net).forward(x);
+          },
+          {1, 6, 6},
+          {3}};
+}
+
+/// With batch norms that are frozen: otherwise they see one micro-batch at a time.
+Kind frozen_resnet() {
+  return {"resnet18",
+          [] {
+            auto net = models::resnet(18, {.channels = 1, .classes = 3});
+            net->eval();
+            return net;
+          },
+          [](torch::nn::Module& net, const torch::Tensor& x) { return dynamic_cast<models::ResNet&>(net).forward(x); },
+          {1, 8, 8},
+          {3}};
+}
+
+struct Reference {
+  std::map<std::string, torch::Tensor> parameters;
+  std::vector<double> losses;
+};
+
+Reference alone(const Kind& kind, int64_t steps) {
+  Reference result;
+  const auto net = kind();
+  torch::optim::SGD optimizer(net->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
+  for (int64_t step = 0; step < steps; step++) {
+    const auto [x, y] = kind.batch_of(step);
+    optimizer.zero_grad();
+    const torch::Tensor loss = mean_of_squares(kind.forward(*net, x), y);
+    loss.backward();
+    result.losses.push_back(loss.item<double>());
+    optimizer.step();
+  }
+  for (const auto& item : net->named_parameters()) result.parameters[item.key()] = item.value().detach().clone();
+  return result;
+}
+
+struct Case {
+  std::vector<int> machine_of;
+  int data = 1, pipeline = 2;
+  std::string schedule = "1f1b";
+  int micro = 4, zero = 0;
+  std::string name() const {
+    return fmt::format("{} x {} on machines {}, {}, zero {}", data, pipeline, fmt::join(machine_of, ""), schedule,
+                       zero);
+  }
+};
+
+void expect_well(const Outcomes& outcomes) {
+  for (const auto& error : outcomes)
+    if (error) std::rethrow_exception(error);
+}
+
+void expect_parity(const Kind& kind, const Case& c, int64_t steps = kSteps) {
+  const Reference wanted = alone(kind, steps);
+  expect_well(run_world(c.machine_of, [&](Group& all, cluster::Site&) {
+    at::set_num_threads(1);
+    const Mesh mesh(all, {{"data", c.data}, {"pipeline", c.pipeline}});
+    const auto net = kind();
+    const auto spec = stages::parse_schedule(c.schedule);
+    auto pipe = pipeline(mesh, cut(net, c.pipeline * spec.chunks), {.micro = c.micro, .schedule = spec});
+    auto train = parallel(mesh, pipe, momentum({.lr = 0.02, .momentum = 0.9}),
+                          {.exchange = {.bucket_bytes = 512, .zero = c.zero}});
+    for (int64_t step = 0; step < steps; step++) {
+      const auto [x, y] = kind.batch_of(step);
+      const int64_t share = kBatch / c.data, first = share * mesh.coordinate("data");
+      const Step done = train.step(1.0 / c.data, x.narrow(0, first, share), y.narrow(0, first, share), mean_of_squares);
+      ASSERT_NEAR(done.loss, wanted.losses[static_cast<size_t>(step)], kind.tolerance) << kind.name << ", " << c.name();
+    }
+    train.settled([&] {
+      size_t own = 0;
+      for (const auto& item : net->named_parameters()) {
+        if (!pipe.uses(pipe.stage(), item.key())) {
+          EXPECT_EQ(item.value().numel(), 0) << item.key() << " is another stage's";
+          continue;
+        }
+        own++;
+        const double off = (item.value() - wanted.parameters.at(item.key())).abs().max().item<double>();
+        EXPECT_LT(off, kind.tolerance) << kind.name << ", " << c.name() << ", " << item.key();
+      }
+      EXPECT_GT(own, 0u);
+    });
+  }));
+}
+
+const std::vector<const char*> kSchedules = {"gpipe", "1f1b", "interleaved:2", "zero-bubble"};
+
+TEST(PipelineModels, SkipConnectionsAndSharedWeightsCrossStages) {
+  for (const char* schedule : kSchedules)
+    for (const auto& machines : {std::vector{0, 0}, std::vector{0, 1}})
+      expect_parity(skipping(), {.machine_of = machines, .schedule = schedule});
+  for (const char* schedule : {"1f1b", "zero-bubble"}) {
+    expect_parity(skipping(), {.machine_of = {0, 0, 0, 0}, .pipeline = 4, .schedule = schedule, .micro = 3});
+    expect_parity(skipping(), {.machine_of = {0, 1, 1, 0}, .pipeline = 4, .schedule = schedule, .micro = 5});
+  }
+}
+
+TEST(PipelineModels, SequentialsOfAnyDepth) {
+  for (const char* schedule : kSchedules) expect_parity(nested(), {.machine_of = {0, 0}, .schedule = schedule});
+  expect_parity(nested(), {.machine_of = {0, 0, 0, 0}, .data = 2, .schedule = "zero-bubble", .micro = 2});
+  expect_parity(nested(), {.machine_of = {0}, .pipeline = 1, .schedule = "1f1b"});
+}
+
+TEST(PipelineModels, ResNetWithFrozenBatchNorms) {
+  for (const char* schedule : {"1f1b", "zero-bubble"})
+    expect_parity(frozen_resnet(), {.machine_of = {0, 0}, .schedule = schedule, .micro = 2}, 4);
+}
+
+TEST(PipelineMachines, EveryStageOfZeroThatFits) {
+  for (const int zero : {0, 1, 2})
+    for (const auto& machines : {std::vector{0, 0, 1, 1}, std::vector{0, 1, 0, 1}, std::vector{0, 1, 2, 3}}) {
+      const char* schedule = kSchedules[static_cast<size_t>(zero) + 1];
+      expect_parity(skipping(), {.machine_of = machines, .data = 2, .schedule = schedule, .zero = zero});
+    }
+}
+
+/// What runs one rank of a pipeline of two, with settings of its own.
+using Body = std::function<void(const Mesh& mesh, int stage)>;
+Outcomes on_two(const Body& body) {
+  return run_world({0, 0}, [&](Group& all, cluster::Site&) {
+    at::set_num_threads(1);
+    const Mesh mesh(all, {{"data", 1}, {"pipeline", 2}});
+    body(mesh, mesh.coordinate("pipeline"));
+  });
+}
+
+std::string said(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& e) {
+    return e.what();
+  }
+  return "nothing";
+}
+
+void expect_said(const Outcomes& outcomes, const std::string& words) {
+  for (const auto& error : outcomes) EXPECT_NE(said(error).find(words), std::string::npos) << said(error);
+}
+
+/// Batches smaller than the micro-batches, uneven ones, and evaluation.
+TEST(PipelineModels, BatchesOfAnySize) {
+  const Kind kind = skipping();
+  const auto plain = kind();
+  torch::optim::SGD optimizer(plain->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
+  std::vector<double> losses;
+  const std::vector<int64_t> sizes = {7, 1, 2, 10, 3};
+  for (size_t step = 0; step < sizes.size(); step++) {
+    const auto [x, y] = kind.batch_of(static_cast<int64_t>(step), sizes[step]);
+    optimizer.zero_grad();
+    const torch::Tensor loss = mean_of_squares(kind.forward(*plain, x), y);
+    loss.backward();
+    losses.push_back(loss.item<double>());
+    optimizer.step();
+  }
+  const torch::Tensor seen = kind.batch_of(99).first, wanted = kind.forward(*plain, seen).detach();
+  for (const char* schedule : kSchedules)
+    expect_well(on_two([&](const Mesh& mesh, int stage) {
+      const auto net = kind();
+      const auto spec = stages::parse_schedule(schedule);
+      auto pipe = pipeline(mesh, cut(net, 2 * spec.chunks), {.micro = 4, .schedule = spec});
+      auto train = parallel(mesh, pipe, momentum({.lr = 0.02, .momentum = 0.9}));
+      for (size_t step = 0; step < sizes.size(); step++) {
+        const auto [x, y] = kind.batch_of(static_cast<int64_t>(step), sizes[step]);
+        EXPECT_NEAR(train.step(1.0, x, y, mean_of_squares).loss, losses[step], 1e-10) << schedule;
+      }
+      train.settled([&] {
+        for (int times = 0; times < 9; times++) {
+          const torch::Tensor output = pipe.forward(seen);
+          ASSERT_EQ(output.defined(), stage == 1);
+          if (stage == 1) EXPECT_LT((output - wanted).abs().max().item<double>(), 1e-9) << schedule;
+        }
+      });
+    }));
+}
+
+TEST(PipelineModels, ALossThatIsNoNumberIsNamedOnAllStages) {
+  for (const char* schedule : {"1f1b", "zero-bubble"}) {
+    const auto train_on = [&](const ParallelOptions& options, bool* skipped) {
+      return on_two([&](const Mesh& mesh, int) {
+        const Kind kind = skipping();
+        const auto net = kind();
+        auto pipe = pipeline(mesh, cut(net, 2), {.micro = 2, .schedule = stages::parse_schedule(schedule)});
+        auto train = parallel(mesh, pipe, sgd({.lr = 0.1}), options);
+        const std::string before = train.sha256();
+        auto [x, y] = kind.batch_of(0);
+        y[kBatch - 1][0] = std::nan("");
+        const Step done = train.step(1.0, x, y, mean_of_squares);
+        EXPECT_EQ(train.sha256(), before);
+        if (skipped != nullptr) *skipped = done.skipped;
+      });
+    };
+    expect_said(train_on({}, nullptr), "the loss became NaN on rank 1 at update 1");
+    bool skipped = false;
+    expect_well(train_on({.exchange = {.on_nan = OnNan::skip}}, &skipped));
+    EXPECT_TRUE(skipped);
+  }
+}
+
+TEST(BadPipeline, IsRefusedInASentence) {
+  const Kind kind = skipping();
+  const auto make = [&](int parts, const PipelineOptions& options, const ParallelOptions& parallel_options = {}) {
+    return on_two([&](const Mesh& mesh, int) {
+      const auto net = kind();
+      auto pipe = pipeline(mesh, cut(net, parts), options);
+      auto train = parallel(mesh, pipe, sgd({.lr = 0.1}), parallel_options);
+      train.step([] { return torch::Tensor(); });
+    });
+  };
+  expect_said(make(3, {}), "2 stages with 1 chunk each need a model in 2 parts, and this one is cut into 3");
+  expect_said(make(5, {}), "4 sections");
+  expect_said(make(2, {.micro = -1}), "1 micro-batch or more");
+  expect_said(make(2, {.schedule = Schedule::interleaved}), "need a model in 4 parts");
+  expect_said(make(2, {}, {.accumulate = 2}), "give it 16 of them (micro) instead of accumulate 2");
+  expect_said(make(2, {}, {.exchange = {.zero = 3}}), "use zero 0, 1 or 2");
+  expect_said(make(2, {}, {.sync_batch_norm = true}), "leave sync_batch_norm out");
+  expect_said(make(2, {}), "a pipeline divides the batch itself");
+}
+
+TEST(BadPipeline, RanksThatDiffer) {
+  const Kind kind = skipping();
+  const auto differ = [&](const std::function<Pipeline(const Mesh&, int)>& make) {
+    return on_two([&](const Mesh& mesh, int stage) { make(mesh, stage); });
+  };
+  expect_said(differ([&](const Mesh& mesh, int stage) { return pipeline(mesh, cut(kind(), 2), {.micro = 4 + stage}); }),
+              "micro-batches of a pipeline: rank 0 has '4', rank 1 has '5'");
+  expect_said(differ([&](const Mesh& mesh, int stage) {
+                return pipeline(mesh, cut(kind(), 2, {.points = {stage == 0 ? "second" : "third"}}), {.micro = 4});
+              }),
+              "parameters of part 0");
+  expect_said(differ([&](const Mesh& mesh, int stage) {
+                return pipeline(mesh, cut(kind(), 2),
+                                {.micro = 4, .schedule = stage == 0 ? Schedule::gpipe : Schedule::zero_bubble});
+              }),
+              "schedule: rank 0 has 'gpipe', rank 1 has 'zero-bubble'");
+}
+
+}  // namespace
+}  // namespace trireme::tests
