@@ -134,7 +134,10 @@ void Run::make_mesh() {
   if (options_.tensor * options_.pipeline == 1) return;
   const cluster::MeshPlan plan = cluster::plan_mesh(
       world_.group(), cluster::degrees_of(world_.size(), {.pipeline = options_.pipeline, .tensor = options_.tensor}));
-  if (world_.first()) listener_.note((plan.crosses ? "warning: " : "") + plan.reason);
+  // Stages may well be on different machines; ranks that divide layers had better not.
+  const bool slow =
+      cluster::plan_mesh(world_.group(), cluster::degrees_of(world_.size(), {.tensor = options_.tensor})).crosses;
+  if (world_.first()) listener_.note((slow ? "warning: " : "") + plan.reason);
   mesh_.emplace(cluster::mesh_for(world_.group(), plan));
 }
 
