@@ -184,6 +184,34 @@ TEST(Pipeline, ClipsByTheNormOfAllStages) {
       expect_parity({.grid = grid, .schedule = schedule, .clip = 0.5});
 }
 
+/// A run that changes its mesh in the middle ends like one that does not: parameters, optimizer state and step counts.
+TEST(Pipeline, CheckpointsOfAnyMeshGoOnInAnyOther) {
+  const std::vector<Case> layouts = {{.grid = {1, 1, 1}},
+                                     {.grid = {2, 1, 1}},
+                                     {.grid = {1, 2, 1}},
+                                     {.grid = {1, 1, 2}},
+                                     {.grid = {1, 4, 1}, .schedule = "interleaved:2"},
+                                     {.grid = {2, 2, 1}, .schedule = "gpipe"},
+                                     {.grid = {1, 2, 2}, .schedule = "zero-bubble"}};
+  const Reference& wanted = reference("gpt", 0);
+  const fs::path folder = fs::temp_directory_path() / fmt::format("trireme-pipeline-meshes-{}", getpid());
+  const auto go_on = [&](const Case& c, const std::string& from, const std::string& to, int64_t first, int64_t steps) {
+    test::run_ranks(c.grid.ranks(), [&](World& world) {
+      const Mesh mesh = c.grid.mesh(world);
+      Trained model(mesh, c);
+      if (!from.empty()) EXPECT_EQ(model.train.load_state(folder / from), first);
+      for (int64_t step = first; step < first + steps; step++)
+        ASSERT_NEAR(model.step(mesh, step).loss, wanted.losses[static_cast<size_t>(step)], 1e-9)
+            << c.name() << " after " << from << ", step " << step;
+      if (!to.empty()) model.train.save_state(folder / to);
+    });
+  };
+  for (size_t i = 0; i < layouts.size(); i++) go_on(layouts[i], "", std::to_string(i), 0, 5);
+  for (size_t i = 0; i < layouts.size(); i++)
+    for (const Case& other : layouts) go_on(other, std::to_string(i), "", 5, 5);
+  fs::remove_all(folder);
+}
+
 TEST(Pipeline, OtherModels) {
   for (const Grid& grid : {Grid{1, 2, 1}, Grid{2, 2, 1}, Grid{1, 4, 2}})
     for (const char* schedule : {"interleaved:2", "zero-bubble"})
