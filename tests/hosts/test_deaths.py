@@ -1,5 +1,6 @@
 """Ranks, hosts and cables that die: every survivor has an error that names who, soon after the heartbeat limit, and nothing stays behind."""
 import os
+import pathlib
 import signal
 import time
 
@@ -130,6 +131,57 @@ class Deaths(training.HostsTest):
                     self.assertRegex("\n".join(ours), rf"rank {culprit} on host {host} .*{DAMAGED}")
                     for line in ours:
                         self.assertIn(f"rank {culprit}", line)
+
+
+def groups_made(pid):
+    """Between hosts: each has four threads (network::Communicator)."""
+    names = []
+    for thread in pathlib.Path(f"/proc/{pid}/task").glob("*/comm"):
+        try:
+            names.append(thread.read_text())
+        except OSError:  # it has ended
+            pass
+    return sum(name.startswith("trireme-net") for name in names) // 4
+
+
+class DeathsWhileGroupsAreMade(training.HostsTest):
+    """The job makes six: two of all ranks, two for each axis of the mesh. A rank stops after some of them, the others
+    come to where they need it, and it dies. Memory that is freed is filled: who uses it afterwards does not end well.
+    """
+
+    HOSTS = 4
+    JOB = ("gpt:layers=1,width=32,heads=4,context=16", "--data", "text:/usr/share/games/fortunes/literature",
+           "--tensor", 2, "--batch", 8, "--epochs", 1000, "--heartbeat-limit", 2 * LIMIT)  # fmt: skip
+
+    def start_ranks(self):
+        """Without a launcher, which would hide how they end; by host."""
+        common = {"WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "a"}
+        common |= {"MASTER_PORT": "29500", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0:glibc.malloc.perturb=85"}
+        return {
+            host: self.start("train", *self.JOB, host=host, env={**common, "RANK": str(rank)})
+            for rank, host in enumerate(self.hosts.names)
+        }
+
+    def kill_after(self, groups, host):
+        ranks = self.start_ranks()
+        victim = ranks.pop(host)
+        self.assertTrue(support.wait_until(lambda: groups_made(victim.pid) >= groups, 30, step=0))
+        victim.send_signal(signal.SIGSTOP)
+        support.wait_until(lambda: all(groups_made(rank.pid) >= groups for rank in ranks.values()), 0.5)
+        time.sleep(0.3)  # until they wait for it
+        victim.kill()
+        for rank in ranks.values():
+            _, error = rank.communicate(timeout=30)
+            self.assertGreater(rank.returncode, 0, f"killed by a signal: {error}")
+            self.assertIn(f"process {victim.pid}", error)
+        self.assertTrue(support.wait_until(lambda: not self.hosts.pids(), 5), f"still there: {self.hosts.pids()}")
+
+    def test_survivors_end_in_good_order(self):
+        """Not after an odd number: a rank to which a dead one was to connect waits in Gloo until its deadline."""
+        for groups in (2, 4, 6):
+            for host in ("b", "d"):
+                with self.subTest(groups=groups, host=host):
+                    self.kill_after(groups, host)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models that workers divide between them, on two hosts with two workers each."""
+"""Models that workers divide between them, on two hosts with two workers each, and on four with one."""
 import math
 
 import training
@@ -8,6 +8,8 @@ TEXT = "/usr/share/games/fortunes/literature"
 TINY = ("gpt:layers=2,width=32,heads=4,context=16", "--data", f"text:{TEXT}", "--batch", 8, "--dtype", "f64",
         "--max-steps", 6, "--test", 0.005)  # fmt: skip
 
+ROUNDED = tuple("f32" if word == "f64" else word for word in TINY) + ("--precision", "bf16")
+
 
 def furthest(ours, theirs):
     assert ours.keys() == theirs.keys()
@@ -15,6 +17,8 @@ def furthest(ours, theirs):
 
 
 class ModelParallel(training.HostsTest):
+    HOSTS = 4
+
     def alone(self):
         save = self.folder / "alone.safetensors"
         result = support.run("train", *TINY, "--workers", 1, "--save", save, limit=120)
@@ -29,7 +33,7 @@ class ModelParallel(training.HostsTest):
 
     def test_zero_beside_tensor_groups(self):
         alone = self.alone()
-        for zero in (1, 3):
+        for zero in (1, 2, 3):
             with self.subTest(zero=zero):
                 model, report, out = self.train("a:2,b:2", *TINY, "--tensor", 2, "--zero", zero)
                 self.assertIn(f"zero {zero} on 2 machines: each holds", out)
@@ -37,8 +41,33 @@ class ModelParallel(training.HostsTest):
                 self.assertLessEqual(furthest(model, alone), 1e-9)
 
     def test_zero_without_tensor_groups(self):
-        model, _, _ = self.train("a:2,b:2", *TINY, "--zero", 3, "--recompute")
-        self.assertLessEqual(furthest(model, self.alone()), 1e-9)
+        alone = self.alone()
+        for zero, more in ((2, ()), (3, ("--recompute",))):
+            with self.subTest(zero=zero):
+                model, report, out = self.train("a:2,b:2", *TINY, "--zero", zero, *more)
+                self.assertIn(f"zero {zero} on 2 machines: each holds", out)
+                self.assertEqual(report["zero"], zero)
+                self.assertLessEqual(furthest(model, alone), 1e-9)
+
+    def test_zero_beside_tensor_groups_that_cross(self):
+        """Each of two copies of the model is on two hosts."""
+        alone = self.alone()
+        for zero in (1, 2, 3):
+            with self.subTest(zero=zero):
+                model, report, out = self.train("a:1,b:1,c:1,d:1", *TINY, "--tensor", 2, "--zero", zero)
+                self.assertIn("crosses machines", out)
+                self.assertEqual((report["mesh"], report["zero"]), ({"data": 2, "tensor": 2}, zero))
+                self.assertLessEqual(furthest(model, alone), 1e-9)
+
+    def test_bf16_beside_zero(self):
+        """Sums are formed in the same order with every stage."""
+        plain, before, _ = self.train("a:2,b:2", *ROUNDED)
+        for more in (("--zero", 3), ("--zero", 2), ("--zero", 3, "--recompute")):
+            with self.subTest(more=more):
+                model, report, _ = self.train("a:2,b:2", *ROUNDED, *more)
+                self.assertEqual(report["precision"], "bf16")
+                self.assertEqual(report["epochs"][-1]["test_loss"], before["epochs"][-1]["test_loss"])
+                self.assertEqual(furthest(model, plain), 0)
 
     def test_a_tensor_group_that_crosses_says_so(self):
         model, report, out = self.train("a:1,b:1", *TINY, "--tensor", 2)

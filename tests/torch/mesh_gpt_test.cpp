@@ -47,7 +47,9 @@ std::pair<torch::Tensor, torch::Tensor> batch_of(int64_t step) {
 }
 
 /// Adam divides a gradient by its own size, and with libtorch's epsilon of 1e-8 the rounding of sums in another order
-/// grows to 2e-9 in 20 steps of BERT.
+/// grows to 2e-9 in 20 steps of this BERT. It is rounding: one process whose samples come in another order is 0.1 to
+/// 2.5e-9 from itself (eight orders), one whose initial parameters are an ulp larger 1.4e-9, and ranks 1.3 to 1.8e-9
+/// from it, all of them furthest in blocks.0.attention.query.weight. With this epsilon it is 3e-13.
 constexpr double kEpsilon = 1e-6;
 
 std::shared_ptr<models::LanguageModel> alone(const Kind& kind) {

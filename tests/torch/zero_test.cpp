@@ -345,7 +345,7 @@ TEST(Zero, OperatorsThatUseMoreThanTheWindow) {
     return std::get<0>(net->forward(rows_of(step, begin, end, {5, 96}, torch::kFloat64))).square().mean();
   };
   const exchange::Options least{.bucket_bytes = 20000, .zero = 3, .zero_window = 1};
-  for (const std::vector<int>& machine_of : {std::vector{0, 1}, {0, 1, 2}})
+  for (const std::vector<int>& machine_of : {std::vector{0, 1}, {0, 1, 2}, {0, 0, 1, 1}, {0, 0, 0, 1, 1, 1}})
     expect_same(machine_of, make, loss, 1e-9, least);
   expect_same({0, 0, 1, 1}, make, loss, 1e-9);
 }

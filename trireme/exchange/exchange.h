@@ -105,8 +105,8 @@ class Exchange {
   /// Ends the use that began last.
   virtual void release() {}
   /// For a rank without samples: uses what the last pass of this kind has used, as the other ranks do now, and calls
-  /// `ready` where that called ready(). Throws InvalidArgument when there was none yet.
-  virtual void replay(const std::function<void()>& /*ready*/) {}
+  /// `open` and `ready` where that called open() and ready(). Throws InvalidArgument when there was none yet.
+  virtual void replay(const std::function<void()>& /*open*/, const std::function<void()>& /*ready*/) {}
 
   /// Collective, before publish(): rank 0 has all parameters of this bucket. Where a machine keeps parts only, they are
   /// brought to their owners, and the others' memory is given back: so no machine ever has all buckets.

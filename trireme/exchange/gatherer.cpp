@@ -104,10 +104,13 @@ void Gatherer::sweep() {
 }
 
 void Gatherer::await_leaving(const Leaving& leaving) {
-  for (int peer = 0; peer < local_.size(); peer++)
-    local_.rounds().await(
-        peer, [&] { return given_up(peer).load() >= leaving.number; },
-        [&] { return fmt::format("the end of its use of the parameters of '{}'", buckets_[leaving.bucket].name); });
+  for (int peer = 0; peer < local_.size(); peer++) {
+    const auto gone = [&] { return given_up(peer).load() >= leaving.number; };
+    while (!gone() && !travelling_.empty()) land_first();  // as in await()
+    local_.rounds().await(peer, gone, [&] {
+      return fmt::format("the end of its use of the parameters of '{}'", buckets_[leaving.bucket].name);
+    });
+  }
   sweep();
 }
 

@@ -130,6 +130,7 @@ void Sharded::restore_elsewhere(state::Source& /*source*/) {
 // ---- the backward pass ----
 
 void Sharded::open() {
+  if (window_) window_->note_open();
   Shared::open();
   std::fill(squares_.begin(), squares_.end(), 0.0);
   ready_ = summed_here_ = departed_ = relieved_ = 0;
@@ -367,7 +368,7 @@ void Sharded::release() {
   if (!settled_) window_->note_release();
 }
 
-void Sharded::replay(const std::function<void()>& ready) {
+void Sharded::replay(const std::function<void()>& open, const std::function<void()>& ready) {
   if (!window_) return;
   const std::vector<Window::Event> events = window_->learned(static_cast<int>(pass_));
   if (events.empty())
@@ -378,6 +379,7 @@ void Sharded::replay(const std::function<void()>& ready) {
   for (const Window::Event& event : events) {
     if (event.kind == Window::Event::use) use_buckets(event.buckets);
     if (event.kind == Window::Event::release) release();
+    if (event.kind == Window::Event::open) open();
     if (event.kind == Window::Event::ready) ready();
   }
 }

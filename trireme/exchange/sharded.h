@@ -33,7 +33,7 @@ class Sharded final : public Shared {
   void begin_pass(Pass pass) override;
   void use(std::span<const space::Range> parts) override;
   void release() override;
-  void replay(const std::function<void()>& ready) override;
+  void replay(const std::function<void()>& open, const std::function<void()>& ready) override;
   void open() override;
   void ready(size_t bucket) override;
   void close() override;

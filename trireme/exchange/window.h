@@ -31,8 +31,10 @@ class Window {
   Actions begin(int pass);
   /// An operator uses these buckets now, while those that `pinned` counts are in use.
   Actions use(std::span<const size_t> buckets, std::span<const int> pinned);
-  /// The operator of the last use that has not ended has; a bucket became ready: for who replays them.
+  /// The operator of the last use that has not ended has; gradients are expected; a bucket became ready: for who
+  /// replays them.
   void note_release() { note({Event::release, {}}); }
+  void note_open() { note({Event::open, {}}); }
   void note_ready() { note({Event::ready, {}}); }
   /// Everything is given up: parameters change now. The pass has ended.
   Actions clear();
@@ -41,7 +43,7 @@ class Window {
 
   /// What happened in a pass. Whoever repeats it all decides as those did who computed.
   struct Event {
-    enum Kind : uint8_t { use, release, ready } kind;
+    enum Kind : uint8_t { use, release, open, ready } kind;
     std::vector<size_t> buckets;  // of a use
     bool operator==(const Event&) const = default;
   };

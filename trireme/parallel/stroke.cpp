@@ -109,7 +109,6 @@ void Parallel::Impl::open() {
 void Parallel::Impl::without_samples(bool last) {
   for (exchange::Exchange* one : group_.attached<Trained>().exchanges)
     if (one != exchange_.get()) one->land();  // this one: in open(), or in the middle of an update
-  if (micro_ == 0) open();
   if (exchange_->traits().gathers) {
     if (statistics_)
       fail<InvalidArgument>(
@@ -117,10 +116,15 @@ void Parallel::Impl::without_samples(bool last) {
           "batch whose last one has samples for each rank, or leave one of them out",
           group_.rank());
     last_ = last;
-    return exchange_->replay([&] {
+    // As late as the others: it waits for them, and their forward passes for what this rank gathers.
+    const auto open_first = [&] {
+      if (micro_ == 0) open();
+    };
+    return exchange_->replay(open_first, [&] {
       if (next_bucket_ + 1 < missing_.size()) ready_next();
     });
   }
+  if (micro_ == 0) open();
   if (statistics_) statistics_->follow();  // after open(): peers' forward passes wait for what lands there
 }
 

@@ -114,13 +114,15 @@ TEST(Window, RemembersUsesAndReadinessOfEachKindOfPass) {
   Books books(3, 30);
   books.act(books.window.begin(1));
   books.use(2);
+  books.window.note_open();
   books.window.note_ready();
   books.use(0);
   books.act(books.window.begin(0));
   books.use(1);
   books.act(books.window.clear());
   using Event = Window::Event;
-  EXPECT_EQ(books.window.learned(1), (std::vector<Event>{{Event::use, {2}}, {Event::ready, {}}, {Event::use, {0}}}));
+  EXPECT_EQ(books.window.learned(1),
+            (std::vector<Event>{{Event::use, {2}}, {Event::open, {}}, {Event::ready, {}}, {Event::use, {0}}}));
   EXPECT_EQ(books.window.learned(0), (std::vector<Event>{{Event::use, {1}}}));
   EXPECT_TRUE(books.window.learned(2).empty());
 }
