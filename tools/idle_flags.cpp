@@ -35,8 +35,8 @@ bool is_images(const std::string& data) {
 bool momentum(const Settings& s) { return s.optimizer == "momentum"; }
 bool adam(const Settings& s) { return is_one_of(s.optimizer, {"adam", "adamw"}); }
 bool adaptive(const Settings& s) { return adam(s) || s.optimizer == "adagrad"; }
-bool drops(const Settings& s) { return s.schedule == "step"; }
-bool cosine(const Settings& s) { return s.schedule == "cosine"; }
+bool drops(const Settings& s) { return s.lr_schedule == "step"; }
+bool cosine(const Settings& s) { return s.lr_schedule == "cosine"; }
 bool table(const Settings& s) { return !is_images(s.options.data); }
 bool grows_stale(const Settings& s) { return is_one_of(stem(s.sync), {"async", "stale", "trylock", "round-robin"}); }
 bool compensated(const Settings& s) { return grows_stale(s) && s.stale == "compensated"; }
@@ -50,6 +50,7 @@ bool convolutions(const Settings& s) {  // those without have the default, and m
   return s.memory_format != "channels-last" || !is_one_of(stem(s.options.model), {"linear", "mlp", "gpt", "bert"});
 }
 bool gives_back(const Settings& s) { return s.options.parallel.exchange.zero >= 2; }
+bool in_stages(const Settings& s) { return s.options.pipeline > 1; }
 bool on_hosts(const Settings& s) { return s.hosts.given(); }
 bool keeps(const Settings& s) { return !s.options.keeping.dir.empty(); }
 
@@ -59,9 +60,9 @@ constexpr Rule kRules[] = {
     {"--beta1", "--optimizer", "adam and adamw", adam},
     {"--beta2", "--optimizer", "adam and adamw", adam},
     {"--epsilon", "--optimizer", "adagrad, adam and adamw", adaptive},
-    {"--step-epochs", "--schedule", "step", drops},
-    {"--gamma", "--schedule", "step", drops},
-    {"--floor", "--schedule", "cosine", cosine},
+    {"--step-epochs", "--lr-schedule", "step", drops},
+    {"--gamma", "--lr-schedule", "step", drops},
+    {"--floor", "--lr-schedule", "cosine", cosine},
     {"--label", "--data", "CSV files, whose columns have names", table},
     {"--stale-gradients", "--sync", "async, stale:S, trylock:P and round-robin", grows_stale},
     {"--lambda", "--stale-gradients", "compensated", compensated},
@@ -69,6 +70,9 @@ constexpr Rule kRules[] = {
     {"--overlap", "--sync", "shared, allreduce, server, async, stale:S and round-robin", in_buckets},
     {"--memory-format", "MODEL", "models with convolutions", convolutions},
     {"--zero-window", "--zero", "stages 2 and 3", gives_back},
+    {"--micro", "--pipeline", ": use --accumulate, which goes through micro-batches on each worker alone", in_stages},
+    {"--schedule", "--pipeline", ": it says what the stages of one do when", in_stages},
+    {"--record-schedule", "--pipeline", ": it is of what the stages of one do", in_stages},
     {"--checkpoint-every", "--checkpoint", "", keeps},
     {"--keep", "--checkpoint", "", keeps},
     {"--keep-best", "--checkpoint", "", keeps},
@@ -83,7 +87,7 @@ constexpr Rule kRules[] = {
 
 std::string value_of(const std::string& decider, const Settings& s) {
   if (decider == "--optimizer") return s.optimizer;
-  if (decider == "--schedule") return s.schedule;
+  if (decider == "--lr-schedule") return s.lr_schedule;
   if (decider == "--data") return s.options.data;
   if (decider == "--stale-gradients") return s.stale;
   if (decider == "--sync") return s.sync;
@@ -96,6 +100,7 @@ std::string reason(const Rule& rule, const std::string& flag, const Settings& s)
   if (decider == "--hosts")
     return fmt::format("{} has no effect without --hosts or --hostfile: all workers are on this machine", flag);
   if (decider == "--checkpoint") return fmt::format("{} has no effect without --checkpoint DIR", flag);
+  if (decider == "--pipeline") return fmt::format("{} has no effect without --pipeline P{}", flag, rule.purpose);
   const std::string with = decider == "MODEL" ? "the model" : decider;
   return fmt::format("{} has no effect with {} {}: it is for {}", flag, with, value_of(decider, s), rule.purpose);
 }

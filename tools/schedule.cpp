@@ -19,7 +19,7 @@
 namespace trireme::tools {
 namespace {
 
-using namespace pipeline;
+using namespace stages;
 
 struct Settings {
   std::string name, out, save, happened;

@@ -130,6 +130,7 @@ Run add_train(CLI::App& app, const Invocation& invocation) {
     const bool alone = place.launcher == "alone";
     choose_optimizer(*settings);  // an unknown name is said first: flags depend on it
     exchange::sync_named(settings->sync);
+    train::check_schedule_name(settings->options.schedule);
     refuse_idle_flags(*command, *settings, alone, invocation);
     if (!alone) {
       if (command->count("--threads") > 0 || std::getenv("OMP_NUM_THREADS") == nullptr) set_threads(settings->threads);

@@ -67,6 +67,27 @@ void add_division_flags(CLI::App& app, TrainSettings& s) {
                  "divide the batch. A T that keeps each group inside one machine is fast (docs/model-parallel.md)")
       ->check(whole_number(1))
       ->group(group);
+  app.add_option(
+         "--pipeline", s.options.pipeline,
+         "Any model with several layers: cut into so many stages, one after another, each on workers of its own; "
+         "a batch goes through in micro-batches. Workers = copies × pipeline × tensor (docs/pipeline.md)")
+      ->check(whole_number(1))
+      ->group(group);
+  app.add_option("--micro", s.options.micro,
+                 "--pipeline: micro-batches of a batch; more of them wait less, down to what keeps a worker busy "
+                 "(default: 4 for each stage; of a file: its own)")
+      ->check(whole_number(1))
+      ->group(group)
+      ->default_str("");
+  app.add_option("--schedule", s.options.schedule,
+                 "--pipeline: what its stages do when: gpipe; 1f1b: less memory; interleaved:V: V pieces of the model "
+                 "on each stage, less waiting; zero-bubble: hardly any waiting; file:PATH: your own "
+                 "(`trireme schedule NAME` draws them). That of the learning rate is --lr-schedule")
+      ->group(group);
+  app.add_option("--record-schedule", s.options.record_schedule,
+                 "--pipeline: write what each stage did when in the last step: FILE.svg is a picture of it below what "
+                 "was planned, other files are for `trireme schedule NAME --happened FILE`")
+      ->group(group);
   app.add_option("--zero", s.options.parallel.exchange.zero,
                  "Any model, across machines: each worker alone keeps its part of the optimizer state (1), of the "
                  "gradients too (2), of the parameters too (3); 0: none (docs/zero.md)")
@@ -135,12 +156,12 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--beta2", o.optimizer.beta2, "For adam and adamw");
   app.add_option("--epsilon", o.optimizer.epsilon, "For adagrad, adam and adamw (default: libtorch's)");
   app.add_option("--weight-decay", o.optimizer.weight_decay, "L2 term; decoupled in adamw");
-  app.add_option("--schedule", s.schedule, "Of the learning rate: " + join_names(space::schedule_names()));
+  app.add_option("--lr-schedule", s.lr_schedule, "Of the learning rate: " + join_names(space::schedule_names()));
   app.add_option("--warmup", o.parallel.schedule.warmup, "Updates over which the learning rate rises to --lr")
       ->check(whole_number(0));
-  app.add_option("--step-epochs", o.step_epochs, "Schedule step: epochs between drops");
-  app.add_option("--floor", o.parallel.schedule.floor, "Schedule cosine: where it ends, as a part of --lr");
-  app.add_option("--gamma", o.parallel.schedule.gamma, "Schedule step: factor of each drop");
+  app.add_option("--step-epochs", o.step_epochs, "--lr-schedule step: epochs between drops");
+  app.add_option("--floor", o.parallel.schedule.floor, "--lr-schedule cosine: where it ends, as a part of --lr");
+  app.add_option("--gamma", o.parallel.schedule.gamma, "--lr-schedule step: factor of each drop");
   app.add_option("--accumulate", o.parallel.accumulate,
                  "Micro-batches per update: less memory, the same result up to rounding, one exchange")
       ->check(whole_number(1));
@@ -218,6 +239,9 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       "  trireme train lenet --data fashion-mnist --workers 2 --epochs 10 --lr 0.05 --save lenet.safetensors\n"
       "  trireme train mlp:256,128 --data my.csv --label price --optimizer adam --lr 1e-3\n"
       "  trireme train gpt:small --data text:book.txt --hosts a:2,b:2 --tensor 2 --zero 3 --recompute --batch 16\n"
+      "  trireme train gpt:small --data text:book.txt --workers 8 --tensor 2 --pipeline 2 --zero 1 --batch 16 "
+      "--micro 8 --schedule zero-bubble\n"
+      "  trireme train resnet18 --data fashion-mnist --workers 2 --pipeline 2 --micro 8 --record-schedule steps.svg\n"
       "  trireme train gpt:tiny --data text:book.txt --workers 2 --save gpt.safetensors\n"
       "  trireme train recipes/lenet.toml --epochs 2 --sync allreduce\n"
       "  trireme train recipes/lenet.toml --checkpoint runs/a --checkpoint-every 10min --keep-best\n"
@@ -312,7 +336,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   x.stale = ps::stale_named(settings.stale);
   x.on_nan = exchange::on_nan_named(settings.on_nan);
   x.zero_window = settings.zero_window << 20;
-  o.parallel.schedule.kind = space::schedule_named(settings.schedule);
+  o.parallel.schedule.kind = space::schedule_named(settings.lr_schedule);
   o.parallel.overlap_next = o.parallel.overlap_next && x.overlap;
   if (settings.mean != "weighted" && settings.mean != "plain")
     fail<InvalidArgument>("unknown --mean '{}': weighted or plain", settings.mean);
@@ -342,7 +366,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
     settings.workers = place.launcher != "alone" ? place.size
                        : settings.hosts.given()  ? ranks_on_hosts(settings)
                                                  : usable_cores();
-  const cluster::Degrees degrees = cluster::degrees_of(settings.workers, {.tensor = o.tensor});
+  const cluster::Degrees degrees = cluster::degrees_of(settings.workers, {.pipeline = o.pipeline, .tensor = o.tensor});
   if (o.straggler >= settings.workers)
     fail<InvalidArgument>("--straggler {}: there is no worker {}; of {}, the last is {}", settings.straggler,
                           o.straggler, settings.workers, settings.workers - 1);
@@ -350,7 +374,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
     fail<InvalidArgument>(
         "--batch {} is smaller than the number of {} ({}); some would never have work. Use a batch of at least {} "
         "or fewer workers",
-        o.batch, o.tensor > 1 ? "copies of the model" : "workers", degrees.data, degrees.data);
+        o.batch, o.tensor * o.pipeline > 1 ? "copies of the model" : "workers", degrees.data, degrees.data);
   if (!(settings.timeout > 0 && settings.timeout < kLongestTimeout))
     fail<InvalidArgument>("--timeout must be more than 0 and less than {} seconds, not {}", kLongestTimeout,
                           settings.timeout);

@@ -24,7 +24,7 @@ struct TrainSettings {
   std::string checkpoint_every = "1epoch", grace = "20s";
   std::string normalize;     // "": as for the data
   std::optional<double> lr;  // as for the model
-  std::string optimizer = "auto", schedule = "constant", sync = "shared", rate = "share", stale = "full",
+  std::string optimizer = "auto", lr_schedule = "constant", sync = "shared", rate = "share", stale = "full",
               mean = "weighted", straggler, memory_format = "auto", loss = "auto", progress = "auto", engine = "auto",
               on_nan = "stop", precision = "f32";
   size_t zero_window = 0;     // MB; 0: as for the model

@@ -111,6 +111,7 @@ def all_lines():
 def shortened(text):
     """Bounded: some steps of a training, one round of a benchmark."""
     text = re.sub(r"\b(trireme (?:train|compare) \S+)", rf"\1 --max-steps {STEPS}", text)
+    text = re.sub(r"(train resnet\S+ .*)--data fashion-mnist", r"\1--data synthetic:64", text)  # tests on 10,000 images
     text = re.sub(r"^(trireme bench allreduce\b)", r"\1 --rounds 1 --sizes 4096 --ranks 2", text)
     text = re.sub(r"^(trireme bench (?:train|ps)\b)", r"\1 --rounds 1", text)
     text = re.sub(r"^(trireme bench checkpoint\b)", r"\1 --rounds 1 --turns 1 --width 64", text)

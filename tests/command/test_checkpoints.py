@@ -39,7 +39,7 @@ class Checkpoints(support.CommandTest):
         for args in (
             ["twoconv", "--workers", 2],
             ["lenet-bn", "--workers", 2, "--sync", "allreduce", "--optimizer", "adam", "--lr", 1e-3],
-            ["mlp:64", "--workers", 3, "--accumulate", 2, "--schedule", "cosine", "--clip", 1],
+            ["mlp:64", "--workers", 3, "--accumulate", 2, "--lr-schedule", "cosine", "--clip", 1],
             ["mlp:64", "--workers", 2, "--sync", "server", "--servers", 2, "--optimizer", "adam", "--lr", 1e-3],
         ):
             with self.subTest(args=args):

@@ -265,7 +265,7 @@ class Compare(support.CommandTest):
             2,
             "--momentum",
             0.5,
-            "--schedule=cosine",
+            "--lr-schedule=cosine",
             "--max-steps",
             15,
         ]

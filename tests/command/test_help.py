@@ -16,6 +16,10 @@ TRAIN_FLAGS = [
     "--report",
     "--save",
     "--schedule",
+    "--lr-schedule",
+    "--pipeline",
+    "--micro",
+    "--record-schedule",
     "--warmup",
 ]
 

@@ -79,14 +79,14 @@ class Division(LanguageTest):
 
     def test_every_mesh_trains_the_model_of_one_worker(self):
         alone, report = self.model(1, "--dtype", "f64", "--clip", 0.5)
-        self.assertEqual(report["mesh"], {"data": 1, "tensor": 1})
+        self.assertEqual(report["mesh"], {"data": 1, "pipeline": 1, "tensor": 1})
         meshes = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
         for (workers, tensor), zero in itertools.product(meshes, (0, 1, 2, 3)):
             with self.subTest(workers=workers, tensor=tensor, zero=zero):
                 divided, its = self.model(
                     workers, "--dtype", "f64", "--tensor", tensor, "--zero", zero, "--clip", 0.5
                 )
-                self.assertEqual(its["mesh"], {"data": workers // tensor, "tensor": tensor})
+                self.assertEqual(its["mesh"], {"data": workers // tensor, "pipeline": 1, "tensor": tensor})
                 self.assertEqual(its["zero"], zero)
                 self.assertEqual(its["parameters"], report["parameters"])
                 self.assertLessEqual(furthest(divided, alone), 1e-9)

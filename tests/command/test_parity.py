@@ -208,7 +208,7 @@ class Parity(support.CommandTest):
         theirs, _ = train_with_torch(
             "mlp:40,30", "momentum", initial, self.images, self.labels, torch.float64, STEPS, seed=3, rate=rate
         )
-        ours, _ = self.ours("mlp:40,30", "momentum", "--workers", 2, "--schedule", "cosine", "--warmup", 10)
+        ours, _ = self.ours("mlp:40,30", "momentum", "--workers", 2, "--lr-schedule", "cosine", "--warmup", 10)
         self.assert_near(ours, theirs, F64)
 
     def test_clipping_in_every_mode(self):
@@ -311,7 +311,7 @@ class Parity(support.CommandTest):
             1,
             "--lr",
             0.03,
-            "--schedule",
+            "--lr-schedule",
             "cosine",
             "--memory-format",
             "default",

@@ -65,7 +65,7 @@ class Policies(support.CommandTest):
                 self.assertTrue(model.exists())
 
     def test_steps_are_max_steps(self):
-        same = ("--workers", 2, "--epochs", 5, "--schedule", "cosine")
+        same = ("--workers", 2, "--epochs", 5, "--lr-schedule", "cosine")
         found, stopped, out = self.decisions(*SMALL, *same, "--stop", "steps=70")
         self.expect_stop("steps", found, out)
         self.assertEqual(found[0]["step"], 70)

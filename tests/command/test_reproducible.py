@@ -67,9 +67,9 @@ class Reproducible(support.CommandTest):
     def test_recipe_equals_flags(self):
         recipe = self.write_recipe(
             'model = "mlp:32"\ndata = "synthetic:300"\nworkers = 2\nbatch = 32\nepochs = 2\nlr = 0.1\nnesterov = true\noverlap = false\n'
-            '[schedule_of_lr]\nschedule = "cosine"\n'
+            '[schedule_of_lr]\nlr-schedule = "cosine"\n'
         )
-        flags = [*SMALL, "--workers", 2, "--lr", "0.1", "--nesterov", "--no-overlap", "--schedule", "cosine"]
+        flags = [*SMALL, "--workers", 2, "--lr", "0.1", "--nesterov", "--no-overlap", "--lr-schedule", "cosine"]
         self.assertEqual(self.train(recipe)["sha256"], self.train(*flags)["sha256"])
 
     def test_flag_wins_over_recipe(self):

@@ -24,7 +24,7 @@ class ModelParallel(training.HostsTest):
     def test_tensor_groups_are_inside_hosts(self):
         model, report, out = self.train("a:2,b:2", *TINY, "--tensor", 2)
         self.assertIn("data 2 × tensor 2: each copy of the model is inside one machine", out)
-        self.assertEqual(report["mesh"], {"data": 2, "tensor": 2})
+        self.assertEqual(report["mesh"], {"data": 2, "pipeline": 1, "tensor": 2})
         self.assertLessEqual(furthest(model, self.alone()), 1e-9)
 
     def test_zero_beside_tensor_groups(self):
@@ -33,7 +33,7 @@ class ModelParallel(training.HostsTest):
             with self.subTest(zero=zero):
                 model, report, out = self.train("a:2,b:2", *TINY, "--tensor", 2, "--zero", zero)
                 self.assertIn(f"zero {zero} on 2 machines: each holds", out)
-                self.assertEqual((report["mesh"], report["zero"]), ({"data": 2, "tensor": 2}, zero))
+                self.assertEqual((report["mesh"], report["zero"]), ({"data": 2, "pipeline": 1, "tensor": 2}, zero))
                 self.assertLessEqual(furthest(model, alone), 1e-9)
 
     def test_zero_without_tensor_groups(self):

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <mutex>
 
+#include <trireme/stages/check.h>
 #include <trireme/trireme.h>
 
 #include "../core/cluster/groups.h"
@@ -257,6 +258,63 @@ std::string said(const std::exception_ptr& error) {
 
 void expect_said(const Outcomes& outcomes, const std::string& words) {
   for (const auto& error : outcomes) EXPECT_NE(said(error).find(words), std::string::npos) << said(error);
+}
+
+/// Activations of this rank that autograd keeps.
+thread_local int held = 0, most_held = 0;
+
+/// Passes a tensor on, and keeps memory of its own for backward.
+struct Hold : torch::autograd::Function<Hold> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context, const torch::Tensor& x) {
+    most_held = std::max(most_held, ++held);
+    auto memory = std::make_shared<double>(0);
+    context->save_for_backward({torch::from_blob(
+        memory.get(), {1}, [memory](void*) { held--; }, torch::kFloat64)});
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    context->get_saved_variables();
+    return gradients;
+  }
+};
+
+struct Holding : torch::nn::Module, layers::Sectioned {
+  explicit Holding(int64_t sections) {
+    for (int64_t i = 0; i < sections; i++) all.push_back(register_module(std::to_string(i), torch::nn::Linear(4, 4)));
+  }
+  std::vector<layers::Section> sections() override {
+    std::vector<layers::Section> list;
+    for (size_t i = 0; i < all.size(); i++)
+      list.push_back(layers::section(std::to_string(i), {std::to_string(i)},
+                                     [this, i](const torch::Tensor& x) { return Hold::apply(all[i]->forward(x)); }));
+    return list;
+  }
+  std::vector<torch::nn::Linear> all;
+};
+
+TEST(PipelineModels, KeepsAsManyActivationsAsPredicted) {
+  for (const char* schedule : kSchedules)
+    for (const int micro : {2, 8}) {
+      const auto spec = stages::parse_schedule(schedule);
+      const std::vector<int> predicted = stages::check(stages::make_schedule(spec, 4, micro)).peak;
+      expect_well(run_world({0, 0, 0, 0}, [&](Group& all, cluster::Site&) {
+        at::set_num_threads(1);
+        held = most_held = 0;
+        const Mesh mesh(all, {{"pipeline", 4}});
+        const auto net = std::make_shared<Holding>(4 * spec.chunks);
+        auto pipe = pipeline(mesh, cut(net, 4 * spec.chunks), {.micro = micro, .schedule = spec});
+        auto train = parallel(mesh, pipe, sgd({.lr = 0.1}));
+        for (int step = 0; step < 3; step++)
+          train.step(1.0, torch::randn({16, 4}), torch::randn({16, 4}), mean_of_squares);
+        EXPECT_EQ(held, 0) << schedule;
+        const int expected = predicted[static_cast<size_t>(pipe.stage())];
+        if (spec.name == Schedule::zero_bubble)  // weight parts are done early where there is a wait
+          EXPECT_LE(most_held, expected) << schedule << ", stage " << pipe.stage();
+        else
+          EXPECT_EQ(most_held, expected) << schedule << ", stage " << pipe.stage();
+      }));
+    }
 }
 
 /// Batches smaller than the micro-batches, uneven ones, and evaluation.

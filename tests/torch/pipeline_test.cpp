@@ -27,12 +27,17 @@ struct Grid {
   Mesh mesh(World& world) const { return world.mesh({{"data", data}, {"pipeline", pipeline}, {"tensor", tensor}}); }
 };
 
-/// Seven sections, with one embedding that is the output layer too.
-std::shared_ptr<models::LanguageModel> gpt_on(const layers::TensorGroup& ranks = {}) {
+template <class Options>
+Options small() {
+  return {.layers = 6, .width = 24, .heads = 12, .context = kContext, .vocabulary = kVocabulary};
+}
+
+/// Eight sections, with one embedding that is the output layer too.
+std::shared_ptr<models::LanguageModel> make(const std::string& model, const layers::TensorGroup& ranks = {}) {
   const std::lock_guard lock(random_numbers);
   torch::manual_seed(4);
-  auto net =
-      models::gpt(ranks, {.layers = 6, .width = 24, .heads = 12, .context = kContext, .vocabulary = kVocabulary});
+  auto net = model == "gpt" ? models::gpt(ranks, small<models::GptOptions>())
+                            : models::bert(ranks, small<models::BertOptions>());
   net->to(torch::kFloat64);
   return net;
 }
@@ -54,9 +59,9 @@ struct Reference {
 constexpr double kEpsilon = 1e-6;  // of Adam: see mesh_gpt_test
 
 /// libtorch alone, on whole batches.
-Reference alone(double clip) {
+Reference alone(const std::string& model, double clip) {
   Reference result;
-  const auto net = gpt_on();
+  const auto net = make(model);
   torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0.1).eps(kEpsilon));
   for (int64_t step = 0; step < kSteps; step++) {
     const auto [x, y] = batch_of(step);
@@ -71,10 +76,10 @@ Reference alone(double clip) {
   return result;
 }
 
-const Reference& reference(double clip = 0) {
-  static std::map<double, Reference> kept;
-  const auto found = kept.find(clip);
-  return found != kept.end() ? found->second : kept.emplace(clip, alone(clip)).first->second;
+const Reference& reference(const std::string& model, double clip) {
+  static std::map<std::pair<std::string, double>, Reference> kept;
+  const auto found = kept.find({model, clip});
+  return found != kept.end() ? found->second : kept.emplace(std::pair(model, clip), alone(model, clip)).first->second;
 }
 
 struct Case {
@@ -82,8 +87,10 @@ struct Case {
   std::string schedule = "1f1b";
   int micro = 4, zero = 0;
   double clip = 0;
+  std::string model = "gpt";
   std::string name() const {
-    return fmt::format("{}, {}, {} micro-batches, zero {}, clip {}", grid.name(), schedule, micro, zero, clip);
+    return fmt::format("{}, {}, {}, {} micro-batches, zero {}, clip {}", model, grid.name(), schedule, micro, zero,
+                       clip);
   }
 };
 
@@ -101,7 +108,7 @@ struct Trained {
   Pipeline pipe;
   Parallel train;
   Trained(const Mesh& mesh, const Case& c)
-      : net(gpt_on(mesh)),
+      : net(make(c.model, mesh)),
         pipe(pipeline(mesh, layers::cut(net, c.grid.pipeline * chunks_of(c.schedule)),
                       {.micro = c.micro, .schedule = stages::parse_schedule(c.schedule)})),
         train(mesh, pipe, adamw({.lr = 0.01, .epsilon = kEpsilon, .weight_decay = 0.1}),
@@ -115,12 +122,12 @@ struct Trained {
 };
 
 void expect_parity(const Case& c) {
-  const Reference& wanted = reference(c.clip);
+  const Reference& wanted = reference(c.model, c.clip);
   const fs::path folder = fs::temp_directory_path() / fmt::format("trireme-pipeline-{}", getpid());
   test::run_ranks(c.grid.ranks(), [&](World& world) {
     const Mesh mesh = c.grid.mesh(world);
     const Group one = world.split(world.rank());
-    const auto ordinary = gpt_on();
+    const auto ordinary = make(c.model);
     {
       Trained model(mesh, c);
       auto single = parallel(one, *ordinary, adamw({.lr = 0.01, .epsilon = kEpsilon, .weight_decay = 0.1}));
@@ -175,6 +182,12 @@ TEST(Pipeline, ClipsByTheNormOfAllStages) {
   for (const Grid& grid : {Grid{1, 2, 1}, Grid{1, 4, 1}, Grid{1, 2, 2}, Grid{2, 2, 2}})
     for (const char* schedule : {"1f1b", "zero-bubble"})
       expect_parity({.grid = grid, .schedule = schedule, .clip = 0.5});
+}
+
+TEST(Pipeline, OtherModels) {
+  for (const Grid& grid : {Grid{1, 2, 1}, Grid{2, 2, 1}, Grid{1, 4, 2}})
+    for (const char* schedule : {"interleaved:2", "zero-bubble"})
+      expect_parity({.grid = grid, .schedule = schedule, .clip = 0.5, .model = "bert"});
 }
 
 }  // namespace

@@ -43,8 +43,8 @@ struct Subject {
       : x(torch::randn({c.batch, 1, 28, 28})), y(torch::randint(0, 10, {c.batch}, torch::kInt64)) {
     torch::manual_seed(0);
     net = make(c.model);
-    const auto of = [this](const torch::Tensor& output) { return torch::nn::functional::cross_entropy(output, y); };
-    channels_last = train::choose_memory_format(world, net, x, of, name, "").channels_last;
+    const models::Model model(net, data::Task::classify);
+    channels_last = train::choose_memory_format(world, model, x, y, name, "").channels_last;
   }
   std::unique_ptr<Parallel> prepare(World& world, ParallelOptions options) {
     options.overlap_next = true;

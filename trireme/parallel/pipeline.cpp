@@ -23,14 +23,14 @@ constexpr int kMicroPerStage = 4;
 constexpr int kLooks = 1 << 28, kShared = 1 << 29;
 static_assert(stages::kMostMicro < kLooks);
 
-/// A schedule that works out, or the reason why not.
+/// A schedule that works out, or the reason why not. Parcels leave as soon as they are there: nobody waits to send one.
 stages::Schedule checked(const stages::ScheduleSpec& spec, int stages, int micro, size_t* in_flight) {
   stages::Schedule schedule = stages::make_schedule(spec, stages, micro);
   const stages::Verdict verdict = stages::check(schedule);
   if (!verdict.ok) fail<InvalidArgument>("the schedule {} cannot work: {}", stages::describe(spec), verdict.reason);
   if (in_flight != nullptr)
     *in_flight = static_cast<size_t>(*std::max_element(verdict.peak.begin(), verdict.peak.end()));
-  return schedule;
+  return stages::early_sends(schedule);
 }
 
 std::string text_of(const stages::Schedule& schedule) {
@@ -58,6 +58,7 @@ struct Pipeline::State {
   std::map<std::string, std::set<int>> stages_of;  // by parameter or buffer
   bool alone = true;                               // no other rank does the same things at the same time
   std::vector<stages::Span> recorded;
+  Clock::time_point began;
 
   const layers::Part& part(int chunk) const { return *parts[static_cast<size_t>(chunk)]; }
   int next() const { return (stage + 1) % stages; }
@@ -136,6 +137,8 @@ torch::nn::Module& Pipeline::module() const { return *state_->cut.whole; }
 const stages::Schedule& Pipeline::schedule() const { return state_->schedules.at(state_->micro); }
 const std::string& Pipeline::reason() const { return state_->cut.reason; }
 const std::vector<stages::Span>& Pipeline::recorded() const { return state_->recorded; }
+
+Clock::time_point Pipeline::began() const { return state_->began; }
 
 bool Pipeline::uses(int stage, const std::string& name) const {
   const auto found = state_->stages_of.find(name);
@@ -221,6 +224,7 @@ Tensor Pipeline::forward(const Tensor& x) {
 void Pipeline::run(const Work& work) {
   State& s = *state_;
   Interpreter interpreter(s.schedule_for(work.x.size(0)), s.stage, s.parts, s.parcels ? &*s.parcels : nullptr, s.alone);
+  s.began = Clock::now();
   interpreter.run(work);
   if (s.options.record) s.recorded = interpreter.spans();
 }

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include <trireme/base/clock.h>
 #include <trireme/cluster/mesh.h>
 #include <trireme/layers/cut.h>
 #include <trireme/stages/schedule.h>
@@ -64,6 +65,8 @@ class Pipeline {
   torch::Tensor forward(const torch::Tensor& x);
   /// When this rank did what in the last step, in seconds from its beginning; with PipelineOptions::record.
   const std::vector<stages::Span>& recorded() const;
+  /// That beginning, by this machine's clock.
+  Clock::time_point began() const;
 
   // ---- for Parallel ----
 

@@ -9,6 +9,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/models/language.h>
+#include <trireme/stages/schedule_file.h>
 #include <trireme/train/options.h>
 
 namespace trireme::train {
@@ -22,6 +23,7 @@ Enum named(const std::string& name, const std::vector<std::string>& names, const
 }
 
 namespace fs = std::filesystem;
+constexpr int kMicroPerStage = 4;  // as a Pipeline's own
 
 void check(const KeepOptions& k) {
   if (k.resume == "latest" && k.dir.empty())
@@ -65,6 +67,44 @@ void check_divides(const Options& o, const models::LanguageSpec& spec) {
   if (o.tokenizer.empty() && rows % o.tensor != 0) refuse("rows of its vocabulary", rows);
 }
 
+void check_lockstep(const Options& o, const char* degree, int number) {
+  const exchange::Sync& sync = o.parallel.exchange.sync;
+  if (!sync.lockstep() || sync.needs_servers())
+    fail<InvalidArgument>(
+        "{} {} divides a model among workers that take every step together, and so does not go with sync '{}': use "
+        "shared, allreduce or central",
+        degree, number, exchange::name_of(sync));
+}
+
+/// The model says how many stages it can have, and nobody knows it yet.
+void check_pipeline(const Options& o) {
+  if (o.pipeline < 1) fail<InvalidArgument>("pipeline is a number of stages, at least 1, not {}", o.pipeline);
+  if (o.micro < 0) fail<InvalidArgument>("micro is a number of micro-batches, at least 1, not {}", o.micro);
+  if (o.pipeline == 1) {
+    if (o.micro > 0)
+      fail<InvalidArgument>("micro-batches of one stage after another are --accumulate {}: use that, or --pipeline P",
+                            o.micro);
+    return;
+  }
+  check_lockstep(o, "pipeline", o.pipeline);
+  if (o.parallel.exchange.zero == 3)
+    fail<InvalidArgument>(
+        "zero 3 gathers parameters in the order in which one backward pass uses them, and a pipeline has several under "
+        "way at a time: use zero 2 or less with pipeline {}",
+        o.pipeline);
+  if (o.parallel.accumulate > 1)
+    fail<InvalidArgument>(
+        "accumulate {} goes through micro-batches one after another, and pipeline {} has several under way at a time: "
+        "use --micro {} instead",
+        o.parallel.accumulate, o.pipeline, std::max(o.parallel.accumulate, 2 * o.pipeline));
+  if (o.parallel.sync_batch_norm)
+    fail<InvalidArgument>(
+        "in a pipeline a batch norm sees one micro-batch at a time, as with accumulation: leave out --sync-batch-norm, "
+        "or use --pipeline 1");
+  stages::make_schedule(stages::parse_schedule(o.schedule), o.pipeline, micro_batches(o));  // refuses what cannot work
+  check_writable(o.record_schedule);
+}
+
 void check_precision(const Options& o) {
   if (o.parallel.precision == Precision::bf16 && o.dtype == "f64")
     fail<InvalidArgument>(
@@ -78,15 +118,26 @@ void check_precision(const Options& o) {
 
 }  // namespace
 
+int micro_batches(const Options& o) {
+  if (o.micro > 0) return o.micro;
+  const stages::ScheduleSpec spec = stages::parse_schedule(o.schedule);
+  return spec.name == stages::ScheduleSpec::Name::file ? stages::read_schedule(spec.path).micro
+                                                       : kMicroPerStage * o.pipeline;
+}
+
+void check_schedule_name(const std::string& name) {
+  const std::vector<std::string> rates = space::schedule_names();
+  if (std::find(rates.begin(), rates.end(), name) != rates.end())
+    fail<InvalidArgument>("{} is a schedule of the learning rate: --lr-schedule {}", name, name);
+  stages::parse_schedule(name);
+}
+
 void check_division(const Options& o) {
   if (o.tensor < 1) fail<InvalidArgument>("tensor is a number of workers, at least 1, not {}", o.tensor);
+  check_schedule_name(o.schedule);
+  if (o.tensor > 1) check_lockstep(o, "tensor", o.tensor);
+  check_pipeline(o);
   if (o.tensor == 1) return;
-  const exchange::Sync& sync = o.parallel.exchange.sync;
-  if (!sync.lockstep() || sync.needs_servers())
-    fail<InvalidArgument>(
-        "tensor {} divides a model among workers that take every step together, and so does not go with sync '{}': use "
-        "shared, allreduce or central",
-        o.tensor, exchange::name_of(sync));
   const auto spec = models::language_spec(o.model);
   if (!spec)
     fail<InvalidArgument>("tensor {}: {} has no form that workers divide; gpt and bert have", o.tensor, o.model);

@@ -45,14 +45,19 @@ struct Options {
   space::UpdaterOptions optimizer{};   // kind, lr, momentum, …
   ParallelOptions parallel{};  // sync, clip, accumulate, schedule, …; a run fills in what depends on its data:
                                // schedule.total and step_size, channels_last, and the seed
-  int tensor = 1;           // workers that divide each layer of the model between them; the others have other samples
-  bool recompute = false;   // activations are computed again in backward instead of kept
-  double step_epochs = 10;  // schedule step: epochs between drops
-  uint64_t seed = 1;        // initial parameters, shuffling, dropout, trylock's luck
-  bool shuffle = true;      // the training set, anew in every epoch
-  bool plain_mean = false;  // every worker's gradient counts the same, however many samples it has
-  int straggler = -1;       // a worker that is made slow, to see what that does; -1: none
-  double straggler_factor = 1;                           // how many times as long it takes for a step
+  int tensor = 1;    // workers that divide each layer of the model between them; the others have other samples
+  int pipeline = 1;  // stages of a copy of the model, one after another, each on workers of its own
+  int micro = 0;     // micro-batches that a pipeline's batch is divided into; 0: micro_batches()
+  std::string schedule =
+      "1f1b";  // of the pipeline: see stages::parse_schedule; that of the learning rate is `parallel`'s
+  std::string record_schedule;  // file for what the stages did when in the last step, or ""
+  bool recompute = false;       // activations are computed again in backward instead of kept
+  double step_epochs = 10;      // schedule step: epochs between drops
+  uint64_t seed = 1;            // initial parameters, shuffling, dropout, trylock's luck
+  bool shuffle = true;          // the training set, anew in every epoch
+  bool plain_mean = false;      // every worker's gradient counts the same, however many samples it has
+  int straggler = -1;           // a worker that is made slow, to see what that does; -1: none
+  double straggler_factor = 1;  // how many times as long it takes for a step
   MemoryFormat memory_format = MemoryFormat::automatic;  // of convolution weights; automatic measures and remembers
   Loss loss = Loss::automatic;  // automatic: cross entropy for classes, mean squared error for numbers
   std::string dtype = "f32";    // f32 or f64
@@ -65,8 +70,14 @@ struct Options {
   int64_t most_steps() const { return max_steps > 0 ? max_steps : stop.steps; }
 };
 
+/// Micro-batches of a pipeline where nobody says how many: those of a schedule's file, or else four for each stage.
+int micro_batches(const Options& options);
+
+/// Throws InvalidArgument for what is no schedule of a pipeline; those of the learning rate have another flag.
+void check_schedule_name(const std::string& name);
+
 /// Throws InvalidArgument where workers cannot divide a model as asked: a model that has no such form, numbers that do
-/// not divide, modes in which workers go at their own pace.
+/// not divide, modes in which workers go at their own pace, a schedule that does not work out.
 void check_division(const Options& options);
 
 /// Throws InvalidArgument or IoError for what cannot be honoured, as far as that shows without data and model: before

@@ -75,7 +75,8 @@ Result Run::train() {
   net_.module().to(dtype_);
   if (options_.keeping.weights_only) take_weights();
   const bool channels_last = choose_format(splits.train);
-  torch::manual_seed(options_.seed * 1000003 + static_cast<uint64_t>(copy()));  // dropout differs between samples
+  make_pipeline(cut, splits.train);
+  seed_dropout();
 
   const auto steps = static_cast<int64_t>(cut.steps());
   choose_epochs(splits, steps);
@@ -83,18 +84,14 @@ Result Run::train() {
   Parallel train = make_parallel(parallel_options(steps, channels_last));
   data::Feed feed(train, splits.train,
                   {.batch = options_.batch, .seed = options_.seed, .shuffle = options_.shuffle, .dtype = dtype_});
-  result_.parameters = space::whole_of(train.exchange().layout()).elements();
+  result_.parameters = train.contents().layout.elements();
   if (world_.first())
     listener_.note(fmt::format(
         "{}: {} parameters; {}: {} training and {} test samples; {} worker{}{}, sync {}, batch {} ({} steps an "
         "epoch)",
         options_.model, result_.parameters, options_.data, splits.train.count, splits.test.count, world_.size(),
         world_.size() == 1 ? "" : "s", servers_text(), exchange::name_of(asked().sync), options_.batch, steps));
-  if (world_.first() && world_.size() > 1 && models::has_batch_norm(options_.model) &&
-      !options_.parallel.sync_batch_norm)
-    listener_.note(
-        "batch norm: each worker uses the statistics of its own samples; --sync-batch-norm uses those of the whole "
-        "batch");
+  introduce_batch_norm();
   introduce_language(splits);
   introduce_parts(train);
   const Closing closing{checkpoints_};
@@ -127,20 +124,25 @@ Result Run::train() {
   result_.sha256 = train.sha256();
   if (!train.lockstep()) result_.updates = all_updates_;
   collect_metrics(train);
+  record_schedule();
   result_.decisions = guard_.decisions();
   return std::move(result_);
 }
 
-/// Where each layer is divided among workers: who is with whom.
+/// Where layers or stages of the model are on different workers: who is with whom.
 void Run::make_mesh() {
-  if (options_.tensor == 1) return;
-  const cluster::MeshPlan plan =
-      cluster::plan_mesh(world_.group(), cluster::degrees_of(world_.size(), {.tensor = options_.tensor}));
-  if (world_.first()) listener_.note((plan.crosses ? "warning: " : "") + plan.reason);
+  if (options_.tensor * options_.pipeline == 1) return;
+  const cluster::MeshPlan plan = cluster::plan_mesh(
+      world_.group(), cluster::degrees_of(world_.size(), {.pipeline = options_.pipeline, .tensor = options_.tensor}));
+  // Stages may well be on different machines; ranks that divide layers had better not.
+  const bool slow =
+      cluster::plan_mesh(world_.group(), cluster::degrees_of(world_.size(), {.tensor = options_.tensor})).crosses;
+  if (world_.first()) listener_.note((slow ? "warning: " : "") + plan.reason);
   mesh_.emplace(cluster::mesh_for(world_.group(), plan));
 }
 
 Parallel Run::make_parallel(const ParallelOptions& options) {
+  if (pipe_) return Parallel(*mesh_, *pipe_, options_.optimizer, options);
   if (mesh_) return Parallel(*mesh_, *net_, options_.optimizer, options);
   return Parallel(world_, *net_, options_.optimizer, options);
 }
@@ -173,6 +175,22 @@ void Run::introduce() {
                                world_.machines(), world_.machines() == 1 ? "" : "s", world_.engine()));
 }
 
+/// Another one for each copy of the model and each stage of it: dropout differs between samples, and between layers.
+void Run::seed_dropout() {
+  constexpr uint64_t kCopies = 1000003, kStages = 7919;
+  const uint64_t stage = pipe_ ? static_cast<uint64_t>(pipe_->stage()) : 0;
+  torch::manual_seed(options_.seed * kCopies + static_cast<uint64_t>(copy()) + stage * kCopies * kStages);
+}
+
+void Run::introduce_batch_norm() {
+  if (!world_.first() || world_.size() == 1 || !models::has_batch_norm(options_.model) ||
+      options_.parallel.sync_batch_norm)
+    return;
+  listener_.note(pipe_ ? "batch norm: each micro-batch is normalized by its own statistics, as with --accumulate"
+                       : "batch norm: each worker uses the statistics of its own samples; --sync-batch-norm uses those "
+                         "of the whole batch");
+}
+
 /// What a language model has beside other models.
 void Run::introduce_language(const data::Splits& splits) {
   const auto spec = models::language_spec(options_.model);
@@ -192,7 +210,8 @@ void Run::introduce_parts(const Parallel& train) {
   if (!world_.first()) return;
   const space::Layout& layout = train.exchange().layout();
   const double mine = static_cast<double>(layout.elements()), all = static_cast<double>(result_.parameters);
-  if (mesh_)
+  if (pipe_) introduce_stages();
+  if (mesh_ && !pipe_)
     listener_.note(fmt::format(
         "tensor {}: each worker holds {:.0f} of {:.0f} parameters, and as much of their gradients and optimizer state: "
         "{:.0f} % less. Norms, positions and biases of sums are on all, the rest is divided",
@@ -270,6 +289,8 @@ void Run::compare_options() {
       .add("plain_mean", options_.plain_mean)
       .add("dtype", options_.dtype);
   terms.add("tensor", options_.tensor).add("recompute", options_.recompute);
+  terms.add("pipeline", options_.pipeline).add("micro", options_.micro).add("schedule", options_.schedule);
+  terms.add("record_schedule", !options_.record_schedule.empty());
   terms.add("memory_format", memory_format_names()[static_cast<size_t>(options_.memory_format)]);
   terms.add("loss", loss_names()[static_cast<size_t>(options_.loss)])
       .add("save", options_.save.empty() ? "nothing" : "the model");
@@ -326,8 +347,9 @@ bool Run::choose_format(const data::Dataset& set) {
   if (net_.is_language()) return false;  // no convolutions
   if (options_.memory_format != MemoryFormat::automatic) return options_.memory_format == MemoryFormat::channels_last;
   if (const auto kept = kept_format()) return *kept;
-  const size_t share = std::max<size_t>(
-      1, options_.batch / static_cast<size_t>(copies()) / static_cast<size_t>(options_.parallel.accumulate));
+  const int passes = options_.pipeline > 1 ? micro_batches(options_) : options_.parallel.accumulate;
+  const size_t share =
+      std::max<size_t>(1, options_.batch / static_cast<size_t>(copies()) / static_cast<size_t>(passes));
   const auto order = data::epoch_order(std::min(share, set.count), 0, 0, false);
   const data::Batch batch = data::make_batch(set, order, 0, order.size(), dtype_);
   const FormatChoice choice = choose_memory_format(world_, net_, batch.x, batch.y, options_.model, options_.cache);

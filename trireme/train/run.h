@@ -1,6 +1,6 @@
 #pragma once
-// What is behind run(): a run from its options to its result (run.cpp), its epochs (run_epochs.cpp) and its checkpoints
-// (run_checkpoints.cpp). One thread, on every rank. Not installed.
+// What is behind run(): a run from its options to its result (run.cpp), its epochs (run_epochs.cpp), its checkpoints
+// (run_checkpoints.cpp) and its model in stages (run_pipeline.cpp). One thread, on every rank. Not installed.
 #include <torch/types.h>
 
 #include <atomic>
@@ -10,8 +10,10 @@
 #include <vector>
 
 #include <trireme/data/loader.h>
+#include <trireme/data/sampler.h>
 #include <trireme/models/model.h>
 #include <trireme/parallel/parallel.h>
+#include <trireme/parallel/pipeline.h>
 #include <trireme/train/checkpoints.h>
 #include <trireme/train/guard.h>
 #include <trireme/train/history.h>
@@ -45,6 +47,8 @@ class Run {
   void collect_metrics(Parallel& train);
   ParallelOptions parallel_options(int64_t steps, bool channels_last) const;
   void introduce();
+  void introduce_batch_norm();
+  void seed_dropout();
   void introduce_language(const data::Splits& splits);
   void introduce_parts(const Parallel& train);
   data::OpenOptions data_options() const;
@@ -74,9 +78,21 @@ class Run {
   void set_progress(const EpochResult& epoch, size_t step, size_t steps, double seconds);
   void evaluate_stopped(Parallel& train, const data::Dataset& test);
   void evaluate(Parallel& train, const data::Dataset& test, Patience patience);
-  bool stops_evaluating(Patience patience);
+  bool stops_evaluating(Patience patience, size_t batch);
   std::vector<EpochLoss> losses() const;
   void examine(size_t classes, bool ended);
+
+  // ---- a model in stages: run_pipeline.cpp ----
+  void make_pipeline(const data::Cut& batches, const data::Dataset& set);
+  void check_sizes_of_batches(const data::Cut& batches, const stages::ScheduleSpec& spec, int micro) const;
+  std::vector<double> section_costs(const data::Dataset& set, int micro);
+  void describe_stages(const layers::Cut& cut);
+  void share_weights();
+  void introduce_stages();
+  void record_schedule();
+  /// Of the model, whoever has its parts; undefined on ranks of a stage that is not the last.
+  torch::Tensor output_of(const torch::Tensor& x);
+  bool counts_results() const;
 
   // ---- checkpoints: run_checkpoints.cpp ----
   void take_weights();
@@ -98,6 +114,8 @@ class Run {
   torch::Dtype dtype_;
   std::optional<Mesh> mesh_;  // where workers divide the model
   models::Model net_;
+  std::optional<Pipeline> pipe_;  // where workers have stages of it
+  std::string stages_text_;       // which
   bool mse_ = false;
   int epochs_ = 0;
   double loss_unit_ = 1;        // what a loss of 1 means in the unit of the label, squared

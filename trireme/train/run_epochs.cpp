@@ -73,11 +73,21 @@ Step Run::step(Parallel& train, const data::Batch& batch) {
   const double weight = options_.plain_mean && batch.weight > 0
                             ? 1.0 / (static_cast<double>(copies()) * options_.parallel.accumulate)
                             : batch.weight;
-  const Step done = train.step(weight, [&] {
+  const auto dawdle = [&] {
     if (world_.rank() == options_.straggler && timed_ == kStepsToTime)
       std::this_thread::sleep_for(Seconds(usual_) * (options_.straggler_factor - 1));
-    return net_.loss(batch.x, batch.y);
-  });
+  };
+  Step done;
+  if (pipe_) {
+    dawdle();
+    done = train.step(weight, batch.x, batch.y,
+                      [&](const torch::Tensor& last, const torch::Tensor& y) { return net_.loss_from(last, y); });
+  } else {
+    done = train.step(weight, [&] {
+      dawdle();
+      return net_.loss(batch.x, batch.y);
+    });
+  }
   if (timed_ < kStepsToTime && ++timed_ > 1)
     usual_ = usual_ == 0 ? seconds_since(start) : std::min(usual_, seconds_since(start));
   return done;
@@ -148,7 +158,8 @@ void Run::evaluate(Parallel& train, const data::Dataset& test, Patience patience
   const auto measure = [&](size_t begin, size_t end) {
     cluster::note_beat();
     const data::Batch batch = data::make_batch(test, order, begin, end, dtype_);
-    const torch::Tensor output = net_.forward(batch.x);
+    const torch::Tensor output = output_of(batch.x);
+    if (!output.defined()) return;  // another stage has it
     sums[0] += net_.loss_of(output, batch.y).item<double>() * static_cast<double>(batch.samples());
     if (mse_) return;
     sums[1] += static_cast<double>(output.argmax(-1).eq(batch.y).sum().item<int64_t>());
@@ -157,7 +168,7 @@ void Run::evaluate(Parallel& train, const data::Dataset& test, Patience patience
   const size_t most = (test.count + static_cast<size_t>(copies()) - 1) / static_cast<size_t>(copies());
   const auto look = [&] {
     for (size_t done = 0; done < (gathers() ? most : share.end - share.begin); done += batch_size) {
-      if (stops_evaluating(patience)) break;
+      if (stops_evaluating(patience, done / batch_size)) break;
       const size_t begin = share.begin + done;
       if (begin < share.end)
         measure(begin, std::min(share.end, begin + batch_size));
@@ -167,8 +178,7 @@ void Run::evaluate(Parallel& train, const data::Dataset& test, Patience patience
   };
   train.settled(look, gathers() ? Parallel::Looks::alike : Parallel::Looks::freely);
   if (patience == Patience::until_stopped && stop_.load()) sums[2] = 1;
-  const bool counts = !mesh_ || mesh_->across("data").first();  // those with other parts have found the same
-  for (int i : {0, 1, 3}) sums[i] *= counts ? 1 : 0;
+  for (int i : {0, 1, 3}) sums[i] *= counts_results() ? 1 : 0;
   world_.comm().allreduce(sums, 4, DType::f64, Op::sum, "test results");
   if (sums[2] > 0) {
     result_.stopped = true;
@@ -181,8 +191,9 @@ void Run::evaluate(Parallel& train, const data::Dataset& test, Patience patience
 }
 
 /// Workers with parts of one model compute together, and so do all with ZeRO 3: they stop together.
-bool Run::stops_evaluating(Patience patience) {
-  if (patience == Patience::to_the_end) return false;
+bool Run::stops_evaluating(Patience patience, size_t batch) {
+  constexpr size_t kBatchesUnderWay = 8;  // in a pipeline, where nobody meets in between
+  if (patience == Patience::to_the_end || (pipe_ && batch % kBatchesUnderWay != 0)) return false;
   int32_t stop = stop_.load() ? 1 : 0;
   if (gathers())
     world_.comm().allreduce(&stop, 1, DType::i32, Op::max, "whether somebody stops");

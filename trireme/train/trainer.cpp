@@ -34,7 +34,10 @@ std::string report_json(const Options& options, int workers, const Result& resul
                                    {"data", options.data},
                                    {"workers", workers},
                                    {"threads", at::get_num_threads()},
-                                   {"mesh", {{"data", workers / options.tensor}, {"tensor", options.tensor}}},
+                                   {"mesh",
+                                    {{"data", workers / (options.tensor * options.pipeline)},
+                                     {"pipeline", options.pipeline},
+                                     {"tensor", options.tensor}}},
                                    {"zero", options.parallel.exchange.zero},
                                    {"precision", precision_names()[static_cast<size_t>(options.parallel.precision)]},
                                    {"recompute", options.recompute},
@@ -50,6 +53,10 @@ std::string report_json(const Options& options, int workers, const Result& resul
                                    {"stopped", result.stopped},
                                    {"seconds", result.seconds},
                                    {"sha256", result.sha256}};
+  if (options.pipeline > 1) {
+    report["micro"] = micro_batches(options);
+    report["schedule"] = options.schedule;
+  }
   report["epochs"] = nlohmann::ordered_json::array();
   for (const EpochResult& epoch : result.epochs) {
     nlohmann::ordered_json row = {{"epoch", epoch.epoch}, {"loss", epoch.loss}};

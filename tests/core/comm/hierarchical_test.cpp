@@ -1,6 +1,10 @@
 // label: unit
 // The contract of comm::Communicator for jobs that span machines: ranks as threads, a segment per machine, sockets
 // between them.
+#include <array>
+#include <latch>
+#include <new>
+
 #include "contract.h"
 #include "machines.h"
 
@@ -82,6 +86,38 @@ TEST(Hierarchical, CountsThatDisagreeNameRanksAndCounts) {
     });
     for (const auto& outcome : outcomes) EXPECT_TRUE(outcome);
     expect_error<Mismatch>(outcomes[0], {"block 1 has 5 elements on rank 0", here ? "6 on rank 1" : "6 on rank 2"});
+  }
+}
+
+/// After an error a group is destroyed while its collectives are under way: they refer to it, and to its rooms.
+TEST(Hierarchical, WhatIsUnderWayEndsWithTheGroup) {
+  using Start = std::function<comm::Started(Group&, const float* input, float* output)>;
+  const std::pair<const char*, Start> kinds[] = {
+      {"all-gather", [](Group& g, auto* in, auto* out) { return g.start_all_gather(in, out, 1000, DType::f32, "w"); }},
+      {"reduce-scatter",
+       [](Group& g, auto* in, auto* out) { return g.start_reduce_scatter(in, out, 500, DType::f32, Op::sum, "w"); }}};
+  for (const auto& [name, start] : kinds) {
+    SCOPED_TRACE(name);
+    struct alignas(Group) Place {
+      std::array<std::byte, sizeof(Group)> bytes;
+    };
+    std::array<Place, 2> places{}, left{};
+    std::latch gone(1);
+    const std::function<void(const OnMachine&)> body = [&](const OnMachine& rank) {
+      const auto me = static_cast<size_t>(rank.all.rank());
+      // With one rank on each machine the second lane connects all ranks.
+      auto* const group =
+          new (&places[me]) Group(Topology({0, 1}), rank.all.rank(), rank.here, rank.lane, *rank.second_lane);
+      std::vector<float> input(1000), output(2000);
+      if (me == 0) start(*group, input.data(), output.data());  // the other one does not come
+      if (me == 1) gone.wait();
+      group->~Communicator();
+      left[me] = places[me];
+      if (me == 0) gone.count_down();
+    };
+    expect_all_well(tests::run_machines({0, 1}, body));
+    for (size_t rank = 0; rank < 2; rank++)
+      EXPECT_TRUE(left[rank].bytes == places[rank].bytes) << "rank " << rank << " wrote into a group that was gone";
   }
 }
 

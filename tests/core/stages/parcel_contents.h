@@ -9,7 +9,7 @@
 
 namespace trireme::tests {
 
-using namespace pipeline;  // NOLINT
+using namespace stages;  // NOLINT
 
 /// Bytes that no other parcel has.
 inline std::vector<uint8_t> content(uint64_t seed, size_t bytes) {

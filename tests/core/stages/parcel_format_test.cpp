@@ -11,7 +11,7 @@
 namespace trireme::tests {
 namespace {
 
-using namespace pipeline;  // NOLINT
+using namespace stages;  // NOLINT
 
 std::vector<std::byte> packed(const Label& label, const std::vector<TensorView>& tensors) {
   std::vector<std::byte> block(packed_bytes(label, tensors));

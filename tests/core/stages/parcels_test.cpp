@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <random>
+#include <thread>
 
 #include "../cluster/groups.h"
 #include "parcel_contents.h"
@@ -14,14 +16,27 @@ namespace {
 
 using Body = std::function<void(Group&, Parcels&)>;
 
+/// What was expected has come: the group is there for others again.
+void pass_on(Group& group) {
+  const int32_t mine = group.rank();
+  int32_t got = -1;
+  const int from = (mine + 3) % 4;
+  group.comm().send(&mine, 1, DType::i32, (mine + 1) % 4, "after parcels");
+  group.comm().receive(&got, 1, DType::i32, from, "after parcels");
+  EXPECT_EQ(got, from);
+}
+
 class ParcelsBetween : public testing::TestWithParam<std::vector<int>> {
  protected:
   static Outcomes run(size_t in_flight, const Body& body, Seconds timeout = Seconds(20)) {
     return run_world(
         GetParam(),
         [&](Group& group, cluster::Site&) {
-          Parcels parcels(group, in_flight);
-          body(group, parcels);
+          {
+            Parcels parcels(group, in_flight);
+            body(group, parcels);
+          }
+          pass_on(group);
           group.comm().barrier("the end");  // who leaves earlier would be missed
         },
         timeout);
@@ -123,6 +138,27 @@ TEST_P(ParcelsBetween, ASenderBeyondTheLimitGoesOnWhenAParcelIsLetGo) {
     for (int micro = 0; me % 2 == 1 && micro < 100; micro++)
       expect_bytes(parcels.receive(to, {What::activation, micro}), to, me, {What::activation, micro}, 50);
   }));
+}
+
+TEST_P(ParcelsBetween, WhoSleepsIsWoken) {
+  expect_all_well(run(
+      1,
+      [](Group& group, Parcels& parcels) {
+        const int me = group.rank();
+        const Label first{What::activation, 1}, second{What::activation, 2};
+        if (me == 0) {  // sleeps until 1 sends, and 1 until 0 lets go
+          Parcel parcel = parcels.receive(1, first);
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          expect_bytes(parcel, 1, 0, first, 1000);
+          parcel = {};
+          expect_bytes(parcels.receive(1, second), 1, 0, second, 1000);
+        }
+        if (me == 1) {
+          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+          for (const Label& label : {first, second}) send_bytes(parcels, 1, 0, label, 1000);
+        }
+      },
+      Seconds(5)));
 }
 
 TEST_P(ParcelsBetween, ViewsStayAsTheyAreWhileTheyAreHeld) {
@@ -249,7 +285,9 @@ TEST_P(ParcelsBetween, SharedMemoryStaysAsLargeAsItWasOnce) {
       step_of_pipeline(group, parcels, 8, step);
       EXPECT_EQ(parcels.shared_bytes(), parcels_before) << "step " << step;
     }
+    group.comm().barrier("all have their memory");
     EXPECT_EQ(machine_bytes(group), all_before);
+    group.comm().barrier("all have looked");
   }));
 }
 

@@ -41,9 +41,18 @@ Communicator::Communicator(Topology topology, int rank, shm::Communicator& local
   if (lane_ != nullptr) lane_->notify(nudge);
 }
 
+/// After an error collectives are still under way. They refer to this object, and threads of the networks use memory
+/// of theirs: none of them may outlive it.
 Communicator::~Communicator() {
   flat_.notify({});
   if (lane_ != nullptr) lane_->notify({});
+  if (local_.sequence().between()) {
+    const auto cause =
+        std::make_exception_ptr(Error(fmt::format("rank {} left the group before a collective was complete", rank_)));
+    flat_.interrupt(cause);
+    if (lane_ != nullptr) lane_->interrupt(cause);
+  }
+  local_.sequence().abandon();
 }
 
 // ---- collectives ----

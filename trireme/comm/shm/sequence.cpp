@@ -201,6 +201,18 @@ void Sequence::complete() {
   while (!open_.empty()) advance(Mode::block);
 }
 
+bool Sequence::between() const {
+  return std::any_of(open_.begin(), open_.end(), [](const Open& open) { return open.between && !open.landed; });
+}
+
+void Sequence::abandon() noexcept {
+  for (Open& open : open_) try {
+      if (open.between && !open.landed) open.between->wait();
+    } catch (...) {  // nobody waits for it any more
+    }
+  open_.clear();
+}
+
 class Sequence::Handle final : public Work {
  public:
   Handle(Sequence& sequence, uint64_t number) : sequence_(sequence), number_(number) {}

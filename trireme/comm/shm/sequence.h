@@ -103,6 +103,11 @@ class Sequence {
   void complete();
   /// In waits for something else: moves what was started. True while there is some.
   bool attend();
+  /// True while something is between: other threads use its memory.
+  bool between() const;
+  /// Drops all that was started. Blocks until nothing is between, well or not: whoever carries it has to be interrupted
+  /// before.
+  void abandon() noexcept;
   size_t stage_bytes() const { return up_.stage_bytes(); }
 
  private:
