@@ -88,6 +88,24 @@ struct ModelMeasure {
 };
 int measure_model(const std::string& out, const ModelMeasure& what);
 
+/// What `trireme bench pipeline` measures: a model in stages, one for each rank.
+struct PipelineMeasure {
+  std::string subject = "gpt";  // gpt, resnet18, or sleep: stages that sleep instead of computing
+  std::vector<std::string> schedules = {"1f1b"};
+  std::vector<int> micro = {16};  // micro-batches; of bubbles, each of them with each schedule
+  double sleep_ms = 5;            // of a stage's forward pass, and of each half of its backward pass
+  bool channels_last = false;     // of resnet18
+  ModelMeasure model;             // the GPT; samples and steps of any
+};
+inline constexpr std::array kPipelineSubjects = {"gpt", "resnet18", "sleep"};
+/// {"ms_per_step": …} with the first schedule and number of micro-batches. The schedule "none" is the ordinary model,
+/// whose samples the ranks divide.
+int measure_pipeline(const std::string& out, const PipelineMeasure& what);
+/// A line for each schedule and number of micro-batches, whose size is the same: share of the time in which stages do
+/// not compute ("bubble") and milliseconds of it ("idle_ms"), the share that follows from what each stage's passes took
+/// ("simulated"), and activations held at most, by stage ("peak"). Medians over the steps. On one machine.
+int measure_bubbles(const std::string& out, const PipelineMeasure& what);
+
 /// Model and samples per worker and step; worker/bench_train.cpp measures them.
 inline constexpr std::array kTrainCases = {"lenet-32",   "lenet-128",  "mlp512-32",
                                            "mlp512-128", "mlp2048-32", "mlp2048-128"};

@@ -43,14 +43,10 @@ std::vector<std::string> run(const Settings& s, const std::string& what, int ran
 }
 
 double ours(const Settings& s, const std::string& what, int ranks, int tensor, int zero) {
-  const ModelMeasure& m = s.model;
-  return number_in(
-      run(s, what, ranks,
-          {s.worker, "bench", "--out={out}", "--gpt", fmt::format("--layers={}", m.layers),
-           fmt::format("--model-width={}", m.width), fmt::format("--heads={}", m.heads),
-           fmt::format("--context={}", m.context), fmt::format("--samples={}", m.batch),
-           fmt::format("--steps={}", m.steps), fmt::format("--tensor={}", tensor), fmt::format("--zero={}", zero)}),
-      "ms_per_step");
+  std::vector<std::string> words = {
+      s.worker, "bench", "--out={out}", "--gpt", fmt::format("--tensor={}", tensor), fmt::format("--zero={}", zero)};
+  for (const std::string& word : words_of(s.model)) words.push_back(word);
+  return number_in(run(s, what, ranks, words), "ms_per_step");
 }
 
 double theirs(const Settings& s, int ranks, const std::string& layout) {

@@ -116,7 +116,7 @@ def shortened(text):
     text = re.sub(r"^(trireme bench (?:train|ps)\b)", r"\1 --rounds 1", text)
     text = re.sub(r"^(trireme bench checkpoint\b)", r"\1 --rounds 1 --turns 1 --width 64", text)
     small = "--rounds 1 --layers 1 --model-width 32 --heads 2 --context 16 --samples 4 --steps 2"
-    text = re.sub(r"^(trireme bench model\b)", rf"\1 {small}", text)
+    text = re.sub(r"^(trireme bench (?:model|pipeline)\b)", rf"\1 {small}", text)
     text = re.sub(r"^(trireme tune\b)", r"\1 --rounds 1", text)
     return re.sub(
         r"^(torchrun )", r"\1--tee 1 --redirects 1 ", text

@@ -64,6 +64,7 @@ class Help(support.CommandTest):
             (["bench", "train"], ["--rounds", "--case"]),
             (["bench", "ps"], ["--rounds", "--case", "--sizes"]),
             (["bench", "checkpoint"], ["--rounds", "--turns", "--dir", "--width", "torch.save"]),
+            (["bench", "pipeline"], ["--rounds", "--case", "--micro", "bubble-gpt", "resnet18", "Pipe", "--hosts"]),
             (["evaluate"], ["--data", "--part", "--json", "Examples:"]),
             (["predict"], ["--data", "--out", "--all-classes", "label", "Examples:"]),
             (["generate"], ["--prompt", "--tokens", "--temperature", "--top", "--seed", "Examples:"]),
@@ -159,6 +160,33 @@ class Help(support.CommandTest):
             self.assertEqual((line["bench"], line["case"], line["metric"]), (collective, "2x65536B", "us"))
             self.assertGreater(line["ours"], 0)
             self.assertLessEqual(set(line["peers"]), {"gloo"})
+
+    def test_bench_of_pipelines(self):
+        words = "bench pipeline --case bubble-4 --rounds 1 --steps 1 --sleep-ms 1".split()
+        result = support.run(*words, limit=120)
+        self.assertEqual((result.returncode, result.stderr), (0, ""))  # else a stage held more than was planned
+        lines = [json.loads(line) for line in result.stdout.splitlines()]
+        schedules = "gpipe", "1f1b", "interleaved:2", "zero-bubble"
+        self.assertEqual(
+            [line["case"] for line in lines if line["metric"] == "share"],
+            [f"bubble-sleep-4x{micro}-{schedule}" for micro in (4, 8, 16) for schedule in schedules],
+        )
+        by_case = {(line["case"], line["metric"]): line for line in lines}
+        self.assertEqual(len(by_case), len(lines))
+        for line in lines:
+            wanted = {"share": {"formula", "simulated"}, "activations": {"check"}, "idle ms": set()}[line["metric"]]
+            if line["case"].endswith("zero-bubble") and line["metric"] != "activations":
+                wanted = wanted | {"1f1b"}
+            self.assertEqual(set(line["peers"]), wanted, line)
+        formulas = {"gpipe": 3 / 19, "1f1b": 3 / 19, "interleaved:2": 3 / 35, "zero-bubble": 3 / 51}
+        for schedule, share in formulas.items():
+            self.assertAlmostEqual(
+                by_case[f"bubble-sleep-4x16-{schedule}", "share"]["peers"]["formula"], share, delta=1e-4
+            )
+        held = {"gpipe": 16, "1f1b": 4, "interleaved:2": 11, "zero-bubble": 4}
+        for schedule, peak in held.items():
+            row = by_case[f"bubble-sleep-4x16-{schedule}", "activations"]
+            self.assertEqual((row["ours"], row["peers"]["check"]), (peak, peak), schedule)
 
     def test_bench_of_checkpoints(self):
         words = "bench checkpoint --rounds 1 --turns 2 --width 64 --batch 2 --dir".split()

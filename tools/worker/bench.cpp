@@ -13,8 +13,9 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
     std::string out, name, collective = "allreduce";
     std::vector<size_t> sizes;
     int guards = 0, snapshots = 0;
-    bool alone = false, private_memory = false, gpt = false;
+    bool alone = false, private_memory = false, gpt = false, bubbles = false;
     ModelMeasure model;
+    PipelineMeasure pipeline;
     CheckpointMeasure checkpoints;
   };
   auto s = std::make_shared<Settings>();
@@ -38,10 +39,16 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   add_model_measure(*command, s->model);
   command->add_option("--tensor", s->model.tensor, "Ranks that share each of its layers")->capture_default_str();
   command->add_option("--zero", s->model.zero, "Stage")->capture_default_str();
+  add_pipeline_measure(*command, s->pipeline);
+  command->add_flag("--bubbles", s->bubbles, "What the stages of a pipeline wait, by schedule")->needs("--pipeline");
   command->add_flag("--private", s->private_memory, "In memory of the caller's own");
-  return [s] {
+  return [s, command] {
     if (!s->sizes.empty()) return measure_collective(s->out, s->collective, s->sizes, s->private_memory);
     if (!s->checkpoints.dir.empty()) return measure_checkpoints(s->out, s->checkpoints);
+    if (command->count("--pipeline") > 0) {
+      s->pipeline.model = s->model;
+      return s->bubbles ? measure_bubbles(s->out, s->pipeline) : measure_pipeline(s->out, s->pipeline);
+    }
     if (s->gpt) return measure_model(s->out, s->model);
     if (s->snapshots > 0) return measure_snapshots(s->out, s->snapshots);
     return s->guards > 0 ? measure_guards(s->out, s->name, s->guards) : measure_step(s->out, s->name, s->alone);

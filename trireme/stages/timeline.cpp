@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include <trireme/base/error.h>
+#include <trireme/stages/stage_costs.h>
 #include <trireme/stages/timeline.h>
 
 namespace trireme::stages {
@@ -40,7 +41,7 @@ void require_ranges(const Schedule& schedule) {
 /// Every stage goes on as far as it can.
 class Playing {
  public:
-  Playing(Schedule schedule, const Costs& costs)
+  Playing(Schedule schedule, const std::vector<Costs>& costs)
       : schedule_(std::move(schedule)),
         costs_(costs),
         next_(schedule_.stages, 0),
@@ -56,7 +57,7 @@ class Playing {
       while (next_[s] < schedule_.rows[s].size()) {
         const Action& action = schedule_.rows[s][next_[s]];
         const bool done = is_compute(action.kind) ? compute(s, action)
-                          : costs_.rendezvous     ? meet(s, action)
+                          : costs_[s].rendezvous  ? meet(s, action)
                           : is_send(action.kind)  ? send(s, action)
                                                   : receive(s, action);
         if (!done) break;
@@ -78,13 +79,13 @@ class Playing {
   }
 
   bool compute(int stage, const Action& action) {
-    pass(stage, action, now_[stage] + cost_of(costs_, action.kind, schedule_.chunks));
+    pass(stage, action, now_[stage] + cost_of(costs_[stage], action.kind, schedule_.chunks));
     return true;
   }
 
   bool send(int stage, const Action& action) {
     const auto [other, receive] = partner(schedule_, stage, action);
-    arrival(other, receive) = now_[stage] + costs_.transfer;
+    arrival(other, receive) = now_[stage] + costs_[stage].transfer;
     pass(stage, action, now_[stage]);
     return true;
   }
@@ -105,7 +106,7 @@ class Playing {
   bool meet(int stage, const Action& action) {
     const auto [other, wanted] = partner(schedule_, stage, action);
     if (next_[other] == schedule_.rows[other].size() || !(schedule_.rows[other][next_[other]] == wanted)) return false;
-    const double end = std::max(now_[stage], now_[other]) + costs_.transfer;
+    const double end = std::max(now_[stage], now_[other]) + costs_[is_send(action.kind) ? stage : other].transfer;
     pass(other, wanted, end);
     pass(stage, action, end);
     return true;
@@ -113,7 +114,7 @@ class Playing {
 
   static constexpr double kNotSent = -1;
   const Schedule schedule_;
-  const Costs& costs_;
+  const std::vector<Costs>& costs_;  // by stage
   std::vector<size_t> next_;
   std::vector<double> now_;
   std::vector<double> arrivals_;  // of what is on its way, by receive
@@ -141,7 +142,18 @@ Timeline timeline_of(const Schedule& schedule, std::vector<Span> spans) {
 
 Timeline simulate(const Schedule& schedule, const Costs& costs) {
   require_ranges(schedule);
-  return timeline_of(schedule, Playing(costs.rendezvous ? schedule : early_sends(schedule), costs).spans());
+  return simulate_stages(schedule, std::vector<Costs>(schedule.rows.size(), costs));
+}
+
+Timeline simulate_stages(const Schedule& schedule, const std::vector<Costs>& of_stage) {
+  require_ranges(schedule);
+  if (of_stage.size() != schedule.rows.size())
+    fail<InvalidArgument>("{} stages have costs, and the schedule has {}", of_stage.size(), schedule.rows.size());
+  const bool rendezvous = of_stage.front().rendezvous;
+  for (const Costs& costs : of_stage)
+    if (costs.rendezvous != rendezvous)
+      fail<InvalidArgument>("some stages send with rendezvous and others do not: set it in the costs of all or none");
+  return timeline_of(schedule, Playing(rendezvous ? schedule : early_sends(schedule), of_stage).spans());
 }
 
 Timeline recorded(const Schedule& schedule, std::vector<Span> spans) { return timeline_of(schedule, std::move(spans)); }
@@ -161,6 +173,18 @@ Costs measured_costs(const Timeline& timeline, const Costs& otherwise) {
   costs.backward = median(Kind::backward, otherwise.backward);
   costs.input = median(Kind::backward_input, otherwise.input);
   costs.weight = median(Kind::backward_weight, otherwise.weight);
+  return costs;
+}
+
+std::vector<Costs> measured_costs_of_stages(const Timeline& timeline, const Costs& otherwise) {
+  std::vector<Costs> costs;
+  for (int stage = 0; stage < timeline.stages; stage++) {
+    Timeline alone;
+    alone.chunks = timeline.chunks;
+    for (const Span& span : timeline.spans)
+      if (span.stage == stage) alone.spans.push_back(span);
+    costs.push_back(measured_costs(alone, otherwise));
+  }
   return costs;
 }
 
