@@ -304,6 +304,7 @@ TEST(PipelineModels, KeepsAsManyActivationsAsPredicted) {
         const Mesh mesh(all, {{"pipeline", 4}});
         const auto net = std::make_shared<Holding>(4 * spec.chunks);
         auto pipe = pipeline(mesh, cut(net, 4 * spec.chunks), {.micro = micro, .schedule = spec});
+        EXPECT_EQ(stages::check(pipe.schedule()).peak, predicted) << schedule;
         auto train = parallel(mesh, pipe, sgd({.lr = 0.1}));
         for (int step = 0; step < 3; step++)
           train.step(1.0, torch::randn({16, 4}), torch::randn({16, 4}), mean_of_squares);

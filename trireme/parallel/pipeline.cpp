@@ -23,14 +23,14 @@ constexpr int kMicroPerStage = 4;
 constexpr int kLooks = 1 << 28, kShared = 1 << 29;
 static_assert(stages::kMostMicro < kLooks);
 
-/// A schedule that works out, or the reason why not. Parcels leave as soon as they are there: nobody waits to send one.
+/// A schedule that works out, or the reason why not.
 stages::Schedule checked(const stages::ScheduleSpec& spec, int stages, int micro, size_t* in_flight) {
   stages::Schedule schedule = stages::make_schedule(spec, stages, micro);
   const stages::Verdict verdict = stages::check(schedule);
   if (!verdict.ok) fail<InvalidArgument>("the schedule {} cannot work: {}", stages::describe(spec), verdict.reason);
   if (in_flight != nullptr)
     *in_flight = static_cast<size_t>(*std::max_element(verdict.peak.begin(), verdict.peak.end()));
-  return stages::early_sends(schedule);
+  return schedule;
 }
 
 std::string text_of(const stages::Schedule& schedule) {
@@ -52,7 +52,10 @@ struct Pipeline::State {
   layers::Cut cut;
   PipelineOptions options;
   int stage = 0, stages = 1, micro = 1;
-  std::map<int, stages::Schedule> schedules;  // by their number of micro-batches: a small last batch has fewer
+  stages::Schedule planned;
+  /// As they are carried out, by their number of micro-batches: a small last batch has fewer. Parcels leave as soon as
+  /// they are there: nobody waits to send one.
+  std::map<int, stages::Schedule> schedules;
   std::optional<stages::Parcels> parcels;
   std::vector<const layers::Part*> parts;          // this rank's chunks
   std::map<std::string, std::set<int>> stages_of;  // by parameter or buffer
@@ -76,8 +79,9 @@ Pipeline::Pipeline(const Mesh& mesh, layers::Cut cut, const PipelineOptions& opt
   if (options.micro < 0) fail<InvalidArgument>("a pipeline has 1 micro-batch or more, not {}", options.micro);
   s.micro = options.micro > 0 ? options.micro : kMicroPerStage * s.stages;
   size_t in_flight = 0;
-  const auto [made, first] = s.schedules.emplace(s.micro, checked(options.schedule, s.stages, s.micro, &in_flight));
-  const int chunks = made->second.chunks;
+  s.planned = checked(options.schedule, s.stages, s.micro, &in_flight);
+  s.schedules.emplace(s.micro, stages::early_sends(s.planned));
+  const int chunks = s.planned.chunks;
   s.check_parts();
   for (size_t number = 0; number < s.cut.parts.size(); number++) {
     const int stage = static_cast<int>(number) % s.stages;
@@ -93,7 +97,7 @@ Pipeline::Pipeline(const Mesh& mesh, layers::Cut cut, const PipelineOptions& opt
 }
 
 void Pipeline::State::check_parts() const {
-  const int chunks = schedules.at(micro).chunks;
+  const int chunks = planned.chunks;
   const auto wanted = static_cast<size_t>(stages * chunks);
   if (cut.parts.size() == wanted) return;
   fail<InvalidArgument>(
@@ -110,7 +114,7 @@ void Pipeline::State::agree() const {
     for (const std::string& name : cut.parts[number].parameters) names += name + ' ';
     terms.add(fmt::format("parameters of part {}", number), names);
   }
-  terms.add("rows of the schedule", text_of(schedules.at(micro)));
+  terms.add("rows of the schedule", text_of(planned));
   exchange::agree(mesh.whole().comm(), "pipelines", terms.text());
 }
 
@@ -121,7 +125,7 @@ stages::Schedule& Pipeline::State::schedule_for(int64_t samples) {
   if (options.schedule.name == Schedule::file)
     fail<InvalidArgument>("a batch of {} samples has none for some of the {} micro-batches of {}: use larger batches",
                           samples, micro, stages::describe(options.schedule));
-  return schedules.emplace(fewer, checked(options.schedule, stages, fewer, nullptr)).first->second;
+  return schedules.emplace(fewer, stages::early_sends(checked(options.schedule, stages, fewer, nullptr))).first->second;
 }
 
 /// By the parameter's place among those that several stages have.
@@ -134,7 +138,7 @@ int Pipeline::stage() const { return state_->stage; }
 int Pipeline::stages() const { return state_->stages; }
 int Pipeline::micro() const { return state_->micro; }
 torch::nn::Module& Pipeline::module() const { return *state_->cut.whole; }
-const stages::Schedule& Pipeline::schedule() const { return state_->schedules.at(state_->micro); }
+const stages::Schedule& Pipeline::schedule() const { return state_->planned; }
 const std::string& Pipeline::reason() const { return state_->cut.reason; }
 const std::vector<stages::Span>& Pipeline::recorded() const { return state_->recorded; }
 
