@@ -38,7 +38,8 @@ class Stages(LanguageTest):
     def test_losses_are_those_of_an_independent_program(self):
         initial, _ = self.parameters(*TINY, "--epochs", 0, "--test", 0.005, "--workers", 1)
         training, test = Reference(initial, 0.005).run(20, 1e-3)
-        flags = ("--max-steps", 20, "--test", 0.005, "--lr", 1e-3, "--pipeline", 2, "--micro", 3)  # 8 is no multiple of 3
+        # 8 samples in 3 micro-batches: unevenly
+        flags = ("--max-steps", 20, "--test", 0.005, "--lr", 1e-3, "--pipeline", 2, "--micro", 3)
         for workers, tensor, zero, schedule in (
             (2, 1, 0, "gpipe"), (2, 1, 0, "1f1b"), (2, 1, 0, "interleaved:2"), (2, 1, 0, "zero-bubble"),
             (8, 2, 1, "zero-bubble"), (4, 1, 2, "1f1b"),
@@ -72,7 +73,8 @@ class Stages(LanguageTest):
 
     def test_what_goes_with_it(self):
         alone, report = self.parameters(*TINY, *SHORT, "--workers", 1)
-        for flags in (("--recompute",), ("--sync", "allreduce"), ("--on-nan", "skip", "--overlap-next"), ("--mean", "plain")):
+        more = (("--recompute",), ("--sync", "allreduce"), ("--on-nan", "skip", "--overlap-next"), ("--mean", "plain"))
+        for flags in more:
             with self.subTest(flags=flags):
                 _, its = self.parameters(*TINY, *SHORT, "--workers", 4, "--pipeline", 2, *flags)
                 self.assertAlmostEqual(its["epochs"][-1]["loss"], report["epochs"][-1]["loss"], delta=1e-5)
@@ -114,7 +116,8 @@ class Stages(LanguageTest):
         self.assertIn("schedule 1f1b, 4 micro-batches: by formula stages wait 20.0 % of the time", out)
         self.assertIn("holds at a time: 2, 1", out)
         self.assertNotIn("warning", out)
-        out = self.succeeds("train", "lenet-bn", *IMAGES, "--max-steps", 1, "--workers", 3, "--pipeline", 3, "--micro", 2)
+        few = ("--workers", 3, "--pipeline", 3, "--micro", 2)
+        out = self.succeeds("train", "lenet-bn", *IMAGES, "--max-steps", 1, *few)
         self.assertIn("warning: ", out)
         self.assertIn("fewer micro-batches (2) than stages (3): the stages wait for", out)
         self.assertIn("each micro-batch is normalized by its own statistics, as with --accumulate", out)
@@ -122,8 +125,8 @@ class Stages(LanguageTest):
     def test_a_stopped_run_saves_what_one_worker_loads(self):
         model = self.folder / "stopped.safetensors"
         process = support.start(
-            "train", *TINY, "--test", 0.005, "--epochs", 1000, "--workers", 2, "--pipeline", 2, "--save", model, "--stop",
-            "time=2s",
+            "train", *TINY, "--test", 0.005, "--epochs", 1000, "--workers", 2, "--pipeline", 2, "--save", model,
+            "--stop", "time=2s",
         )  # fmt: skip
         out, error = process.communicate(timeout=support.LIMIT)
         self.assertEqual(process.returncode, 0, out + error)
@@ -135,7 +138,7 @@ class Records(LanguageTest):
         run = (*TINY, *SHORT, "--workers", 4, "--pipeline", 2, "--micro", 4)
         picture, lines = self.folder / "steps.svg", self.folder / "steps.txt"
         out = self.succeeds("train", *run, "--record-schedule", picture)
-        self.assertRegex(out, r"what the stages did in the last step is in .*steps.svg; they waited \d+\.\d % of its time")
+        self.assertRegex(out, r"the stages did in the last step is in .*steps.svg; they waited \d+\.\d % of its")
         text = "".join(xml.etree.ElementTree.parse(picture).getroot().itertext())
         self.assertIn("planned", text)
         self.assertIn("happened", text)
@@ -174,7 +177,8 @@ class Refusals(LanguageTest):
             self.refuses(*two, "--sync", sync, says=("pipeline 2", sync, "shared"))
         self.refuses(*two, "--zero", 3, says=("zero 3", "zero 2 or less"))
         self.refuses(*two, "--accumulate", 4, says=("accumulate 4", "--micro 4"))
-        self.refuses("lenet-bn", *IMAGES, "--workers", 2, "--pipeline", 2, "--sync-batch-norm", says=("one micro-batch",))
+        norms = ("lenet-bn", *IMAGES, "--workers", 2, "--pipeline", 2, "--sync-batch-norm")
+        self.refuses(*norms, says=("a batch norm sees one micro-batch at a time",))
         self.refuses(*TINY, "--workers", 4, "--pipeline", 2, "--batch", 1, says=("copies of the model (2)",))
         self.refuses("linear", *IMAGES, "--workers", 2, "--pipeline", 2, says=("cannot be cut into 2 parts",))
         self.refuses("mlp:8", *IMAGES, "--workers", 3, "--pipeline", 3, says=("cut into 3 parts", "at most 2 stages"))
@@ -184,7 +188,7 @@ class Refusals(LanguageTest):
         two = (*TINY, *SHORT, "--workers", 2, "--pipeline", 2)
         (self.folder / "bad.schedule").write_text(DEADLOCK)
         self.refuses(*two, "--schedule", "file:bad.schedule", says=("bad.schedule", "deadlock", "stage 0", "stage 1"))
-        self.refuses(*two, "--schedule", "file:none.schedule", says=("none.schedule",))
+        self.refused("train", *two, "--schedule", "file:none.schedule", says=("cannot open none.schedule",), code=1)
         self.succeeds("schedule", "gpipe", "--stages", 2, "--micro", 4, "--save", "good.schedule")
         self.assertEqual(self.train(*two, "--schedule", "file:good.schedule")["micro"], 4)
         self.refuses(*two, "--schedule", "file:good.schedule", "--micro", 8, says=("good.schedule", "8"))

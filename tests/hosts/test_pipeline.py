@@ -6,11 +6,18 @@ import tempfile
 import time
 
 import training
-from test_model_parallel import TINY, furthest
 from training import support
 
+TEXT = "/usr/share/games/fortunes/literature"
+GPT = ("gpt:layers=2,width=32,heads=4,context=16", "--data", f"text:{TEXT}", "--batch", 8, "--test", 0.005)
+TINY = (*GPT, "--dtype", "f64", "--max-steps", 6)
 LIMIT = 2  # seconds of silence that count as death
-ENDLESS = (*TINY[:5], "--test", 0.005, "--epochs", 100000, "--heartbeat-limit", LIMIT)
+ENDLESS = (*GPT, "--epochs", 100000, "--heartbeat-limit", LIMIT)
+
+
+def furthest(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    return max(float(abs(ours[name] - theirs[name]).max()) for name in ours)
 
 
 class Pipelines(training.HostsTest):

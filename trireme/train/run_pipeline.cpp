@@ -7,7 +7,6 @@
 #include <set>
 
 #include <trireme/base/clock.h>
-#include <trireme/parallel/precision.h>
 #include <trireme/stages/check.h>
 #include <trireme/stages/timeline_file.h>
 #include <trireme/torch/compat.h>
@@ -105,7 +104,8 @@ void Run::check_sizes_of_batches(const data::Cut& batches, const stages::Schedul
   }
 }
 
-/// Seconds of each section, measured by rank 0 and those that divide its layers: all have to cut alike. Collective.
+/// Seconds of each section, measured by rank 0 and those that divide its layers: all have to cut alike. In f32, as
+/// autocast would keep casts of one section for others. Collective.
 std::vector<double> Run::section_costs(const data::Dataset& set, int micro) {
   const std::vector<layers::Section> sections = net_.sections();
   std::vector<double> costs(sections.size());
@@ -113,7 +113,6 @@ std::vector<double> Run::section_costs(const data::Dataset& set, int micro) {
     const size_t share = options_.batch / static_cast<size_t>(copies()) / static_cast<size_t>(micro);
     const auto order = data::epoch_order(std::clamp<size_t>(share, 1, set.count), 0, 0, false);
     const data::Batch batch = data::make_batch(set, order, 0, order.size(), dtype_);
-    const InPrecision in(options_.parallel.precision);
     net_.train();
     costs = layers::measure(net_.module(), sections, batch.x,
                             [&](const torch::Tensor& last) { return net_.loss_from(last, batch.y); });
