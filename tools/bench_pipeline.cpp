@@ -80,8 +80,9 @@ void add_line(Bubble& bubble, int stages, const nlohmann::json& line) {
   const std::vector<int> peak = line["peak"];
   add_sample(bubble.held, "ours", *std::max_element(peak.begin(), peak.end()));
   add_sample(bubble.held, "check", *std::max_element(bubble.peak.begin(), bubble.peak.end()));
+  const bool fills = bubble.spec.name == stages::ScheduleSpec::Name::zero_bubble;  // weight parts may be done early
   for (size_t stage = 0; stage < peak.size(); stage++)
-    if (peak[stage] != bubble.peak[stage])
+    if (peak[stage] > bubble.peak[stage] || (peak[stage] < bubble.peak[stage] && !fills))
       fmt::print(stderr, "bench: {}: stage {} held {} activations, and its schedule says {}\n", bubble.held.name, stage,
                  peak[stage], bubble.peak[stage]);
 }

@@ -186,7 +186,11 @@ class Help(support.CommandTest):
         held = {"gpipe": 16, "1f1b": 4, "interleaved:2": 11, "zero-bubble": 4}
         for schedule, peak in held.items():
             row = by_case[f"bubble-sleep-4x16-{schedule}", "activations"]
-            self.assertEqual((row["ours"], row["peers"]["check"]), (peak, peak), schedule)
+            self.assertEqual(row["peers"]["check"], peak, schedule)
+            if schedule == "zero-bubble":  # weight parts that fill a wait let go early
+                self.assertLessEqual(row["ours"], peak)
+            else:
+                self.assertEqual(row["ours"], peak, schedule)
 
     def test_bench_of_checkpoints(self):
         words = "bench checkpoint --rounds 1 --turns 2 --width 64 --batch 2 --dir".split()

@@ -8,6 +8,7 @@
 #include <map>
 #include <optional>
 
+#include <trireme/base/clock.h>
 #include <trireme/base/error.h>
 #include <trireme/cluster/world.h>
 #include <trireme/parallel/parallel.h>

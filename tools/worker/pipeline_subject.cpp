@@ -42,7 +42,7 @@ PipelineSubject sleeping(const PipelineMeasure& what, int64_t samples, int stage
   const double seconds = what.sleep_ms / 1e3 * stages / parts;  // chunks of a stage share its time
   for (int i = 0; i < parts; i++) {
     const std::string name = fmt::format("weight{}", i);
-    const Tensor weight = net->register_parameter(name, torch::zeros({1, 1}));
+    net->register_parameter(name, torch::zeros({1, 1}));
     subject.sections.push_back(layers::section(name, {name}, [net = net.get(), name, seconds](const Tensor& x) {
       return Sleep::apply(x, net->named_parameters()[name], seconds, !x.requires_grad());
     }));
