@@ -34,6 +34,7 @@ MPI = {"plm": "rsh", "pml": "ob1", "btl": "tcp,self", "btl_tcp_if_include": "eth
 ONE_BY_ONE = [  # on host a, each by itself
     "trireme train recipes/lenet.toml --hosts a:2,b:2",
     "trireme train gpt:small --data text:book.txt --hosts a:2,b:2 --tensor 2 --zero 3 --recompute --batch 16",
+    "trireme train gpt:small --data text:book.txt --hosts a:2,b:2 --tensor 2 --pipeline 2 --micro 8 --batch 16",
     "trireme doctor --hosts a,b",
     "trireme doctor --hosts a,b,c",
     "trireme train lenet --data fashion-mnist --hosts a:2,b:2",
@@ -121,7 +122,7 @@ class Docs(training.HostsTest):
         """Starts a line in a shell on a host."""
         text = docs.shortened(line)
         if text.endswith("&"):
-            text += " wait -n && wait -n"
+            text += " for job in $(jobs -p); do wait $job || exit; done"  # also of those that have ended by now
         text = (
             "\n".join([*exports, text])
             .replace("...", TOKEN)

@@ -56,7 +56,7 @@ class ModelParallel(training.HostsTest):
             with self.subTest(zero=zero):
                 model, report, out = self.train("a:1,b:1,c:1,d:1", *TINY, "--tensor", 2, "--zero", zero)
                 self.assertIn("crosses machines", out)
-                self.assertEqual((report["mesh"], report["zero"]), ({"data": 2, "tensor": 2}, zero))
+                self.assertEqual((report["mesh"], report["zero"]), ({"data": 2, "pipeline": 1, "tensor": 2}, zero))
                 self.assertLessEqual(furthest(model, alone), 1e-9)
 
     def test_bf16_beside_zero(self):

@@ -7,6 +7,7 @@
 #include <trireme/base/error.h>
 #include <trireme/stages/drawing.h>
 #include <trireme/stages/schedule_file.h>
+#include <trireme/stages/stage_costs.h>
 
 namespace trireme::stages {
 namespace {
@@ -122,6 +123,24 @@ TEST(Svg, HasABarForEachComputation) {
   EXPECT_NE(svg.find("a &lt; b &amp; &quot;c&quot;"), std::string::npos);
   EXPECT_NE(svg.find("backward-weight of micro-batch 3, chunk 0: 13 to 14"), std::string::npos);
   EXPECT_NE(svg.find(">happened: bubble 14.3 % of 14 s</text>"), std::string::npos);
+}
+
+/// Two stages, of which the second takes three times as long: by hand, gpipe with two micro-batches is
+///   stage 0   F0 F1 . . . . . . . . . . . B0 B0 . . . . B1 B1
+///   stage 1   .  F0 F0 F0 F1 F1 F1 B0 … (6) B1 … (6)
+TEST(StageCosts, OfStagesThatAreNotAlike) {
+  const Schedule schedule = make_schedule(parse_schedule("gpipe"), 2, 2);
+  const Timeline uneven = simulate_stages(schedule, {{.forward = 1, .backward = 2}, {.forward = 3, .backward = 6}});
+  EXPECT_DOUBLE_EQ(uneven.total, 1 + 3 + 3 + 6 + 6 + 2);
+  EXPECT_DOUBLE_EQ(uneven.bubble, 1 - (6.0 + 18.0) / (2 * 21));
+  const Timeline even = simulate_stages(schedule, {{}, {}});
+  EXPECT_EQ(even.spans, simulate(schedule).spans);
+  const std::vector<Costs> found = measured_costs_of_stages(uneven);
+  ASSERT_EQ(found.size(), 2u);
+  EXPECT_DOUBLE_EQ(found[0].forward, 1);
+  EXPECT_DOUBLE_EQ(found[1].backward, 6);
+  EXPECT_THROW(simulate_stages(schedule, {{}}), InvalidArgument);
+  EXPECT_THROW(simulate_stages(schedule, {{.rendezvous = true}, {}}), InvalidArgument);
 }
 
 }  // namespace
