@@ -122,7 +122,7 @@ class Docs(training.HostsTest):
         """Starts a line in a shell on a host."""
         text = docs.shortened(line)
         if text.endswith("&"):
-            text += " for job in $(jobs -p); do wait $job || exit; done"  # also of those that have ended by now
+            text = text.replace(" & ", " & first=$!; ", 1) + " second=$!; wait $first && wait $second"
         text = (
             "\n".join([*exports, text])
             .replace("...", TOKEN)
