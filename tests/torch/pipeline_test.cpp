@@ -43,9 +43,8 @@ std::shared_ptr<models::LanguageModel> make(const std::string& model, const laye
 }
 
 std::pair<torch::Tensor, torch::Tensor> batch_of(int64_t step) {
-  const std::lock_guard lock(random_numbers);
-  torch::manual_seed(static_cast<uint64_t>(1000 + step));
-  const auto tokens = torch::randint(kVocabulary, {kBatch, kContext + 1}, torch::kInt64);
+  auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + step));  // others load their own
+  const auto tokens = torch::randint(0, kVocabulary, {kBatch, kContext + 1}, generator, torch::kInt64);
   return {tokens.narrow(1, 0, kContext), tokens.narrow(1, 1, kContext)};
 }
 
