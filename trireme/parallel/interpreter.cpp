@@ -45,8 +45,8 @@ stages::TensorView view_of(const std::string& name, const Tensor& tensor) {
 }
 
 Interpreter::Interpreter(const stages::Schedule& schedule, int stage, std::vector<const layers::Part*> parts,
-                         stages::Parcels* parcels, bool fills)
-    : schedule_(schedule), stage_(stage), parts_(std::move(parts)), parcels_(parcels), fills_(fills) {}
+                         stages::Parcels* parcels)
+    : schedule_(schedule), stage_(stage), parts_(std::move(parts)), parcels_(parcels) {}
 
 void Interpreter::run(const Pipeline::Work& work) {
   work_ = &work;
@@ -54,23 +54,13 @@ void Interpreter::run(const Pipeline::Work& work) {
   xs_ = work.x.tensor_split(schedule_.micro);
   ys_ = work.y.tensor_split(schedule_.micro);
   passes_.clear();
-  done_.assign(row.size(), false);
   spans_.clear();
   expect_all();
   const auto start = Clock::now();
-  const auto timed = [&](const Action& action) {
+  for (const Action& action : row) {
     const double begin = seconds_since(start);
     carry_out(action);
     spans_.push_back({stage_, action, begin, seconds_since(start)});
-  };
-  for (size_t at = 0; at < row.size(); at++) {
-    if (done_[at]) continue;
-    for (size_t other = at + 1; fills_ && other < row.size() && waits(row[at]); other++)
-      if (row[other].kind == Kind::backward_weight && !done_[other] && pass_of(row[other]).split) {
-        timed(row[other]);
-        done_[other] = true;
-      }
-    timed(row[at]);
   }
   passes_.clear();
   if (parcels_ != nullptr) parcels_->flush();
@@ -87,11 +77,6 @@ Label Interpreter::label_of(const Action& action) const {
   const bool gradient = action.kind == Kind::send_gradient || action.kind == Kind::receive_gradient;
   const int chunk = stages::is_send(action.kind) ? partner(action).action.chunk : action.chunk;
   return {gradient ? What::gradient : What::activation, action.micro, chunk};
-}
-
-/// Whether an action would have to wait for another rank now.
-bool Interpreter::waits(const Action& action) {
-  return stages::is_receive(action.kind) && !parcels_->arrived(partner(action).stage, label_of(action));
 }
 
 void Interpreter::carry_out(const Action& action) {

@@ -4,8 +4,8 @@
 //
 // It keeps, of each micro-batch under way and each chunk, the leaves that came in, and the places in the graph of what
 // went out; outputs themselves belong to the next stage. Gradients of parameters arrive at their leaves, as always.
-// While the next action's parcel is not there, weight parts of backward passes that stand later in the row are done, if
-// nobody else has to do them at the same time. Not installed.
+// Weight parts of backward passes fill waits where the schedule has them: one that is begun because a parcel is not
+// there yet is not over when it comes (docs/architecture.md). Not installed.
 #include <torch/types.h>
 
 #include <deque>
@@ -25,10 +25,9 @@ namespace trireme {
 /// One thread.
 class Interpreter {
  public:
-  /// Refers to `parts`, this rank's chunks in their order, and to `parcels`, which outlive it. `fills`: weight parts
-  /// may be done out of turn.
+  /// Refers to `parts`, this rank's chunks in their order, and to `parcels`, which outlive it.
   Interpreter(const stages::Schedule& schedule, int stage, std::vector<const layers::Part*> parts,
-              stages::Parcels* parcels, bool fills);
+              stages::Parcels* parcels);
 
   void run(const Pipeline::Work& work);
   /// When each action was carried out, in seconds from the beginning of run().
@@ -63,7 +62,6 @@ class Interpreter {
   void take_gradients(Pass& pass, const std::map<std::string, torch::Tensor>& by_name);
   void end(const stages::Action& action);
   void expect_all();
-  bool waits(const stages::Action& action);
   stages::Label label_of(const stages::Action& action) const;
   Pass& pass_of(const stages::Action& action) { return passes_[{action.chunk, action.micro}]; }
   bool last(int chunk) const { return stages::is_last(schedule_, stage_, chunk); }
@@ -73,11 +71,9 @@ class Interpreter {
   int stage_;
   std::vector<const layers::Part*> parts_;
   stages::Parcels* parcels_;
-  bool fills_;
   const Pipeline::Work* work_ = nullptr;
   std::vector<torch::Tensor> xs_, ys_;  // by micro-batch
   std::map<std::pair<int, int>, Pass> passes_;
-  std::vector<bool> done_;  // by action of the row, of those that were done out of turn
   std::vector<stages::Span> spans_;
 };
 

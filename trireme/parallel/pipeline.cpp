@@ -59,7 +59,6 @@ struct Pipeline::State {
   std::optional<stages::Parcels> parcels;
   std::vector<const layers::Part*> parts;          // this rank's chunks
   std::map<std::string, std::set<int>> stages_of;  // by parameter or buffer
-  bool alone = true;                               // no other rank does the same things at the same time
   std::vector<stages::Span> recorded;
   Clock::time_point began;
 
@@ -91,8 +90,6 @@ Pipeline::Pipeline(const Mesh& mesh, layers::Cut cut, const PipelineOptions& opt
       for (const std::string& name : *names) s.stages_of[name].insert(stage);
   }
   s.agree();
-  for (const Axis& axis : mesh.axes())
-    if (axis.name != "data" && axis.name != kAxis && axis.size > 1) s.alone = false;
   if (s.stages > 1) s.parcels.emplace(mesh.group(kAxis), in_flight + static_cast<size_t>(chunks) + 1);
 }
 
@@ -227,7 +224,7 @@ Tensor Pipeline::forward(const Tensor& x) {
 
 void Pipeline::run(const Work& work) {
   State& s = *state_;
-  Interpreter interpreter(s.schedule_for(work.x.size(0)), s.stage, s.parts, s.parcels ? &*s.parcels : nullptr, s.alone);
+  Interpreter interpreter(s.schedule_for(work.x.size(0)), s.stage, s.parts, s.parcels ? &*s.parcels : nullptr);
   s.began = Clock::now();
   interpreter.run(work);
   if (s.options.record) s.recorded = interpreter.spans();
