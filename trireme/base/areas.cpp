@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <limits>
 
 #include <trireme/base/areas.h>
 #include <trireme/base/error.h>
@@ -48,6 +49,7 @@ constexpr size_t kEntries = Areas::kBytes / kEntryBytes - 1;
 
 struct Areas::Directory {
   alignas(64) std::atomic<uint64_t> end;  // of what was given out; 0: nothing, the directory itself apart
+  std::atomic<uint64_t> needed;           // an epoch, + 1; 0: nobody has said so
   std::array<Entry, kEntries> entries;
 };
 
@@ -203,12 +205,24 @@ void Areas::discard(Entry& entry) {
   entry.state.store(kSpare, std::memory_order_release);
 }
 
-/// Of what crews before have left under this name, the latest stays.
+void Areas::need_from(uint64_t epoch) {
+  uint64_t now = directory_->needed.load();
+  while (now < epoch + 1 && !directory_->needed.compare_exchange_weak(now, epoch + 1)) {
+  }
+}
+
+std::optional<uint64_t> Areas::needed_from() const {
+  const uint64_t needed = directory_->needed.load();
+  return needed == 0 ? std::nullopt : std::optional(needed - 1);
+}
+
+/// Of what crews before have left under this name, the latest stays, and what is needed.
 void Areas::discard_older(std::string_view name, uint64_t epoch) {
+  const uint64_t needed = needed_from().value_or(std::numeric_limits<uint64_t>::max());
   Entry* latest = nullptr;
   for (Entry& entry : directory_->entries) {
     if (entry.state.load() == kFree) break;
-    if (!entry.named(name) || entry.epoch >= epoch) continue;
+    if (!entry.named(name) || entry.epoch >= epoch || entry.epoch >= needed) continue;
     Entry* older = &entry;
     if (latest == nullptr || latest->epoch < entry.epoch) std::swap(older, latest);
     if (older == nullptr) continue;

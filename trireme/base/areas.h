@@ -57,6 +57,11 @@ class Areas {
   /// Whether it can be there: it is, or the directory is not full.
   bool room_for(std::string_view name, uint64_t epoch) const;
 
+  /// Crews from this epoch on may still be read: what they have left stays. Until somebody says so, that is the latest
+  /// crew before the one that takes something.
+  void need_from(uint64_t epoch);
+  std::optional<uint64_t> needed_from() const;
+
   // One process of a machine at a time does the following for a name.
 
   /// Claims an area and gives it a name that none of its epoch has: `what` has no offset yet. Throws InvalidArgument

@@ -96,6 +96,10 @@ class World {
   /// somebody who lives does not come.
   Group& regroup();
 
+  bool newcomer() const { return false; }
+  Group& enter() { return *group_; }
+  bool change_wanted() const { return false; }
+
   /// "shared memory", "shared memory, and Gloo of libtorch 1.13.1 between 2 machines"
   std::string engine() const;
   /// What the user should know, such as clocks that differ between machines.

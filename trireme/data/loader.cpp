@@ -94,7 +94,7 @@ size_t batch_to_test(const Dataset& set) {
   return is_text(set.task) ? std::max<size_t>(1, kTokens / set.elements()) : kSamples;
 }
 
-Stock::Stock(Dataset dataset, int ranks, const LoaderOptions& wanted)
+Stock::Stock(Dataset dataset, int ranks, const LoaderOptions& wanted, bool changes)
     : set(std::move(dataset)),
       options(wanted),
       cut{set.count, wanted.batch, ranks, wanted.accumulate == 0 ? 1 : wanted.accumulate} {
@@ -104,15 +104,17 @@ Stock::Stock(Dataset dataset, int ranks, const LoaderOptions& wanted)
   exchange::Terms lines;
   lines.add("samples", set.count)
       .add("batch", cut.batch)
-      .add("ranks", ranks)
+      .add("ranks", changes ? 0 : ranks)
       .add("accumulate of the loader", cut.accumulate);
   lines.add("seed of the loader", options.shuffle ? fmt::format("{}", options.seed) : "not shuffled");
   terms = std::make_shared<const std::string>(lines.text());
 }
 
-Batch Stock::batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro) const {
-  const auto step = static_cast<size_t>(piece / cut.ranks);
-  const Piece part = piece_of(cut, step, static_cast<int>(piece % cut.ranks), micro);
+Batch Stock::batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro, int ranks) const {
+  const auto step = static_cast<size_t>(piece / ranks);
+  Cut division = cut;
+  division.ranks = ranks;
+  const Piece part = piece_of(division, step, static_cast<int>(piece % ranks), micro);
   Batch batch = make_batch(set, order, part.begin, part.end, options.dtype,
                            mix(mix(kTrainingMasks, options.seed), static_cast<uint64_t>(epoch)));
   batch.weight = part.weight;
@@ -138,10 +140,11 @@ Epoch::Epoch(const Stock& stock, exchange::WorkSource* source, std::unique_ptr<e
       meetings_(meetings),
       number_(number),
       steps_(std::min(stretch.end, stock.cut.steps())),
-      pieces_(static_cast<int64_t>(steps_) * stock.cut.ranks),
+      generation_(source_.generation()),
       reached_(std::min(stretch.first, steps_)),
-      aim_(static_cast<int64_t>(reached_) * stock.cut.ranks + source_.rank()),
-      stride_(stock.cut.ranks),
+      ranks_(source_.ranks()),
+      aim_(static_cast<int64_t>(reached_) * source_.ranks() + source_.rank()),
+      stride_(source_.ranks()),
       limit_(stock.options.ahead) {
   begin_course(reached_);
   producer_ = std::thread([this] { produce(); });
@@ -184,10 +187,11 @@ void Epoch::produce() {
     ordered_ = true;
     changed_.notify_all();
     while (!stop_) {
-      if (aim_ < pieces_)
+      const auto more = [this]() TRIREME_REQUIRES(mutex_) { return aim_ < static_cast<int64_t>(steps_) * ranks_; };
+      if (more())
         produce_piece(lock);
       else
-        rest(lock, [this]() TRIREME_REQUIRES(mutex_) { return aim_ < pieces_; });
+        rest(lock, more);
     }
   } catch (...) {
     const Lock lock(mutex_);
@@ -205,13 +209,14 @@ void Epoch::rest(Lock& lock, const Until& until) {
 
 void Epoch::produce_piece(Lock& lock) {
   const size_t guess = guess_;
+  const int ranks = ranks_;
   const int64_t piece = making_ = aim_;
   aim_ += stride_;
   for (int micro = 0; micro < stock_.cut.accumulate; micro++) {
     Batch batch;
     {
       const Unlocked unlocked(mutex_);
-      batch = stock_.batch(order_, number_, piece, micro);
+      batch = stock_.batch(order_, number_, piece, micro, ranks);
     }
     // Sleep until half of it is used: a wake-up costs more than a batch.
     if (ready_.size() >= limit_)
@@ -226,9 +231,10 @@ void Epoch::produce_piece(Lock& lock) {
 // ---- the consumer ----
 
 bool Epoch::next(Batch& batch) {
+  if (source_.generation() != generation_ && !follow_crew()) return false;
   if (micro_ == 0 && !take_piece()) return false;
   if (made_here_) {
-    batch = stock_.batch(order_, number_, taken_, micro_);
+    batch = stock_.batch(order_, number_, taken_, micro_, source_.ranks());
   } else {
     Lock lock(mutex_);
     await(lock, [this]() TRIREME_REQUIRES(mutex_) { return !ready_.empty(); });
@@ -240,13 +246,35 @@ bool Epoch::next(Batch& batch) {
   return true;
 }
 
+/// The steps that are left are cut anew, from the first one that was not made. False when there are none.
+bool Epoch::follow_crew() {
+  const int64_t done = source_.next_step() - number_ * static_cast<int64_t>(stock_.cut.steps());
+  const size_t first = std::min(static_cast<size_t>(std::max<int64_t>(done, 0)), steps_);
+  micro_ = 0;
+  {
+    const Lock lock(mutex_);
+    guess_++;
+    ready_.clear();
+    making_ = taken_ = kNone;
+    ranks_ = source_.ranks();
+    stride_ = ranks_;
+    aim_ = static_cast<int64_t>(first) * ranks_ + source_.rank();
+    limit_ = stock_.options.ahead;
+    changed_.notify_all();
+  }
+  reached_ = first;
+  begin_course(first);
+  generation_ = source_.generation();
+  return first < steps_ || course_end_ < steps_;
+}
+
 bool Epoch::take_piece() {
   ps::Lease lease = source_.take();
   while (lease.what == ps::Lease::end && meet()) lease = source_.take();
   stopped_ = lease.what == ps::Lease::stopped;
   if (lease.what != ps::Lease::piece) return false;
-  const int64_t piece = static_cast<int64_t>(course_) * stock_.cut.ranks + lease.index;
-  reached_ = static_cast<size_t>(piece / stock_.cut.ranks) + 1;
+  const int64_t piece = static_cast<int64_t>(course_) * source_.ranks() + lease.index;
+  reached_ = static_cast<size_t>(piece / source_.ranks()) + 1;
   Lock lock(mutex_);
   if (taken_ != kNone) stride_ = std::max<int64_t>(1, piece - taken_);
   taken_ = piece;
@@ -302,6 +330,7 @@ LoaderOptions with_micros(LoaderOptions options, int micros) {
 }  // namespace
 
 Feed::Feed(exchange::WorkSource& source, Dataset set, const LoaderOptions& options)
-    : source_(source), stock_(std::move(set), source.ranks(), with_micros(options, source.micros())) {}
+    : source_(source),
+      stock_(std::move(set), source.ranks(), with_micros(options, source.micros()), source.generation().has_value()) {}
 
 }  // namespace trireme::data

@@ -3,6 +3,7 @@
 // (Feed).
 #include <torch/types.h>
 
+#include <algorithm>
 #include <concepts>
 #include <deque>
 #include <exception>
@@ -53,7 +54,8 @@ size_t batch_to_test(const Dataset& set);
 /// A data set, and how its epochs become batches.
 struct Stock {
   /// Throws InvalidArgument when batch, workers and samples do not fit together.
-  Stock(Dataset set, int ranks, const LoaderOptions& options);
+  /// `changes`: ranks come and go, so that they need not agree on how many there are.
+  Stock(Dataset set, int ranks, const LoaderOptions& options, bool changes = false);
 
   Dataset set;
   LoaderOptions options;
@@ -63,8 +65,8 @@ struct Stock {
   std::vector<uint32_t> order(int64_t epoch) const {
     return epoch_order(set.count, options.seed, epoch, options.shuffle);
   }
-  /// A micro-batch of a piece of an epoch, with its weight.
-  Batch batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro) const;
+  /// A micro-batch of a piece of an epoch, with its weight, where a step is cut into pieces for so many `ranks`.
+  Batch batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro, int ranks) const;
 };
 
 /// Steps of an epoch, all of them unless said otherwise.
@@ -142,6 +144,7 @@ class Epoch {
         Stretch stretch, Meetings* meetings);
   void begin_course(size_t first);
   bool meet();
+  bool follow_crew();
   void produce();
   void produce_piece(Lock& lock) TRIREME_REQUIRES(mutex_);
   template <class Until>
@@ -159,7 +162,7 @@ class Epoch {
   Meetings* meetings_;
   int64_t number_;
   size_t steps_;
-  int64_t pieces_;
+  std::optional<uint64_t> generation_;  // of the crew
   size_t course_ = 0, course_end_ = 0;  // the steps that the source knows of: until ranks meet, or the epoch ends
   size_t reached_;
   std::vector<uint32_t> order_;  // by the producer, before it is ordered_
@@ -174,6 +177,7 @@ class Epoch {
   Condition changed_;
   // Of the pieces that were guessed, in their order.
   std::deque<Batch> ready_ TRIREME_GUARDED_BY(mutex_);
+  int ranks_ TRIREME_GUARDED_BY(mutex_);  // that a step is cut for; changed by the consumer alone
   int64_t taken_ = kNone;                              // the piece that was taken last; of the consumer
   int64_t making_ TRIREME_GUARDED_BY(mutex_) = kNone;  // the piece that the producer is at
   int64_t aim_ TRIREME_GUARDED_BY(mutex_);             // the piece that it makes next
@@ -222,6 +226,10 @@ class Feed {
   /// Epoch `number` is steps number · steps_per_epoch() and following of the run.
   Epoch epoch(int64_t number, Stretch stretch = {}) {
     if (number == resumed_ && stretch.first == 0) stretch.first = std::exchange(resumed_step_, 0);
+    if (source_.generation()) {  // a crew may have come further before this rank was in it
+      const int64_t done = source_.next_step() - number * static_cast<int64_t>(steps_per_epoch());
+      stretch.first = std::max(stretch.first, static_cast<size_t>(std::max<int64_t>(done, 0)));
+    }
     return Epoch(stock_, source_, number, stretch, meetings_);
   }
   /// So many steps of this epoch were done in an earlier run: when it begins, it begins behind them.

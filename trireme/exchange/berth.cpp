@@ -56,8 +56,8 @@ space::StateMemory Berth::state(space::Optimizer optimizer, const space::Layout&
     memory.vectors.push_back(together ? one(vector, layout.bytes(), kPurpose, owned, sparse)
                                       : each(vector, layout.bytes(), kPurpose).parts[here]);
   if (!space::counts_steps(optimizer)) return memory;
-  auto* steps = reinterpret_cast<int64_t*>(
-      each(state::kSteps, layout.size() * sizeof(int64_t), "the steps of parameters").parts[here]);
+  steps_ = each(state::kSteps, layout.size() * sizeof(int64_t), "the steps of parameters");
+  auto* steps = reinterpret_cast<int64_t*>(steps_.parts[here]);
   for (const space::Bucket& bucket : buckets) memory.steps.push_back(steps + bucket.first);
   return memory;
 }

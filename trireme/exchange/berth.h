@@ -38,6 +38,8 @@ class Berth {
   space::StateMemory state(space::Optimizer optimizer, const space::Layout& layout,
                            const std::vector<space::Bucket>& buckets, const std::vector<space::Range>& owned,
                            bool together, bool sparse = false);
+  /// The steps of slots of all ranks of this machine, where state() has made them; otherwise empty.
+  const comm::shm::SharedBlock& steps() const { return steps_; }
   /// Tells who comes later what this rank holds, as far as it lies in the segment.
   /// Until the first end() it counts as unfinished. `step` is the name of the scalar that begin() and end() have.
   /// `notes` are names of further scalars, four at most.
@@ -62,6 +64,7 @@ class Berth {
   std::shared_ptr<std::vector<bool>> berths_;
   uint64_t fingerprint_;
   int model_;
+  comm::shm::SharedBlock steps_;
   Progress* progress_ = nullptr;  // in the segment
 };
 

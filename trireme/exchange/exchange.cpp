@@ -46,6 +46,10 @@ bool Exchange::begin(double lr, std::optional<int64_t> leased) {
   return begin_step(leased);
 }
 
+Reached Exchange::take_over(Exchange* /*before*/, const Reached& /*reached*/) {
+  fail<InvalidArgument>("sync '{}' cannot go on with another crew: use shared", name_of(options_.sync));
+}
+
 void Exchange::want_stop() {
   stop_wanted_ = true;
   source_->want_stop();

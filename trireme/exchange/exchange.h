@@ -14,6 +14,7 @@
 #include <trireme/exchange/berth.h>
 #include <trireme/exchange/options.h>
 #include <trireme/exchange/traits.h>
+#include <trireme/exchange/transaction.h>
 #include <trireme/exchange/work_source.h>
 #include <trireme/ps/client.h>
 #include <trireme/space/layout.h>
@@ -49,8 +50,9 @@ struct Group {
   bool one_machine() const { return all.size() == local.size(); }
 };
 
-/// Numbers that travel with a step: its loss, whether a rank wants to stop, and two signs (terms.h).
-using Told = std::array<double, 8>;
+/// Numbers that travel with a step: its loss, whether a rank wants to stop, two signs (terms.h), and whether one has heard
+/// of another crew.
+using Told = std::array<double, 9>;
 
 /// A forward pass, with or without its backward pass: those of one kind use the same parameters in the same order.
 enum class Pass : uint8_t {
@@ -156,6 +158,21 @@ class Exchange {
   /// After close(): their sums over all ranks, the same bits everywhere; null if this exchange does not carry them.
   const Told* told() const { return traits_.tells ? &told_ : nullptr; }
 
+  // ---- a crew that changes: with Options::elastic ----
+
+  /// Before close(): where the run is when the step that is under way is done, but for the optimizer's steps.
+  void aim(int64_t updates, int64_t position) { aim_.updates = updates, aim_.position = position; }
+  /// After restore(): where the run is now.
+  virtual void rewritten(int64_t /*updates*/, int64_t /*position*/) {}
+  /// Nothing of this crew's will change any more. Where it was in the end.
+  virtual Reached give_up() { return {}; }
+  /// Where the crew is.
+  virtual Reached reached() const { return {}; }
+  /// Collective, of a new exchange, instead of publish(): goes on with the state of the crew before. `before`: its exchange
+  /// of this rank, which was given up; null: this rank comes anew. Returns where that was. From then on this crew's
+  /// memory is what the next one goes on with.
+  virtual Reached take_over(Exchange* before, const Reached& reached);
+
   /// What each parameter server has counted, by its number; nothing without servers.
   virtual std::vector<metrics::Snapshot> counted_by_servers() { return {}; }
   /// How long waits for servers may take from now on; null: as long as at first. Those for ranks are their group's.
@@ -222,6 +239,7 @@ class Exchange {
   std::optional<space::Updater> updater_;
   bool stop_wanted_ = false, stopped_ = false;
   bool landed_ = true, sound_ = true;
+  Reached aim_;
 
  private:
   friend std::unique_ptr<Exchange> make_exchange(const Group&, const space::Layout&,
@@ -276,6 +294,8 @@ class Exchange {
   void visit_rest(state::Visitor& visitor, const state::Extras& extras);
   /// Until no rank changes anything any more.
   virtual void come_to_rest() {}
+  /// State is written over, until rewritten().
+  virtual void begin_rewriting() {}
   virtual state::About about() const;
   /// This rank's part of owners() as it lies in memory.
   virtual std::vector<state::Part> parts();

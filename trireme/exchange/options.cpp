@@ -19,6 +19,8 @@ void check(const Options& options) {
         "ZeRO (zero {}) divides one update among all ranks, and sync '{}' {}: use sync 'shared', or zero 0",
         options.zero, name_of(options.sync),
         options.sync.lockstep() ? "makes it elsewhere" : "has no lockstep: each rank makes updates of its own");
+  if (options.elastic && options.sync != Sync::shared)
+    fail<InvalidArgument>("a crew that changes needs sync 'shared', not '{}'", name_of(options.sync));
   check_rate(options.sync, options.rate);
   if (!(options.clip >= 0) || !std::isfinite(options.clip))
     fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", options.clip);

@@ -27,6 +27,8 @@ struct Options {
                                 // were gathered (stage 3), half for gradients on their way (2, 3). 0: window_of()
   bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
                                 // need them. Where that cannot be had, the buckets stay until close()
+  bool elastic = false;         // with Sync::shared: those who are left after a loss go on with the step that it was lost
+                                // in, or the next (Exchange::take_over). No update begins before all gradients are there
   Rate rate = Rate::share;      // what one gradient counts where they are applied one by one: how staleness is weighed;
                                 // begin() has the rate itself
   Terms terms{};                // of the caller's: what ranks must agree on besides

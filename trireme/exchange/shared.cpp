@@ -1,6 +1,7 @@
 #include <cstring>
 #include <numeric>
 
+#include <trireme/base/marks.h>
 #include <trireme/exchange/shared.h>
 #include <trireme/space/kernels.h>
 
@@ -33,8 +34,15 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
   gradients_ = berth_->each("gradients", layout_.bytes(), "the ranks' gradients", options_.zero >= 2);
   flags_ = berth_->each("flags", layout_.size(), "the gradients' flags");
   notes_ = berth_->each("notes", sizeof(Note), "the ranks' losses");
-  updater_.emplace(optimizer, slices_, local_.size() > 1,
-                   berth_->state(optimizer.kind, layout_, buckets_, slices_, true, divided));
+  state_ = berth_->state(optimizer.kind, layout_, buckets_, slices_, true, divided);
+  updater_.emplace(optimizer, slices_, local_.size() > 1, state_);
+  if (options_.elastic) {
+    std::byte* const page = berth_->one("decisions", Transaction::page_bytes(), "which steps were decided");
+    transaction_.emplace(page, berth_->each("journal", space::Journal::bytes(layout_.size()), "the ranks' journals"),
+                         layout_.size(), local_.rank());
+    handed_ = berth_->one("handed", layout_.size() * sizeof(int64_t), "the steps of parameters");
+    updater_->write_down(&transaction_->own());
+  }
   flat_ = {parameters, gradients_of(local_.rank()), flags_of(local_.rank())};
   source_ = std::make_unique<OwnShare>(local_.rank(), local_.size());
 }
@@ -43,6 +51,7 @@ Shared::~Shared() { before_writing(); }
 
 void Shared::publish() {
   local_.barrier("parameters");
+  if (transaction_ && !std::exchange(began_, true)) begin_crew();
   complete();
 }
 
@@ -61,7 +70,9 @@ void Shared::ready(size_t bucket) {
                          .count = b.range.size(),
                          .name = name_hashes_[bucket]};
   if (last(bucket)) note_of(local_.rank()).told = mine_;
+  mark("bucket: ready", bucket);
   last_round_ = rounds_of_[bucket] = local_.rounds().arrive(what, kPrivate, b.name);
+  mark("bucket: arrived", bucket);
   open_.push_back({bucket, last_round_});
   if (options_.overlap) proceed();
 }
@@ -98,11 +109,15 @@ void Shared::close() {
     if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
     return;
   }
-  if (clip_together())
+  const bool applies = clip_together();
+  if (transaction_) {
+    update_whole(applies);
+  } else if (applies) {
     for (size_t b = 0; b < buckets_.size(); b++) {
       const space::Source sum[] = {{gradients(), any_.data() + buckets_[b].first}};
       update(b, slices_[b], watches() ? std::span<const space::Source>(sum) : sources_of(b));
     }
+  }
   complete();
   local_.barrier("updated");
   if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
@@ -140,6 +155,7 @@ void Shared::hear_machine() {
 
 void Shared::work(size_t bucket) {
   if (whole_first()) return gather(bucket);
+  if (transaction_) return last(bucket) ? update_whole() : void();
   update_slice(bucket, slices_[bucket], sources_of(bucket));
 }
 

@@ -24,6 +24,10 @@ class Shared : public Exchange {
   void open() override;
   void ready(size_t bucket) override;
   void close() override;
+  void rewritten(int64_t updates, int64_t position) override;
+  Reached give_up() override;
+  Reached reached() const override { return transaction_ ? transaction_->last().reached : Reached{}; }
+  Reached take_over(Exchange* before, const Reached& reached) override;
 
  protected:
   /// Of this rank: `slices` by bucket, empty where it has nothing to do.
@@ -48,6 +52,20 @@ class Shared : public Exchange {
   void sum_here(size_t bucket, space::Range slice, uint8_t* any);
   /// Of this rank's gradients, the whole pages inside.
   void give_back_gradients(space::Range range);
+  /// The first one, with what was published.
+  void begin_crew();
+  void begin_rewriting() override;
+  /// With Options::elastic, when all gradients of the step are in this machine's memory: decides it, and makes this rank's
+  /// part of it. `applies`: false where nothing is to change.
+  void update_whole(bool applies = true);
+  /// The slice of a bucket that a rank of this machine updates.
+  virtual space::Range slice_on(int rank, size_t bucket) const {
+    return space::part_of(buckets_[bucket].range, rank, local_.size());
+  }
+  /// What a rank of this machine updates its slice with.
+  virtual std::vector<space::Source> sources_on(int rank, size_t bucket);
+  /// Brings the state to machines that lack it, from those who have it. Collective.
+  virtual void bring(bool /*has*/, std::span<int64_t> /*steps*/) {}
   /// This rank's part of a bucket at which all ranks of the machine have arrived.
   virtual void work(size_t bucket);
   /// The next bucket's. Of the last one, told_ has the machine's sums then.
@@ -68,6 +86,9 @@ class Shared : public Exchange {
   std::vector<uint32_t> rounds_of_;   // the buckets', in this step
   uint32_t step_ = 0;
   std::vector<double> squares_;  // with clip: of this rank's slices of the summed gradient, by bucket
+  space::StateMemory state_;     // the machine's
+  std::optional<Transaction> transaction_;  // with Options::elastic
+  bool began_ = false;                      // this crew, with Options::elastic
 
  private:
   /// What a rank leaves for the others of its machine.
@@ -81,6 +102,9 @@ class Shared : public Exchange {
   bool can_give_back(size_t bucket) const;
   void gather(size_t bucket);
   void hear_machine();
+  int64_t* steps_of(int rank) const;
+  void copy_slice(const Shared& before, int rank, size_t bucket);
+  void take_slices(Shared& before, int rank, const Decided& last, std::span<int64_t> steps);
 
   // What a rank tells is written before it arrives at the last bucket, and read by all before they finish it; that it
   // left something out before it finishes that bucket, and read before the next step.
@@ -88,6 +112,8 @@ class Shared : public Exchange {
   size_t worked_ = 0, given_back_ = 0;  // buckets, in this step
   std::vector<uint8_t> any_;            // with clip, by slot: some rank has a gradient
   std::vector<uint64_t> name_hashes_;   // by bucket
+  std::vector<uint8_t> any_of_rank_;    // as any_, of a rank that others make whole
+  std::byte* handed_ = nullptr;         // with Options::elastic: the steps of slots that a crew goes on with
 
  protected:
   Share share_of(int rank, size_t bucket) const override;

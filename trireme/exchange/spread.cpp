@@ -30,12 +30,13 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
       all_(group.all),
       lane_(group.lane),
       lanes_(group.lanes),
-      lane_flags_(layout_.size()),
       trips_(buckets_.size()),
       ready_seconds_(buckets_.size()) {
   traits_.patient = true;
   source_ = std::make_unique<OwnShare>(all_.rank(), all_.size());
   total_ = berth_->each("total", sizeof(Told), "what ranks of all machines tell");
+  flags_of_lanes_ = berth_->each("lane_flags", layout_.size(), "which parameters have gradients");
+  lane_flags_ = {reinterpret_cast<uint8_t*>(flags_of_lanes_.parts[static_cast<size_t>(local_.rank())]), layout_.size()};
   landings_ = berth_->each("landings", sizeof(Landings) * buckets_.size(), "which buckets have landed");
   // More flags than one opening takes are a collective of their own, for which depart() waits.
   for (const space::Bucket& b : buckets_)
@@ -62,6 +63,7 @@ void Spread::publish() {
   local_.barrier("before parameters come");
   if (local_.rank() == 0) lane_->broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
   local_.barrier("parameters");
+  if (transaction_ && !std::exchange(began_, true)) begin_crew();
   complete();
 }
 
@@ -124,24 +126,58 @@ void Spread::close() {
     work_next();
     depart();
   }
-  if (whole_first()) return close_clipped();
+  if (sums_first()) return close_whole();
   await(buckets_.back().range);
   told_ = total();
 }
 
 /// All sums are needed before the first update. A slice and its lane's squares are the same on all machines, so is the
 /// norm.
-void Spread::close_clipped() {
+void Spread::close_whole() {
   while (!travelling_.empty()) land_first();
-  const bool apply = clip_together();
+  const bool applies = !whole_first() || clip_together();
+  if (transaction_) {
+    if (local_.rank() == speaker_) total() = told_;
+    local_.barrier("sums are here");
+    told_ = total();
+    update_whole(applies);
+  }
   for (size_t b = 0; b < buckets_.size(); b++) {
     if (slices_[b].empty()) continue;
-    const space::Source sum[] = {{gradients(), lane_flags_.data() + buckets_[b].first}};
-    if (apply) update(b, slices_[b], sum);
+    if (applies && !transaction_) update(b, slices_[b], sources_on(local_.rank(), b));
     mark_landed(b);
   }
   land();
   told_ = total();
+}
+
+std::vector<space::Source> Spread::sources_on(int rank, size_t bucket) {
+  const auto number = static_cast<size_t>(rank);
+  const auto* flags = reinterpret_cast<const uint8_t*>(flags_of_lanes_.parts[number]);
+  return {{gradients_of(rank), flags + buckets_[bucket].first}};
+}
+
+/// Each lane brings its slices, by a machine of its own choice among those who have them: so several send at a time.
+void Spread::bring(bool has, std::span<int64_t> steps) {
+  if (lane_ != nullptr) {
+    const uint8_t own = has ? 1 : 0;
+    std::vector<uint8_t> machines(static_cast<size_t>(lane_->size()));
+    lane_->all_gather(&own, machines.data(), 1, DType::u8, "which machines have the state");
+    std::vector<int> sources;
+    for (int machine = 0; machine < lane_->size(); machine++)
+      if (machines[static_cast<size_t>(machine)] != 0) sources.push_back(machine);
+    if (sources.size() < machines.size()) {
+      const int from = sources[static_cast<size_t>(local_.rank()) % sources.size()];
+      std::vector<std::byte*> vectors = state_.vectors;
+      vectors.insert(vectors.begin(), parameters());
+      for (size_t b = 0; b < buckets_.size(); b++)
+        for (std::byte* vector : vectors)
+          if (!slices_[b].empty())
+            lane_->broadcast(vector + slices_[b].begin, slices_[b].size(), DType::u8, from, buckets_[b].name);
+      if (local_.rank() == 0) lane_->broadcast(steps.data(), steps.size_bytes(), DType::u8, sources[0], "steps");
+    }
+  }
+  local_.barrier("the state of other machines");
 }
 
 void Spread::await(space::Range part) {
@@ -216,11 +252,9 @@ void Spread::land_first() {
   const space::Source sum[] = {{gradients(), lane_flags_.data() + b.first}};
   Trip& trip = trips_[piece.bucket];
   trip.travelling--;
-  if (whole_first()) {
-    squares_[piece.bucket] +=
-        space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum);
-    return;
-  }
+  if (whole_first())
+    squares_[piece.bucket] += space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum);
+  if (sums_first()) return;
   update_slice(piece.bucket, piece.range, sum);
   trip.landed++;
   mark_landed(piece.bucket, trip.travelling == 0 && trip.rest.empty() ? kAllPieces : trip.landed);

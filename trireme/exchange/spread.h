@@ -49,7 +49,14 @@ class Spread final : public Shared {
 
   void work(size_t bucket) override;
   void proceed() override;
-  void close_clipped();
+  void close_whole();
+  /// Every sum is here before anything is updated.
+  bool sums_first() const { return whole_first() || transaction_; }
+  space::Range slice_on(int rank, size_t bucket) const override {
+    return rank < lanes_ ? space::part_of(buckets_[bucket].range, rank, lanes_) : space::Range{};
+  }
+  std::vector<space::Source> sources_on(int rank, size_t bucket) override;
+  void bring(bool has, std::span<int64_t> steps) override;
   bool unused(size_t bucket);
   void depart();
   void depart_piece(size_t bucket);
@@ -69,8 +76,8 @@ class Spread final : public Shared {
   int lanes_;
   int speaker_ = 0;  // the machine's first rank that sends something of the last bucket: the numbers that ranks tell
                      // travel with it
-  comm::shm::SharedBlock total_, landings_;
-  std::vector<uint8_t> lane_flags_;  // by slot: somebody, on any machine, has a gradient for it
+  comm::shm::SharedBlock total_, landings_, flags_of_lanes_;
+  std::span<uint8_t> lane_flags_;    // by slot: somebody, on any machine, has a gradient for it
   std::vector<Trip> trips_;          // by bucket
   std::vector<uint32_t> order_;
   size_t ready_ = 0;     // buckets

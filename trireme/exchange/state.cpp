@@ -184,6 +184,7 @@ std::string Exchange::restore(state::Source& kept, const state::Extras& wanted) 
   }
   all_ready(group(), model_, error);
   if (berth_) berth_->begin(-1);  // who dies in the middle of this leaves nothing that is whole
+  begin_rewriting();
   for (const auto& list : {parts(), extras.parts})
     for (const state::Part& part : list) source.read(part.vector, part.range, part.bytes);
   restore_elsewhere(source);

@@ -5,6 +5,7 @@
 // step i / ranks. A source gives a rank one piece after another, as *leases*; who computes it, and when, is all that it
 // says: the samples are the feed's matter (data/loader.h). Not thread-safe; of the thread that trains.
 #include <cstdint>
+#include <optional>
 
 #include <trireme/ps/client.h>
 
@@ -21,6 +22,10 @@ class WorkSource {
   int ranks() const { return ranks_; }
   /// Micro-batches of a piece.
   int micros() const { return micros_; }
+  /// Grows when the crew has changed: what was taken and not done is taken anew, as rank() of ranks() that are now, from
+  /// step next_step() of the run on. Nothing: the crew never changes.
+  virtual std::optional<uint64_t> generation() const { return std::nullopt; }
+  virtual int64_t next_step() const { return 0; }
 
   /// A course of this many steps begins; its first one is step `first_step` of the run. All ranks begin the same
   /// courses in the same order. Does not wait for them: who still has a piece of the course before ends it, and finds
@@ -43,6 +48,7 @@ class WorkSource {
   void restore(const Course& course);
 
  protected:
+  void be(int rank, int ranks) { rank_ = rank, ranks_ = ranks; }
   Course course_;
   bool stop_wanted_ = false;
 

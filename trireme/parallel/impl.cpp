@@ -56,6 +56,8 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
       alike_(ranks.alike),
       stages_(ranks.stages),
       mesh_(ranks.mesh),
+      world_(world),
+      optimizer_(optimizer),
       count_(group_.registry()),
       options_(options),
       lr_(optimizer ? optimizer->lr : 0),
@@ -74,18 +76,26 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
   const Divisions divisions = divisions_of(module, ties_);
   const space::Layout all = layout_of(all_, options_.channels_last, divisions);
   check_parts(all, optimizer);
-  const space::Layout layout = with_counted(layout_of(parameters_, options_.channels_last, divisions));
-  exchange::Group members(group_);
-  members.world = world;
-  if (model_) members.model = &model_->comm();
-  exchange_ = exchange::make_exchange(members, layout, optimizer, exchange_options());
+  make_exchange_for(with_counted(layout_of(parameters_, options_.channels_last, divisions)));
   if (model_) assembly_.emplace(whole_, group_, *model_, all, here_, exchange_->owners());
-  adopt_parameters();
-  adopt_buffers();
+  if (elastic() && ranks.joins) {
+    move_in();
+    join_crew(nullptr, {});
+  } else {
+    adopt_parameters();
+    adopt_buffers();
+  }
   drop_other_stages();
   listen();
   group_.attached<Trained>().exchanges.push_back(exchange_.get());
   follow_freezing();
+}
+
+void Parallel::Impl::make_exchange_for(const space::Layout& layout) {
+  exchange::Group members(group_);
+  members.world = world_;
+  if (model_) members.model = &model_->comm();
+  exchange_ = exchange::make_exchange(members, layout, optimizer_, exchange_options());
 }
 
 Parallel::Impl::~Impl() {
@@ -170,6 +180,11 @@ void Parallel::Impl::check_pipeline() const {
 
 void Parallel::Impl::check_ranks(World* world) const {
   const exchange::Sync& sync = options_.exchange.sync;
+  if (elastic() && (world == nullptr || model_))
+    fail<InvalidArgument>("a crew that changes is all of the world, and each rank has all of the model: give parallel() "
+                          "the World, or leave elastic out");
+  if (elastic() && options_.sync_batch_norm)
+    fail<InvalidArgument>("sync_batch_norm counts on ranks that stay: leave it out, or elastic");
   if (world == nullptr && sync.needs_servers())
     fail<InvalidArgument>(
         "sync '{}' needs parameter servers, which serve all ranks of a job together: give parallel() the World, and "
@@ -398,6 +413,7 @@ void Parallel::Impl::each_tensor(const std::function<void(const Named&)>& look) 
 
 exchange::Told Parallel::Impl::tell() const {
   exchange::Told told{loss_, stop.load() ? 1.0 : 0.0};
+  told[kChange] = elastic() && world_->change_wanted() ? 1.0 : 0.0;
   std::copy(freezing_sign_.begin(), freezing_sign_.end(), told.begin() + kFreezing);
   std::copy(loader_sign_.begin(), loader_sign_.end(), told.begin() + kLoader);
   return told;

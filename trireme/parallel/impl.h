@@ -27,11 +27,14 @@ namespace trireme {
 /// Who trains a model: those who divide its samples, and on a mesh those who divide the model itself.
 struct Ranks {
   explicit Ranks(const Group& group) : data(group), whole(group) {}
+  /// All of the world. One that comes when the job is under way enters the crew. Collective.
+  explicit Ranks(World& world);
   /// Samples are divided along the axis "data", if there is one. Collective.
   explicit Ranks(const Mesh& mesh);
   /// The same, of ranks that have stages of the model. Collective.
   Ranks(const Mesh& mesh, const Pipeline& pipeline);
 
+  bool joins = false;            // a crew that trains already: its state is what this rank begins with
   Group data;                    // gradients are summed over these
   Group whole;                   // all: where nothing is divided, the same
   std::optional<Group> model{};  // this rank and those that have the other parts of its replica; nothing: it has all
@@ -53,6 +56,14 @@ class Parallel::Impl {
 
   Step step(double weight, const std::function<torch::Tensor()>& loss);
   Step step(double weight, const torch::Tensor& x, const torch::Tensor& y, const LossOf& loss);
+  /// A step, or, when the crew changes in it, what has become of it.
+  Step through_changes(const std::function<Step()>& step);
+  bool elastic() const { return options_.exchange.elastic; }
+  /// On with the next crew: see Parallel::change_crew().
+  Step change_crew();
+  /// What the crew has settled, furthest of all: see Parallel::settle_on().
+  void settle_on(int64_t number, std::string what) { memo_ = {number, std::move(what)}; }
+  const std::pair<int64_t, std::string>& settled_on() const { return memo_; }
   void limited(const std::function<void()>& meet);
   void exclusive(const std::function<void()>& change);
   void settled(const std::function<void()>& look, Looks looks = Looks::freely);
@@ -91,6 +102,11 @@ class Parallel::Impl {
     void begin(int64_t first_step, int64_t steps) override { impl_.exchange_->source().begin(first_step, steps); }
     ps::Lease take() override;
     void want_stop() override { impl_.stop.store(true); }
+    std::optional<uint64_t> generation() const override {
+      return impl_.elastic() ? std::optional(impl_.group_.epoch()) : std::nullopt;
+    }
+    int64_t next_step() const override { return impl_.clock_; }
+    void follow() { be(impl_.group_.rank(), impl_.group_.size()); }
 
    private:
     Impl& impl_;
@@ -130,6 +146,13 @@ class Parallel::Impl {
   void compare_signs(const exchange::Told& sums);
   void compare_here();
 
+  // ---- a crew that changes: crew_change.cpp ----
+  void make_exchange_for(const space::Layout& layout);
+  void move_in();
+  void join_crew(exchange::Exchange* before, const exchange::Reached& reached);
+  void share_buffers(bool fresh);
+  void share_memo();
+
   // ---- a step: stroke.cpp ----
   void run_schedule(double weight, const torch::Tensor& x, const torch::Tensor& y, const LossOf& loss);
   void chunk_done(int chunk);
@@ -158,6 +181,7 @@ class Parallel::Impl {
   bool watches() const { return options_.exchange.on_nan != exchange::OnNan::ignore; }
   bool skips() const { return options_.exchange.on_nan == exchange::OnNan::skip; }
   void keep_buffers();
+  void return_buffers();
   void spoil_bucket();
   Step skip(Step done);
   void lose(double number);
@@ -188,11 +212,14 @@ class Parallel::Impl {
     bool gathers;
   };
 
-  const Group group_, whole_;         // see Ranks
+  Group group_, whole_;               // see Ranks
   const std::optional<Group> model_;  //
   const std::optional<Group> alike_;  //
   const std::vector<int> stages_;     //
   const std::string mesh_;            //
+  comm::shm::Communicator* local_ = &group_.local();  // as long as there is the group, whose epoch may have ended
+  World* const world_;  // null: these are the ranks of a group, and not of the world
+  const std::optional<space::UpdaterOptions> optimizer_;
   StepMetrics count_;
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
   ParallelOptions options_;
@@ -234,6 +261,7 @@ class Parallel::Impl {
   double seed_ = 1;                                       // of the gradient, per weight: see begin_share()
   exchange::Told told_{};                                 // this rank's, then everybody's
   static constexpr ptrdiff_t kFreezing = 2, kLoader = 5;  // in what ranks tell, after the loss and the wish to stop
+  static constexpr size_t kChange = 8;                    // and: this one has heard of another crew
   exchange::Sign freezing_sign_{}, loader_sign_{};
   std::shared_ptr<const std::string> loader_terms_;  // of the last batch that came from a loader
 
@@ -243,6 +271,8 @@ class Parallel::Impl {
                        // the last
   std::optional<int64_t> leased_;  // where work is given: the step of the piece that was taken and not done yet
   bool stopped_ = false;           // the ranks have agreed to stop
+  bool change_ = false;            // they have agreed to go on as another crew
+  std::pair<int64_t, std::string> memo_{-1, ""};
 };
 
 /// The models that this rank trains.

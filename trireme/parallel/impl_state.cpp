@@ -52,6 +52,7 @@ std::string Parallel::Impl::restore(state::Source& kept) {
   own.store();
   leased_.reset();
   note_position();
+  exchange_->rewritten(updates_, clock_);
   return remark;
 }
 

@@ -12,7 +12,7 @@ namespace trireme {
 
 Parallel::Parallel(World& world, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
                    const ParallelOptions& options)
-    : impl_(std::make_unique<Impl>(Ranks(world.group()), &world, module, optimizer, options)) {}
+    : impl_(std::make_unique<Impl>(Ranks(world), &world, module, optimizer, options)) {}
 Parallel::Parallel(const Group& group, torch::nn::Module& module, std::optional<space::UpdaterOptions> optimizer,
                    const ParallelOptions& options)
     : impl_(std::make_unique<Impl>(Ranks(group), nullptr, module, optimizer, options)) {}
@@ -24,11 +24,17 @@ Parallel::Parallel(const Mesh& mesh, const Pipeline& pipeline, std::optional<spa
     : impl_(std::make_unique<Impl>(Ranks(mesh, pipeline), nullptr, pipeline.module(), optimizer, options, &pipeline)) {}
 Parallel::~Parallel() = default;
 
-Step Parallel::step(double weight, const std::function<torch::Tensor()>& loss) { return impl_->step(weight, loss); }
-Step Parallel::step(double weight, const torch::Tensor& x, const torch::Tensor& y, const LossOf& loss) {
-  return impl_->step(weight, x, y, loss);
+Step Parallel::step(double weight, const std::function<torch::Tensor()>& loss) {
+  return impl_->through_changes([&] { return impl_->step(weight, loss); });
 }
-Step Parallel::step(const std::function<torch::Tensor()>& loss) { return impl_->step(impl_->equal_weight(), loss); }
+Step Parallel::step(double weight, const torch::Tensor& x, const torch::Tensor& y, const LossOf& loss) {
+  return impl_->through_changes([&] { return impl_->step(weight, x, y, loss); });
+}
+Step Parallel::step(const std::function<torch::Tensor()>& loss) { return step(impl_->equal_weight(), loss); }
+bool Parallel::elastic() const { return impl_->elastic(); }
+Step Parallel::change_crew() { return impl_->change_crew(); }
+void Parallel::settle_on(int64_t number, std::string what) { impl_->settle_on(number, std::move(what)); }
+const std::pair<int64_t, std::string>& Parallel::settled_on() const { return impl_->settled_on(); }
 void Parallel::use_loader(const std::shared_ptr<const std::string>& terms) { impl_->use_loader(terms); }
 void Parallel::request_stop() noexcept { impl_->stop.store(true); }
 void Parallel::limited(const std::function<void()>& meet) { impl_->limited(meet); }

@@ -29,6 +29,8 @@ struct Step {
   bool skipped = false;  // with OnNan::skip: the update had a NaN and was not made, nor is it counted. Not updated
                          // then; all ranks in lockstep() see it alike
   std::string reason{};  // of a skipped update: who had it, and where
+  bool regrouped = false;  // the crew has changed (Options::elastic): group() is another one. If not updated, the step was
+                           // not made, and its samples are divided anew; a Feed does so by itself
   bool stop = false;  // some rank asked to stop: all ranks see it after the same update, or when they ask for work. Not
                       // updated then: nothing was done
 };
@@ -104,6 +106,19 @@ class Parallel {
     if constexpr (requires { batch.terms; }) use_loader(batch.terms);
     return step(static_cast<double>(batch.weight), batch.x, batch.y, loss);
   }
+
+  // ---- a crew that changes (exchange::Options::elastic; docs/elastic.md) ----
+
+  /// Whether step() goes through losses and joins: those who are left make the step anew, or go on with the next.
+  bool elastic() const;
+  /// After a PeerLost of a collective outside of step(): on with those who are left. What comes back is what has become of
+  /// a step that was under way. Collective among them: others may be inside of step(), which does the same.
+  Step change_crew();
+  /// What ranks have settled together outside of steps, such as the result of an evaluation: `number` grows. After a change
+  /// of the crew all have the furthest of them, those who come anew too; so nobody does again what others have done.
+  void settle_on(int64_t number, std::string what);
+  /// -1: nothing yet.
+  const std::pair<int64_t, std::string>& settled_on() const;
 
   /// Runs `meet`, in which ranks wait for others' steps to end, with the time limit of a step (ParallelOptions::
   /// step_timeout).

@@ -222,6 +222,7 @@ void Parallel::Impl::passed(size_t slot) {
 void Parallel::Impl::ready_next() {
   if (lost_ && skips()) spoil_bucket();
   if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = tell());
+  if (elastic()) exchange_->aim(updates_ + 1, clock_ + 1);
   exchange_->ready(next_bucket_++);
 }
 
@@ -286,6 +287,7 @@ void Parallel::Impl::hear(Step& done) {
   compare_signs(told_);
   done.loss = told_[0];
   done.stop = told_[1] > 0;
+  change_ = told_[kChange] > 0;
 }
 
 /// The same of the ranks that have the other parts of the model, and whether their gradients were sound. All have seen
@@ -311,13 +313,18 @@ void Parallel::Impl::hear_model() {
 
 /// What a forward pass writes to them is to be taken back when its update is skipped.
 void Parallel::Impl::keep_buffers() {
-  if (!skips()) return;
+  if (!skips() && !elastic()) return;
   const torch::NoGradGuard no_grad;
   for (size_t i = 0; i < buffers_.size(); i++)
     if (i == kept_buffers_.size())
       kept_buffers_.push_back(buffers_[i].tensor.detach().clone());
     else
       kept_buffers_[i].copy_(buffers_[i].tensor);
+}
+
+void Parallel::Impl::return_buffers() {
+  const torch::NoGradGuard no_grad;
+  for (size_t i = 0; i < kept_buffers_.size(); i++) buffers_[i].tensor.copy_(kept_buffers_[i]);
 }
 
 /// This rank's loss is no number, though its gradients may be some: with a NaN among them the exchange finds that the
@@ -334,7 +341,7 @@ void Parallel::Impl::spoil_bucket() {
 Step Parallel::Impl::skip(Step done) {
   const torch::NoGradGuard no_grad;
   done.reason = explanation(loss_);
-  for (size_t i = 0; i < buffers_.size(); i++) buffers_[i].tensor.copy_(kept_buffers_[i]);
+  return_buffers();
   for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
   done.updated = false;
   done.skipped = true;

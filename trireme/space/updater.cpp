@@ -192,28 +192,36 @@ bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameter
   update.correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps));
   update.scale = scale_;
   update.watch = watch_;
-  return followers_.empty() ? kernels().update(update) : save_and_update(update);
+  return followers_.empty() && journal_ == nullptr ? kernels().update(update) : update_in_pieces(update, index, range);
 }
 
-/// What is saved is in a cache when it is updated. In whole blocks, so that those which watch() leaves out stay the
-/// same.
-bool Updater::save_and_update(const Update& all) const {
-  constexpr size_t kPiece = Originals::kChunk / sizeof(float);
-  static_assert(kPiece % kBlock == 0);
+/// What is saved or written down is in a cache when it is updated. In whole blocks, so that those which watch() leaves
+/// out stay the same.
+bool Updater::update_in_pieces(const Update& all, size_t index, Range range) const {
+  constexpr size_t kChunk = Originals::kChunk / sizeof(float);
+  static_assert(kChunk % kBlock == 0 && Journal::kPiece % kBlock == 0);
+  const size_t length = journal_ != nullptr ? Journal::kPiece : kChunk;
   std::array<const void*, 256> gradients{};
   const size_t width = size_of(all.dtype);
   bool fine = true;
-  for (size_t at = 0; at < all.count; at += kPiece) {
+  for (size_t at = 0; at < all.count; at += length) {
     Update piece = all;
-    piece.count = std::min(kPiece, all.count - at);
+    piece.count = std::min(length, all.count - at);
+    const size_t bytes = piece.count * width;
     const auto moved = [&](const auto* begin) { return static_cast<const std::byte*>(begin) + at * width; };
     for (int k = 0; k < all.sources; k++) gradients[static_cast<size_t>(k)] = moved(all.gradients[k]);
     piece.gradients = gradients.data();
+    std::array<const std::byte*, 3> homes{};
+    size_t count = 0;
     for (void** home : {&piece.parameters, &piece.state[0], &piece.state[1]}) {
       if (*home == nullptr) continue;
       *home = static_cast<std::byte*>(*home) + at * width;
-      for (const auto& originals : followers_)
-        originals->save(static_cast<const std::byte*>(*home), piece.count * width);
+      homes[count++] = static_cast<const std::byte*>(*home);
+      for (const auto& originals : followers_) originals->save(homes[count - 1], bytes);
+    }
+    if (journal_ != nullptr) {
+      const size_t begin = range.begin + at * width;
+      journal_->enter(index, {begin, begin + bytes}, {homes.data(), count}, bytes);
     }
     fine = kernels().update(piece) && fine;
   }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <trireme/space/arena.h>
+#include <trireme/space/journal.h>
 #include <trireme/space/kernels.h>
 #include <trireme/space/layout.h>
 #include <trireme/space/originals.h>
@@ -80,6 +81,7 @@ class Updater {
   void begin_step(double lr);
   /// For the rest of the step: gradients count this much. begin_step() sets it back to 1.
   void scale(double factor) { scale_ = factor; }
+  double scale() const { return scale_; }
   /// From now on: leave parameters and state as they are where gradients are NaN or infinite, and in the same block.
   void watch(bool on) { watch_ = on; }
   /// Updates `range`, which lies inside owned range number `index`. `parameters` and each of `gradients` point to the
@@ -94,6 +96,7 @@ class Updater {
              std::span<const Source> sources);
 
   const UpdaterOptions& options() const { return options_; }
+  bool counts() const { return counts_steps(options_.kind); }
   int64_t steps() const { return steps_; }
   /// Bytes of optimizer state held here.
   size_t state_bytes() const { return state_size_ * state_vectors(options_.kind); }
@@ -113,6 +116,8 @@ class Updater {
   std::span<int64_t> slot_steps(size_t index, size_t slots);
   /// From now on: what is updated is saved for them before, until they are released. Between steps.
   void follow(std::shared_ptr<Originals> originals) { followers_.push_back(std::move(originals)); }
+  /// From now on: updates are written down there before they are made. It outlives this.
+  void write_down(Journal* journal) { journal_ = journal; }
   /// Somebody else will write to parameters or state: all that is followed is saved.
   void save_originals();
   /// So many steps have been: the next begin_step() starts another one.
@@ -127,12 +132,11 @@ class Updater {
   };
   friend bool update_present(Updater&, size_t, const Layout&, size_t, size_t, Range, DType, std::byte*,
                              std::span<const Source>);
-  bool counts() const { return counts_steps(options_.kind); }
   /// Of a slot, by its place among those of owned range `index`.
   int64_t steps_of(size_t index, size_t slot) const { return counts() ? counts_[index].steps[slot] : steps_; }
   bool apply(size_t index, Range range, DType dtype, std::byte* parameters, std::span<const std::byte* const> gradients,
              int64_t steps);
-  bool save_and_update(const Update& all) const;
+  bool update_in_pieces(const Update& all, size_t index, Range range) const;
 
   UpdaterOptions options_;
   bool shared_;
@@ -147,6 +151,7 @@ class Updater {
   double lr_ = 0, scale_ = 1;
   bool watch_ = false;
   std::vector<std::shared_ptr<Originals>> followers_;
+  Journal* journal_ = nullptr;
 };
 
 /// Updates `range`, which lies inside owned range `index` and covers slots [first, last) or parts of them, with the sum

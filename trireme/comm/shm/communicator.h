@@ -87,6 +87,10 @@ class Communicator final : public comm::Communicator {
   Rounds& rounds() { return rounds_; }
   Sequence& sequence() { return *sequence_; }
   Segment& segment() { return *segment_; }
+  /// What this crew has in the segment is whole: the next one goes on with it, and what earlier ones left is not needed
+  /// any more. And whether somebody of the machine has said so.
+  void keep_areas() { areas_.need_from(options_.epoch); }
+  bool kept_areas() const { return areas_.needed_from() >= options_.epoch; }
   const std::shared_ptr<Segment>& memory() const { return segment_; }
   const std::string& group() const { return options_.group; }
   uint64_t epoch() const { return options_.epoch; }
