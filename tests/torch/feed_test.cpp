@@ -124,7 +124,7 @@ TEST(Feed, WrongGuessesCostNothingButTheirTime) {
         size_t i = 0;
         for (auto& batch : epoch) {
           ASSERT_EQ(batch.piece, pieces.at(i));
-          const Batch wanted = stock.batch(stock.order(2), 2, pieces[i++], 0);
+          const Batch wanted = stock.batch(stock.order(2), 2, pieces[i++], 0, stock.cut.ranks);
           ASSERT_TRUE(torch::equal(batch.x, wanted.x) && torch::equal(batch.y, wanted.y));
         }
         EXPECT_EQ(i, pieces.size());

@@ -122,6 +122,8 @@ Batch Stock::batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t pi
   batch.piece = piece;
   batch.micro = micro;
   batch.terms = terms;
+  batch.epoch = epoch;
+  for (size_t i = part.begin; i < part.end; i++) batch.signs += sign_of(order[i]);
   return batch;
 }
 

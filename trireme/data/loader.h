@@ -38,6 +38,8 @@ struct Batch {
   size_t step = 0;                             // within the epoch
   int64_t piece = 0;                           // within the epoch: step · workers + whose share it was cut for
   int micro = 0;                               // within the step
+  int64_t epoch = 0;
+  double signs = 0;  // of its samples: the sum of sign_of()
   std::shared_ptr<const std::string> terms{};  // what the loaders of all ranks must agree on; null: not from a loader
   size_t samples() const { return x.defined() ? static_cast<size_t>(x.size(0)) : 0; }
 };

@@ -30,6 +30,14 @@ Piece piece_of(const Cut& cut, size_t step, int rank, int micro) {
   return piece;
 }
 
+double sign_of(uint32_t sample) { return static_cast<double>(mix(0x5369676e, sample) >> 32); }
+
+double sign_of_all(size_t count) {
+  double sum = 0;
+  for (size_t sample = 0; sample < count; sample++) sum += sign_of(static_cast<uint32_t>(sample));
+  return sum;
+}
+
 void check(const Cut& cut, const std::string& data_name) {
   const size_t ranks = static_cast<size_t>(cut.ranks);
   if (cut.batch == 0) fail<InvalidArgument>("the batch must be at least 1");

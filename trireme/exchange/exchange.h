@@ -50,9 +50,11 @@ struct Group {
   bool one_machine() const { return all.size() == local.size(); }
 };
 
-/// Numbers that travel with a step: its loss, whether a rank wants to stop, two signs (terms.h), and whether one has heard
-/// of another crew.
-using Told = std::array<double, 9>;
+/// Numbers that travel with a step: its loss, whether a rank wants to stop, two signs (terms.h), whether one has heard of
+/// another crew, and which samples it had (Ledger).
+using Told = std::array<double, 11>;
+
+constexpr size_t kToldSamples = 9;  // their number, then the sum of their signs
 
 /// A forward pass, with or without its backward pass: those of one kind use the same parameters in the same order.
 enum class Pass : uint8_t {
@@ -160,8 +162,9 @@ class Exchange {
 
   // ---- a crew that changes: with Options::elastic ----
 
-  /// Before close(): where the run is when the step that is under way is done, but for the optimizer's steps.
-  void aim(int64_t updates, int64_t position) { aim_.updates = updates, aim_.position = position; }
+  /// Before close(): where the run is when the step that is under way is done, but for the optimizer's steps and what the
+  /// step's ranks tell.
+  void aim(const Reached& reached) { aim_ = reached; }
   /// After restore(): where the run is now.
   virtual void rewritten(int64_t /*updates*/, int64_t /*position*/) {}
   /// Nothing of this crew's will change any more. Where it was in the end.

@@ -31,11 +31,16 @@ void Shared::begin_rewriting() {
 }
 
 void Shared::rewritten(int64_t updates, int64_t position) {
-  if (transaction_) transaction_->kept({updater_->steps(), updates, position});
+  if (transaction_) transaction_->kept({.steps = updater_->steps(), .updates = updates, .position = position});
 }
 
 void Shared::update_whole(bool applies) {
-  const Reached reached{updater_->steps(), aim_.updates, aim_.position, told_[0], told_[1] > 0 ? 1 : 0};
+  Reached reached = aim_;
+  reached.steps = updater_->steps();
+  reached.loss = told_[0];
+  reached.stops = told_[1] > 0 ? 1 : 0;
+  reached.ledger.samples += told_[kToldSamples];
+  reached.ledger.signs += told_[kToldSamples + 1];
   transaction_->decide(step_, {reached, lr_, updater_->scale(), applies});
   space::Journal& journal = transaction_->own();
   journal.begin(step_, {steps_of(local_.rank()), updater_->counts() ? layout_.size() : 0});

@@ -11,7 +11,7 @@ namespace trireme::exchange {
 struct alignas(64) Transaction::Page {
   std::atomic<uint64_t> word;
   std::atomic<uint64_t> spoiled;
-  std::array<std::atomic<uint64_t>, 8> decided[2];  // by the number of steps. All ranks write the same
+  std::array<std::atomic<uint64_t>, 11> decided[2];  // by the number of steps. All ranks write the same
 
   void write(uint64_t steps, const Decided& what) {
     const auto bits = [](double value) { return std::bit_cast<uint64_t>(value); };
@@ -20,6 +20,9 @@ struct alignas(64) Transaction::Page {
                               static_cast<uint64_t>(what.reached.position),
                               bits(what.reached.loss),
                               static_cast<uint64_t>(what.reached.stops),
+                              static_cast<uint64_t>(what.reached.ledger.epoch),
+                              bits(what.reached.ledger.samples),
+                              bits(what.reached.ledger.signs),
                               bits(what.lr),
                               bits(what.scale),
                               what.applies};
@@ -29,7 +32,8 @@ struct alignas(64) Transaction::Page {
     const auto word = [&](size_t i) { return decided[steps % 2][i].load(std::memory_order_relaxed); };
     const auto count = [&](size_t i) { return static_cast<int64_t>(word(i)); };
     const auto number = [&](size_t i) { return std::bit_cast<double>(word(i)); };
-    return {{count(0), count(1), count(2), number(3), count(4)}, number(5), number(6), word(7) != 0};
+    const Ledger ledger{count(5), number(6), number(7)};
+    return {{count(0), count(1), count(2), number(3), count(4), ledger}, number(8), number(9), word(10) != 0};
   }
 };
 

@@ -15,6 +15,13 @@
 
 namespace trireme::exchange {
 
+/// The samples of an epoch that steps were made with: how many, and the sum of their signs (data::sign_of). One that is
+/// missing or counted twice shows in it.
+struct Ledger {
+  int64_t epoch = -1;
+  double samples = 0, signs = 0;
+};
+
 /// Where a run is after its steps so far.
 struct Reached {
   int64_t steps = 0;     // of the optimizer
@@ -22,6 +29,7 @@ struct Reached {
   int64_t position = 0;  // the step of the run that comes next
   double loss = 0;       // of the last step
   int64_t stops = 0;     // not 0: a rank wanted to stop then
+  Ledger ledger{};
 };
 
 /// A step that was decided.

@@ -41,10 +41,13 @@ Step Parallel::Impl::through_changes(const std::function<Step()>& step) {
     if (!std::exchange(change_, false)) return done;
     const Step after = change_crew();
     done.regrouped = true;
+    done.change_seconds = after.change_seconds;
     done.stop = done.stop || after.stop;
     return done;
-  } catch (const PeerLost&) {
-    return change_crew();
+  } catch (const PeerLost& lost) {
+    Step done = change_crew();
+    done.reason = lost.what();
+    return done;
   }
 }
 
@@ -71,6 +74,7 @@ void Parallel::Impl::join_crew(exchange::Exchange* before, const exchange::Reach
   const exchange::Reached now = exchange_->take_over(before, reached);
   updates_ = now.updates;
   clock_ = now.position;
+  ledger_ = now.ledger;
   share_buffers(before == nullptr);
   share_memo();
   work_.follow();
@@ -109,6 +113,7 @@ void Parallel::Impl::share_memo() {
 Step Parallel::Impl::change_crew() {
   if (!elastic()) fail<InvalidArgument>("this crew cannot change: Options::elastic is off");
   const int64_t clock = clock_;
+  const auto start = Clock::now();
   change_ = false;
   deferred_.clear();
   micro_ = 0;
@@ -144,7 +149,7 @@ Step Parallel::Impl::change_crew() {
   placement_->forget();
   unchecked_ = false;
   leased_.reset();
-  Step done{.updated = clock_ > clock, .number = updates_, .regrouped = true};
+  Step done{.updated = clock_ > clock, .number = updates_, .regrouped = true, .change_seconds = seconds_since(start)};
   const exchange::Reached last = exchange_->reached();
   if (done.updated) {
     done.loss = last.loss;

@@ -344,6 +344,12 @@ void Parallel::Impl::use_loader(const std::shared_ptr<const std::string>& terms)
   loader_sign_ = exchange::sign_of(*terms);
 }
 
+void Parallel::Impl::count_samples(int64_t epoch, double samples, double signs) {
+  if (micro_ == 0) own_ = {epoch, 0, 0};
+  own_.samples += samples;
+  own_.signs += signs;
+}
+
 void Parallel::Impl::limited(const std::function<void()>& meet) {
   const StepLimit limit = limit_waits();
   meet();
@@ -414,6 +420,8 @@ void Parallel::Impl::each_tensor(const std::function<void(const Named&)>& look) 
 exchange::Told Parallel::Impl::tell() const {
   exchange::Told told{loss_, stop.load() ? 1.0 : 0.0};
   told[kChange] = elastic() && world_->change_wanted() ? 1.0 : 0.0;
+  told[exchange::kToldSamples] = own_.samples;
+  told[exchange::kToldSamples + 1] = own_.signs;
   std::copy(freezing_sign_.begin(), freezing_sign_.end(), told.begin() + kFreezing);
   std::copy(loader_sign_.begin(), loader_sign_.end(), told.begin() + kLoader);
   return told;

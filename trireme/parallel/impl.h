@@ -71,6 +71,8 @@ class Parallel::Impl {
   /// logical ones. Collective.
   void each_tensor(const std::function<void(const Named&)>& look);
   void use_loader(const std::shared_ptr<const std::string>& terms);
+  void count_samples(int64_t epoch, double samples, double signs);
+  const exchange::Ledger& ledger() const { return ledger_; }
 
   state::OwnerMap owners() const;
   void visit(state::Visitor& visitor);
@@ -271,6 +273,8 @@ class Parallel::Impl {
                        // the last
   std::optional<int64_t> leased_;  // where work is given: the step of the piece that was taken and not done yet
   bool stopped_ = false;           // the ranks have agreed to stop
+  exchange::Ledger ledger_;        // of the crew, in the epoch that is under way
+  exchange::Ledger own_;           // of this rank, in the step that is under way
   bool change_ = false;            // they have agreed to go on as another crew
   std::pair<int64_t, std::string> memo_{-1, ""};
 };

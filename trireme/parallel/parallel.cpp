@@ -31,6 +31,10 @@ Step Parallel::step(double weight, const torch::Tensor& x, const torch::Tensor& 
   return impl_->through_changes([&] { return impl_->step(weight, x, y, loss); });
 }
 Step Parallel::step(const std::function<torch::Tensor()>& loss) { return step(impl_->equal_weight(), loss); }
+void Parallel::count_samples(int64_t epoch, double samples, double signs) {
+  impl_->count_samples(epoch, samples, signs);
+}
+const exchange::Ledger& Parallel::ledger() const { return impl_->ledger(); }
 bool Parallel::elastic() const { return impl_->elastic(); }
 Step Parallel::change_crew() { return impl_->change_crew(); }
 void Parallel::settle_on(int64_t number, std::string what) { impl_->settle_on(number, std::move(what)); }

@@ -31,6 +31,7 @@ struct Step {
   std::string reason{};  // of a skipped update: who had it, and where
   bool regrouped = false;  // the crew has changed (Options::elastic): group() is another one. If not updated, the step was
                            // not made, and its samples are divided anew; a Feed does so by itself
+  double change_seconds = 0;  // that it took, from the news to the new crew
   bool stop = false;  // some rank asked to stop: all ranks see it after the same update, or when they ask for work. Not
                       // updated then: nothing was done
 };
@@ -89,6 +90,8 @@ class Parallel {
   }
   Step step(const Batch& batch, const std::function<torch::Tensor()>& loss) {
     if constexpr (requires { batch.terms; }) use_loader(batch.terms);
+    if constexpr (requires { batch.signs; })
+      count_samples(batch.epoch, static_cast<double>(batch.samples()), batch.signs);
     return step(static_cast<double>(batch.weight), loss);
   }
 
@@ -104,6 +107,8 @@ class Parallel {
   }
   Step step(const Batch& batch, const LossOf& loss) {
     if constexpr (requires { batch.terms; }) use_loader(batch.terms);
+    if constexpr (requires { batch.signs; })
+      count_samples(batch.epoch, static_cast<double>(batch.samples()), batch.signs);
     return step(static_cast<double>(batch.weight), batch.x, batch.y, loss);
   }
 
@@ -114,6 +119,8 @@ class Parallel {
   /// After a PeerLost of a collective outside of step(): on with those who are left. What comes back is what has become of
   /// a step that was under way. Collective among them: others may be inside of step(), which does the same.
   Step change_crew();
+  /// With batches of a Feed: which samples of the epoch that is under way, or was the last, steps were made with.
+  const exchange::Ledger& ledger() const;
   /// What ranks have settled together outside of steps, such as the result of an evaluation: `number` grows. After a change
   /// of the crew all have the furthest of them, those who come anew too; so nobody does again what others have done.
   void settle_on(int64_t number, std::string what);
@@ -167,6 +174,7 @@ class Parallel {
  private:
   /// Batches come from a loader with these terms: found to differ between ranks, they are a Mismatch.
   void use_loader(const std::shared_ptr<const std::string>& terms);
+  void count_samples(int64_t epoch, double samples, double signs);
 
   class Impl;
   std::unique_ptr<Impl> impl_;

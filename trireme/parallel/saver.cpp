@@ -62,7 +62,8 @@ class Saver::Impl {
   Impl(Parallel& train, const SaverOptions& options)
       : train_(train),
         options_(options),
-        group_(train.whole().comm()),
+        ranks_(train.whole()),
+        group_(ranks_.comm()),
         folder_(checkpoint::system_files(), options.dir),
         plan_(contents()) {
     const std::string id = on_first(
@@ -82,7 +83,7 @@ class Saver::Impl {
   /// After an error somebody may be gone whose part will never come.
   ~Impl() {
     const bool failed = std::uncaught_exceptions() > exceptions_;
-    wait(failed ? std::min(kAfterFailure, options_.limit) : options_.limit);
+    if (!given_up_.load()) wait(failed ? std::min(kAfterFailure, options_.limit) : options_.limit);
     given_up_.store(true);
     if (thread_.joinable()) thread_.join();
   }
@@ -92,7 +93,7 @@ class Saver::Impl {
     const auto start = Clock::now();
     const std::string text = on_first(
         group_, [&] { return folder_.attempt(note.step).text(); }, "the next checkpoint");
-    Job job{.attempt = checkpoint::Attempt::parse(text), .note = note, .start = start};
+    Job job{.attempt = checkpoint::Attempt::parse(text), .note = note, .start = start, .crew = train_.crew()};
     job.snapshot = train_.snapshot(division_);
     job.strays = collect_strays(*job.snapshot);
     if (writer_ < 0) return;
@@ -102,6 +103,11 @@ class Saver::Impl {
   }
 
   bool busy() const { return busy_.load(); }
+
+  void give_up() {
+    given_up_.store(true);
+    lock_.reset();
+  }
 
   bool wait(Seconds limit) {
     Lock lock(mutex_);
@@ -137,6 +143,7 @@ class Saver::Impl {
     checkpoint::Attempt attempt;
     SaveNote note;
     Clock::time_point start;
+    checkpoint::CrewNote crew;
     std::shared_ptr<state::Snapshot> snapshot{};
     state::Image strays{};  // on rank 0: parts of ranks that do not see the folder
     std::vector<std::byte> random{};
@@ -334,7 +341,7 @@ class Saver::Impl {
     if (!train_.mesh().empty()) manifest.options[kMesh] = train_.mesh();
     manifest.metadata = options_.metadata;
     manifest.metrics = job.note.metrics;
-    manifest.crew = train_.crew();
+    manifest.crew = job.crew;
     manifest = checkpoint::commit(checkpoint::system_files(), job.attempt, plan_, std::move(manifest),
                                   {.writers = writers_, .limit = options_.limit, .given_up = &given_up_});
     saved.seconds = seconds_since(job.start);
@@ -349,6 +356,7 @@ class Saver::Impl {
 
   Parallel& train_;
   const SaverOptions options_;
+  const Group ranks_;  // the crew may change while the last one is written
   comm::Communicator& group_;
   checkpoint::Folder folder_;
   const checkpoint::Plan plan_;
@@ -369,6 +377,7 @@ class Saver::Impl {
 
 Saver::Saver(Parallel& train, const SaverOptions& options) : impl_(std::make_unique<Impl>(train, options)) {}
 Saver::~Saver() = default;
+void Saver::give_up() { impl_->give_up(); }
 void Saver::save(const SaveNote& note) { impl_->save(note); }
 bool Saver::busy() const { return impl_->busy(); }
 bool Saver::wait(Seconds limit) { return impl_->wait(limit); }

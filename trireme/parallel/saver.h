@@ -69,6 +69,8 @@ class Saver {
 
   // ---- not collective ----
 
+  /// The crew has changed: what is under way is not waited for, and will not be complete unless it is by now.
+  void give_up();
   /// On rank 0: what became of checkpoints since the last call. Elsewhere nothing.
   std::vector<Saved> news();
   /// What was noticed in the beginning: leftovers that were removed, ranks that do not see the folder.

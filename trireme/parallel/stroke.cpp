@@ -222,7 +222,10 @@ void Parallel::Impl::passed(size_t slot) {
 void Parallel::Impl::ready_next() {
   if (lost_ && skips()) spoil_bucket();
   if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = tell());
-  if (elastic()) exchange_->aim(updates_ + 1, clock_ + 1);
+  if (elastic())
+    exchange_->aim({.updates = updates_ + 1,
+                    .position = clock_ + 1,
+                    .ledger = own_.epoch == ledger_.epoch ? ledger_ : exchange::Ledger{own_.epoch, 0, 0}});
   exchange_->ready(next_bucket_++);
 }
 
@@ -288,6 +291,7 @@ void Parallel::Impl::hear(Step& done) {
   done.loss = told_[0];
   done.stop = told_[1] > 0;
   change_ = told_[kChange] > 0;
+  if (elastic()) ledger_ = exchange_->reached().ledger;
 }
 
 /// The same of the ranks that have the other parts of the model, and whether their gradients were sound. All have seen

@@ -63,13 +63,29 @@ size_t place_in(const checkpoint::Manifest& manifest, const data::Feed& feed) {
 }  // namespace
 
 Checkpoints::Checkpoints(Parallel& train, data::Feed& feed, const CheckpointsOptions& options)
-    : train_(train), feed_(feed), options_(options), saver_(train, saver_options(options, feed)) {
+    : train_(train), feed_(feed), options_(options) {
   feed_.meet_at(this);
+  if (!train_.elastic()) follow_crew();
+}
+
+/// Who comes to a crew that trains already makes a saver when all others do.
+void Checkpoints::follow_crew() {
+  if (crew_ == train_.group().epoch()) return;
+  hear();
+  std::erase_if(leaving_, [](const auto& saver) { return !saver->busy(); });
+  if (saver_) {
+    saver_->give_up();
+    leaving_.push_back(std::move(saver_));
+    saved_step_ = -1;
+  }
+  crew_ = train_.group().epoch();
+  saver_ = std::make_unique<Saver>(train_, saver_options(options_, feed_));
 }
 
 Checkpoints::~Checkpoints() { feed_.meet_at(nullptr); }
 
 bool Checkpoints::resume() {
+  follow_crew();
   const checkpoint::Folder folder(checkpoint::system_files(), options_.dir);
   const bool any = train_.whole().first() && !folder.list().empty();
   if (decide(any ? 1 : 0, "whether there is a checkpoint") == 0) return false;
@@ -86,7 +102,8 @@ Loaded go_on_from(Parallel& train, data::Feed& feed, const std::string& from, Pl
 }
 
 Loaded Checkpoints::resume(const std::string& from) {
-  saver_.wait(options_.limit);
+  follow_crew();
+  saver_->wait(options_.limit);
   Loaded loaded = go_on_from(train_, feed_, from, place_);
   newest_ = loaded.path;
   folder_is_ours_ = folder_is_ours_ || from == options_.dir;
@@ -121,6 +138,7 @@ void Checkpoints::refuse_another_run(int64_t done) {
 }
 
 int64_t Checkpoints::until_next(int64_t done) {
+  follow_crew();
   refuse_another_run(done);
   const int64_t by_steps = options_.every.steps > 0 ? options_.every.steps - done % options_.every.steps : 0;
   if (options_.every.seconds <= 0) return by_steps;
@@ -138,9 +156,10 @@ int64_t Checkpoints::until_next(int64_t done) {
 }
 
 void Checkpoints::meet(int64_t done) {
+  follow_crew();
   bool due = options_.every.steps > 0 && done % options_.every.steps == 0;
   if (options_.every.seconds > 0 && seconds_since(saved_) >= kNearEnough * options_.every.seconds)
-    due = due || !saver_.busy();  // what is due by the clock may wait until the one before is written; training may not
+    due = due || !saver_->busy();  // what is due by the clock may wait until the one before is written; training may not
   if (decide(due ? 1 : 0, "whether to save") == 0) return;
   const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
   save(done / steps, static_cast<size_t>(done % steps), {});
@@ -153,7 +172,7 @@ void Checkpoints::save(int64_t epoch, size_t step, const std::map<std::string, d
   note.more[kEpochStep] = fmt::format("{}", step);
   if (best_) note.more["best"] = fmt::format("{:.17g}", *best_);
   if (options_.describe) options_.describe(note);
-  saver_.save(note);
+  saver_->save(note);
   saved_ = Clock::now();
   saved_step_ = note.step;
 }
@@ -172,10 +191,12 @@ void Checkpoints::epoch_ended(int64_t epoch, const std::map<std::string, double>
   const bool by_steps = options_.every.steps > 0 && done % options_.every.steps == 0;
   const bool by_time = options_.every.seconds > 0 && seconds_since(saved_) >= kNearEnough * options_.every.seconds;
   const bool best = best_so_far(metrics);
+  follow_crew();
   if (decide(by_epochs || by_steps || by_time || best ? 1 : 0, "whether to save") != 0) save(epoch + 1, 0, metrics);
 }
 
 void Checkpoints::save_stopped(const data::Epoch& epoch) {
+  follow_crew();
   auto reached = static_cast<int64_t>(epoch.reached());
   train_.whole().comm().allreduce(&reached, 1, DType::i64, Op::max, "where they stopped");
   const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
@@ -183,19 +204,20 @@ void Checkpoints::save_stopped(const data::Epoch& epoch) {
 }
 
 void Checkpoints::save_at(int64_t done, const std::map<std::string, double>& metrics) {
+  follow_crew();
   if (done == saved_step_) return;
   const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
   save(done / steps, static_cast<size_t>(done % steps), metrics);
 }
 
 bool Checkpoints::finish(Seconds limit) {
-  const bool done = saver_.wait(limit);
+  const bool done = !saver_ || saver_->wait(limit);
   hear();
   return done && failed_.empty();
 }
 
 void Checkpoints::hear() {
-  for (Saved& saved : saver_.news()) {
+  for (Saved& saved : saver_ ? saver_->news() : std::vector<Saved>()) {
     failed_ = saved.error;
     if (saved.error.empty()) newest_ = saved.path;
     news_.push_back(std::move(saved));

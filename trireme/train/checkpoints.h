@@ -13,6 +13,7 @@
 // Training goes on while it is written.
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -79,17 +80,18 @@ class Checkpoints final : public data::Meetings {
   bool finish(Seconds limit);
 
   /// This rank still writes.
-  bool busy() const { return saver_.busy(); }
+  bool busy() const { return saver_ && saver_->busy(); }
   /// On rank 0, of what was saved since the last call; elsewhere nothing.
   std::vector<Saved> news();
   /// The last one that is known to be complete, on rank 0; "": none.
   const std::string& newest() const { return newest_; }
-  const std::vector<std::string>& remarks() const { return saver_.remarks(); }
+  std::vector<std::string> remarks() const { return saver_ ? saver_->remarks() : std::vector<std::string>(); }
 
   int64_t until_next(int64_t done) override;
   void meet(int64_t done) override;
 
  private:
+  void follow_crew();
   void save(int64_t epoch, size_t step, const std::map<std::string, double>& metrics);
   int64_t decide(int64_t mine, const char* what);
   bool best_so_far(const std::map<std::string, double>& metrics);
@@ -99,7 +101,9 @@ class Checkpoints final : public data::Meetings {
   Parallel& train_;
   data::Feed& feed_;
   CheckpointsOptions options_;
-  Saver saver_;
+  std::unique_ptr<Saver> saver_;  // of the crew that is now: made anew by the first collective call after a change
+  std::vector<std::unique_ptr<Saver>> leaving_;
+  std::optional<uint64_t> crew_;  // its epoch
   Place place_;
   // Of the clock, on rank 0.
   Clock::time_point saved_ = Clock::now(), asked_ = saved_;

@@ -36,6 +36,8 @@ class Guard {
   bool was_stopped_here();
   /// Nothing is to follow.
   bool ended() const { return ended_; }
+  /// As others have decided before this rank came.
+  void set_ended(bool ended) { ended_ = ended; }
 
   /// Goes back to the newest checkpoint, after which all ranks have the state of some step. Returns that step, or
   /// nothing when there is no checkpoint. Collective. Null: there are no checkpoints.

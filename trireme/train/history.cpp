@@ -18,7 +18,11 @@ Json json_of(const EpochResult& e) {
           {"has_test", e.has_test},
           {"seconds", e.seconds},
           {"samples_per_second", e.samples_per_second},
-          {"tokens", e.tokens}};
+          {"tokens", e.tokens},
+          {"samples", e.samples},
+          {"each_once", e.each_once},
+          {"lost", e.lost},
+          {"joined", e.joined}};
 }
 
 /// JSON has no NaN: it is null there.
@@ -36,6 +40,10 @@ EpochResult epoch_of(const Json& row) {
   e.seconds = number_in(row, "seconds");
   e.samples_per_second = number_in(row, "samples_per_second");
   e.tokens = row.value("tokens", int64_t{0});  // not in older ones
+  e.samples = row.value("samples", int64_t{-1});
+  e.each_once = row.value("each_once", false);
+  e.lost = row.value("lost", 0);
+  e.joined = row.value("joined", 0);
   return e;
 }
 

@@ -81,6 +81,8 @@ Result Run::train() {
   const auto steps = static_cast<int64_t>(cut.steps());
   choose_epochs(splits, steps);
   if (splits.schema && mse_) loss_unit_ = splits.schema->deviation * splits.schema->deviation;
+  steps_ = steps;
+  const bool joins = world_.newcomer();
   Parallel train = make_parallel(parallel_options(steps, channels_last));
   data::Feed feed(train, splits.train,
                   {.batch = options_.batch, .seed = options_.seed, .shuffle = options_.shuffle, .dtype = dtype_});
@@ -89,34 +91,30 @@ Result Run::train() {
     listener_.note(fmt::format(
         "{}: {} parameters; {}: {} training and {} test samples; {} worker{}{}, sync {}, batch {} ({} steps an "
         "epoch)",
-        options_.model, result_.parameters, options_.data, splits.train.count, splits.test.count, world_.size(),
-        world_.size() == 1 ? "" : "s", servers_text(), exchange::name_of(asked().sync), options_.batch, steps));
+        options_.model, result_.parameters, options_.data, splits.train.count, splits.test.count, world_.group().size(),
+        world_.group().size() == 1 ? "" : "s", servers_text(), exchange::name_of(asked().sync), options_.batch, steps));
   introduce_batch_norm();
   introduce_language(splits);
   introduce_parts(train);
   const Closing closing{checkpoints_};
-  keep_checkpoints(train, feed, splits, channels_last);
+  keep_checkpoints(train, feed, splits, channels_last, joins);
   guard_.begin(Seconds(history_.time));
+  settled_ = position_ / steps;
+  if (joins) join_in(train);
   if (owes_evaluation(splits, steps)) {  // it was stopped between an epoch and its figures
     evaluate(train, splits.test, Patience::until_stopped);
     if (world_.first() && !result_.stopped) listener_.epoch(result_.epochs.back());
   }
-  for (int epoch = static_cast<int>(position_ / steps);
-       epoch < epochs_ && !result_.stopped && !enough() && !guard_.ended(); epoch++) {
-    try {
-      run_epoch(train, feed, epoch);
-    } catch (const NotFinite& error) {
-      epoch = static_cast<int>(guard_.roll_back(error, position_) / steps) - 1;
-      continue;
-    }
-    if (result_.stopped && guard_.was_stopped_here()) result_.stopped = false;
-    if (!result_.stopped) evaluate(train, splits.test, Patience::until_stopped);
-    if (world_.first() && !result_.stopped) listener_.epoch(result_.epochs.back());
-    if (!result_.stopped) examine(mse_ ? 0 : splits.train.classes, epoch + 1 == epochs_ || enough());
-    if (checkpoints_ && !result_.stopped && position_ % steps == 0) checkpoints_->epoch_ended(epoch, figures());
-    if (!result_.stopped) guard_.after_epoch(losses(), position_);
-    tell_of_checkpoints();
-  }
+  through_changes(train, [&] {
+    run_epochs(train, feed, splits);
+    finish(train, splits);
+  });
+  record_schedule();
+  result_.decisions = guard_.decisions();
+  return std::move(result_);
+}
+
+void Run::finish(Parallel& train, const data::Splits& splits) {
   if (checkpoints_) checkpoints_->save_at(position_, figures());
   save(train, splits);
   if (result_.stopped) evaluate_stopped(train, splits.test);
@@ -124,9 +122,6 @@ Result Run::train() {
   result_.sha256 = train.sha256();
   if (!train.lockstep()) result_.updates = all_updates_;
   collect_metrics(train);
-  record_schedule();
-  result_.decisions = guard_.decisions();
-  return std::move(result_);
 }
 
 /// Where layers or stages of the model are on different workers: who is with whom.
@@ -151,7 +146,9 @@ void Run::collect_metrics(Parallel& train) {
   const auto ranks = cluster::gather_metrics(world_.comm(), world_.registry().snapshot(kSpansInReport));
   if (!world_.first()) return;
   const auto servers = train.counted_by_servers();
-  for (size_t i = 0; i < ranks.size(); i++) result_.counted.emplace_back(fmt::format("rank {}", i), ranks[i]);
+  result_.counted.clear();
+  for (size_t i = 0; i < ranks.size(); i++)
+    result_.counted.emplace_back(fmt::format("rank {}", world_.group().ranks()[i]), ranks[i]);
   for (size_t i = 0; i < servers.size(); i++) result_.counted.emplace_back(fmt::format("server {}", i), servers[i]);
 }
 
@@ -348,8 +345,9 @@ bool Run::choose_format(const data::Dataset& set) {
   if (options_.memory_format != MemoryFormat::automatic) return options_.memory_format == MemoryFormat::channels_last;
   if (const auto kept = kept_format()) return *kept;
   const int passes = options_.pipeline > 1 ? micro_batches(options_) : options_.parallel.accumulate;
-  const size_t share =
-      std::max<size_t>(1, options_.batch / static_cast<size_t>(copies()) / static_cast<size_t>(passes));
+  // As the job was started: whoever comes later finds the same.
+  const size_t workers = static_cast<size_t>(mesh_ ? copies() : world_.size());
+  const size_t share = std::max<size_t>(1, options_.batch / workers / static_cast<size_t>(passes));
   const auto order = data::epoch_order(std::min(share, set.count), 0, 0, false);
   const data::Batch batch = data::make_batch(set, order, 0, order.size(), dtype_);
   const FormatChoice choice = choose_memory_format(world_, net_, batch.x, batch.y, options_.model, options_.cache);

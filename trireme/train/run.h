@@ -4,6 +4,7 @@
 #include <torch/types.h>
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -33,6 +34,13 @@ class Run {
     size_t samples = 0;  // of all workers in lockstep, otherwise of this one
     Clock::time_point start = Clock::now(), reported = start;
   };
+  struct Leaving {
+    Run& run;
+    Pace& pace;
+    EpochResult& epoch;
+    double before;  // seconds, of earlier parts of the epoch
+    ~Leaving();
+  };
   enum class Patience { until_stopped, to_the_end };
   /// They end before what they are of.
   struct Closing {
@@ -61,14 +69,16 @@ class Run {
   bool choose_format(const data::Dataset& set);
   void save(Parallel& train, const data::Splits& splits);
   /// Of the model, each with samples of its own, and the number of this worker's.
-  int copies() const { return mesh_ ? mesh_->size("data") : world_.size(); }
-  int copy() const { return mesh_ ? mesh_->coordinate("data") : world_.rank(); }
+  int copies() const { return mesh_ ? mesh_->size("data") : world_.group().size(); }
+  int copy() const { return mesh_ ? mesh_->coordinate("data") : world_.group().rank(); }
   /// Workers compute with parameters of others: all of them run the same.
   bool gathers() const { return asked().zero == 3; }
   const exchange::Options& asked() const { return options_.parallel.exchange; }
   bool enough() const { return options_.most_steps() > 0 && position_ >= options_.most_steps(); }
 
   // ---- epochs: run_epochs.cpp ----
+  void run_epochs(Parallel& train, data::Feed& feed, const data::Splits& splits);
+  void end_epoch(Parallel& train, const data::Splits& splits);
   void run_epoch(Parallel& train, data::Feed& feed, int number);
   int64_t reached(const data::Epoch& batches);
   Step step(Parallel& train, const data::Batch& batch);
@@ -81,6 +91,14 @@ class Run {
   bool stops_evaluating(Patience patience, size_t batch);
   std::vector<EpochLoss> losses() const;
   void examine(size_t classes, bool ended);
+
+  // ---- a crew that changes: run_crew.cpp ----
+  void through_changes(Parallel& train, const std::function<void()>& part);
+  void follow(Parallel& train, const Step& change);
+  void join_in(Parallel& train);
+  void settle(Parallel& train);
+  void adopt_settled(const Parallel& train);
+  void audit(const Parallel& train, const data::Dataset& set, EpochResult& epoch);
 
   // ---- a model in stages: run_pipeline.cpp ----
   void make_pipeline(const data::Cut& batches, const data::Dataset& set);
@@ -97,13 +115,14 @@ class Run {
   // ---- checkpoints: run_checkpoints.cpp ----
   void take_weights();
   std::string best_figure(const data::Splits& splits) const;
-  void keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits& splits, bool channels_last);
+  void keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits& splits, bool channels_last, bool joins);
   void take_up(const Loaded& loaded);
   bool owes_evaluation(const data::Splits& splits, int64_t steps) const;
   void describe(SaveNote& note) const;
   std::map<std::string, double> figures() const;
   void tell_of_checkpoints();
   void finish_checkpoints();
+  void finish(Parallel& train, const data::Splits& splits);
 
   World& world_;
   const Options& options_;
@@ -125,6 +144,11 @@ class Run {
   std::optional<Checkpoints> checkpoints_;
   int64_t position_ = 0;     // steps of the run that are done; within an epoch, as far as this worker knows
   int64_t all_updates_ = 0;  // where workers go their own ways: of all of them
+  int64_t steps_ = 0;        // of an epoch
+  int64_t settled_ = 0;      // epochs that were trained, evaluated and saved
+  bool owes_end_ = false;    // of the next one, only the first is done
+  std::vector<int> crew_;    // ranks
+  int lost_ = 0, joined_ = 0;  // since the last epoch was settled
   int timed_ = 0;            // steps, as far as kStepsToTime
   double usual_ = 0;         // seconds of the quickest of them
   bool warned_ = false;

@@ -32,7 +32,8 @@ std::string Run::best_figure(const data::Splits& splits) const {
   return mse_ || net_.is_language() ? "test_loss" : "test_accuracy";
 }
 
-void Run::keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits& splits, bool channels_last) {
+void Run::keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits& splits, bool channels_last,
+                           bool joins) {
   const KeepOptions& k = options_.keeping;
   if (!k.dir.empty()) {
     const std::string figure = best_figure(splits);
@@ -58,7 +59,7 @@ void Run::keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits
     for (const std::string& remark : checkpoints_->remarks())
       if (world_.first()) listener_.note(remark);
   }
-  if (k.resume.empty() || k.weights_only) return;
+  if (k.resume.empty() || k.weights_only || joins) return;
   Place place;
   take_up(checkpoints_ ? checkpoints_->resume(k.from()) : go_on_from(train, feed, k.from(), place));
   if (position_ >= static_cast<int64_t>(feed.steps_per_epoch()) * epochs_ && world_.first())

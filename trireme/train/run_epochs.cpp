@@ -18,6 +18,40 @@ constexpr int kStepsToTime = 20;  // before a straggler becomes slow
 
 }  // namespace
 
+void Run::run_epochs(Parallel& train, data::Feed& feed, const data::Splits& splits) {
+  while (settled_ < epochs_ && !result_.stopped && !guard_.ended()) {
+    if (!owes_end_) {
+      if (enough()) return;
+      try {
+        run_epoch(train, feed, static_cast<int>(settled_));
+      } catch (const NotFinite& error) {
+        settled_ = guard_.roll_back(error, position_) / steps_;
+        continue;
+      }
+      owes_end_ = true;
+    }
+    if (result_.stopped && guard_.was_stopped_here()) result_.stopped = false;
+    end_epoch(train, splits);
+  }
+}
+
+/// What a trained epoch is worth, and what follows from it.
+void Run::end_epoch(Parallel& train, const data::Splits& splits) {
+  const int64_t epoch = settled_;
+  if (!result_.stopped) audit(train, splits.train, result_.epochs.back());
+  if (!result_.stopped) evaluate(train, splits.test, Patience::until_stopped);
+  if (world_.first() && !result_.stopped) listener_.epoch(result_.epochs.back());
+  if (!result_.stopped) examine(mse_ ? 0 : splits.train.classes, epoch + 1 == epochs_ || enough());
+  if (checkpoints_ && !result_.stopped && position_ % steps_ == 0)
+    checkpoints_->epoch_ended(static_cast<int>(epoch), figures());
+  if (!result_.stopped) guard_.after_epoch(losses(), position_);
+  tell_of_checkpoints();
+  owes_end_ = false;
+  if (result_.stopped) return;
+  settled_ = epoch + 1;
+  settle(train);
+}
+
 void Run::run_epoch(Parallel& train, data::Feed& feed, int number) {
   net_.train();
   Pace pace{.steps = std::exchange(history_.partial_steps, 0)};
@@ -29,6 +63,7 @@ void Run::run_epoch(Parallel& train, data::Feed& feed, int number) {
   epoch.test_accuracy = -1;
   const double before = epoch.seconds;  // of an earlier part of the run
   pace_ = &pace;
+  const Leaving leaving{*this, pace, epoch, before};
   const auto first = number * static_cast<int64_t>(feed.steps_per_epoch());
   if (stop_.load()) train.request_stop();
   const int64_t left = options_.most_steps() > 0 ? options_.most_steps() - first : std::numeric_limits<int64_t>::max();
@@ -36,6 +71,7 @@ void Run::run_epoch(Parallel& train, data::Feed& feed, int number) {
   for (const data::Batch& batch : batches) {
     if (guard_.passes_over(first + static_cast<int64_t>(batch.step))) continue;
     const Step done = step(train, batch);
+    if (done.regrouped) follow(train, done);
     if (!train.lockstep()) pace.samples += batch.samples();
     if (done.updated || done.skipped) {
       position_ = first + static_cast<int64_t>(batch.step) + 1;
@@ -58,6 +94,14 @@ void Run::run_epoch(Parallel& train, data::Feed& feed, int number) {
   result_.epochs.push_back(epoch);
   stopped_steps_ = position_ < first + static_cast<int64_t>(feed.steps_per_epoch()) ? pace.steps : 0;
   pace_ = nullptr;
+}
+
+/// The crew has changed where ranks met in the middle of an epoch: it goes on counting.
+Run::Leaving::~Leaving() {
+  if (run.pace_ == nullptr) return;
+  run.history_.partial_steps = pace.steps;
+  epoch.seconds = before + seconds_since(pace.start);
+  run.pace_ = nullptr;
 }
 
 /// Steps of the epoch that all ranks together have done. Collective when somebody has stopped.

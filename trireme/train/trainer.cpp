@@ -66,6 +66,12 @@ std::string report_json(const Options& options, int workers, const Result& resul
     row["samples_per_second"] = epoch.samples_per_second;
     if (epoch.tokens > 0) row["tokens_per_second"] = epoch.samples_per_second * static_cast<double>(epoch.tokens);
     row["seconds"] = epoch.seconds;
+    if (epoch.samples >= 0) {
+      row["samples"] = epoch.samples;
+      row["each_once"] = epoch.each_once;
+      row["lost"] = epoch.lost;
+      row["joined"] = epoch.joined;
+    }
     report["epochs"].push_back(row);
   }
   report["metrics"] = nlohmann::ordered_json::object();

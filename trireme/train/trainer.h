@@ -20,6 +20,10 @@ struct EpochResult {
   bool has_test = false;
   double seconds = 0, samples_per_second = 0;
   int64_t tokens = 0;  // of a sample of text; 0: no text
+  // Of a crew that may change: samples of the epoch that its steps were made with, and what became of the crew.
+  int64_t samples = -1;  // -1: nobody has counted
+  bool each_once = false;
+  int lost = 0, joined = 0;  // workers
 
   /// Of a text: e to the test loss, the number of tokens among which a guess would be as good.
   double test_perplexity() const;

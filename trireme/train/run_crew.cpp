@@ -1,0 +1,100 @@
+// A run whose crew changes: what happens between its steps is done again, or taken from those who have done it.
+#include <algorithm>
+
+#include <trireme/data/sampler.h>
+#include <trireme/train/run.h>
+
+namespace trireme::train {
+namespace {
+
+int missing(const std::vector<int>& from, const std::vector<int>& in) {
+  return static_cast<int>(std::count_if(from.begin(), from.end(), [&](int rank) {
+    return std::find(in.begin(), in.end(), rank) == in.end();
+  }));
+}
+
+std::string counted(int count, const char* what) { return fmt::format("{} worker{} {}", count, count == 1 ? "" : "s", what); }
+
+}  // namespace
+
+/// A part that can be done again from where the run is: its steps have been made whole, and the rest leaves nothing half
+/// done. All ranks that are left come here, or go on inside of a step.
+void Run::through_changes(Parallel& train, const std::function<void()>& part) {
+  crew_ = train.group().ranks();
+  if (!train.elastic()) return part();
+  while (true) {
+    try {
+      return part();
+    } catch (const PeerLost& lost) {
+      Step change = train.change_crew();
+      change.reason = lost.what();
+      follow(train, change);
+    }
+  }
+}
+
+/// The crew is another one.
+void Run::follow(Parallel& train, const Step& change) {
+  const std::vector<int>& now = train.group().ranks();
+  const int lost = missing(crew_, now), joined = missing(now, crew_);
+  lost_ += lost;
+  joined_ += joined;
+  crew_ = now;
+  position_ = train.source().next_step();
+  result_.updates = change.number;
+  result_.stopped = result_.stopped || change.stop;
+  adopt_settled(train);
+  if (!train.group().first()) return;
+  std::string who = lost > 0 ? counted(lost, "lost") : "";
+  if (joined > 0) who += (who.empty() ? "" : ", ") + counted(joined, "joined");
+  listener_.note(fmt::format("{}: {} on with step {}, after {:.0f} ms{}{}", who, counted(static_cast<int>(now.size()), "go"),
+                             position_ + 1, change.change_seconds * 1e3, change.reason.empty() ? "" : ". ",
+                             change.reason));
+}
+
+/// This worker comes when others have trained for a while.
+void Run::join_in(Parallel& train) {
+  position_ = train.source().next_step();
+  settled_ = 0;
+  adopt_settled(train);
+  settled_ = std::max(settled_, position_ / steps_ - (position_ % steps_ == 0 && position_ > 0 ? 1 : 0));
+}
+
+/// An epoch was trained, evaluated and saved: whoever comes later need not.
+void Run::settle(Parallel& train) {
+  if (!train.elastic()) return;
+  SaveNote note;
+  describe(note);
+  train.settle_on(settled_, (guard_.ended() ? "1" : "0") + note.more.at("history"));
+}
+
+void Run::adopt_settled(const Parallel& train) {
+  const auto& [settled, text] = train.settled_on();
+  if (settled <= settled_) return;
+  settled_ = settled;
+  owes_end_ = false;
+  guard_.set_ended(text.front() == '1');
+  history_ = History::parse(text.substr(1));
+  result_.epochs = history_.epochs;
+  result_.seconds = history_.seconds;
+}
+
+/// Whether each sample of the epoch was in exactly one step that was made.
+void Run::audit(const Parallel& train, const data::Dataset& set, EpochResult& epoch) {
+  if (!train.elastic()) return;
+  const exchange::Ledger& ledger = train.ledger();
+  const bool whole = position_ == static_cast<int64_t>(epoch.epoch) * steps_;
+  if (!whole || ledger.epoch != epoch.epoch - 1) return;
+  epoch.samples = static_cast<int64_t>(ledger.samples);
+  epoch.each_once = epoch.samples == static_cast<int64_t>(set.count) && ledger.signs == data::sign_of_all(set.count);
+  epoch.lost += std::exchange(lost_, 0);
+  epoch.joined += std::exchange(joined_, 0);
+  if (!train.group().first()) return;
+  std::string text = fmt::format("epoch {}: {} of {} samples, {}", epoch.epoch, epoch.samples, set.count,
+                                 epoch.each_once ? "each once" : "NOT each once");
+  if (epoch.lost + epoch.joined > 0)
+    text += fmt::format("; {}, {}", counted(epoch.lost, "lost"), counted(epoch.joined, "joined"));
+  listener_.note(text);
+}
+
+}  // namespace trireme::train
