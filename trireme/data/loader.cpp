@@ -140,8 +140,9 @@ Epoch::Epoch(const Stock& stock, exchange::WorkSource* source, std::unique_ptr<e
       steps_(std::min(stretch.end, stock.cut.steps())),
       pieces_(static_cast<int64_t>(steps_) * stock.cut.ranks),
       reached_(std::min(stretch.first, steps_)),
-      aim_(static_cast<int64_t>(reached_) * stock.cut.ranks + source_.rank()),
+      aim_(static_cast<int64_t>(reached_) * stock.cut.ranks + source_.run().begin),
       stride_(stock.cut.ranks),
+      run_(source_.run()),
       limit_(stock.options.ahead) {
   begin_course(reached_);
   producer_ = std::thread([this] { produce(); });
@@ -206,7 +207,7 @@ void Epoch::rest(Lock& lock, const Until& until) {
 void Epoch::produce_piece(Lock& lock) {
   const size_t guess = guess_;
   const int64_t piece = making_ = aim_;
-  aim_ += stride_;
+  aim_ = after(piece);
   for (int micro = 0; micro < stock_.cut.accumulate; micro++) {
     Batch batch;
     {
@@ -249,6 +250,7 @@ bool Epoch::take_piece() {
   reached_ = static_cast<size_t>(piece / stock_.cut.ranks) + 1;
   Lock lock(mutex_);
   if (taken_ != kNone) stride_ = std::max<int64_t>(1, piece - taken_);
+  run_ = source_.run();
   taken_ = piece;
   made_here_ = !foreseen();
   if (made_here_) {
@@ -258,6 +260,13 @@ bool Epoch::take_piece() {
     limit_ = std::min(2 * limit_, stock_.options.ahead);
   }
   return true;
+}
+
+/// The piece that this rank gets next, as far as one can tell.
+int64_t Epoch::after(int64_t piece) const {
+  if (run_.size() == 1) return piece + stride_;
+  const int64_t pieces = stock_.cut.ranks, step = piece / pieces;
+  return piece % pieces + 1 < run_.end ? piece + 1 : (step + 1) * pieces + run_.begin;
 }
 
 /// Whether the piece that was taken is ready, or will be before any other.
@@ -272,7 +281,7 @@ void Epoch::guess_anew() {
   guess_++;
   ready_.clear();
   making_ = kNone;
-  aim_ = taken_ + stride_;
+  aim_ = after(taken_);
   limit_ = std::min(static_cast<size_t>(stock_.cut.accumulate), stock_.options.ahead);
   if (producer_waits_) changed_.notify_all();
 }
@@ -302,6 +311,6 @@ LoaderOptions with_micros(LoaderOptions options, int micros) {
 }  // namespace
 
 Feed::Feed(exchange::WorkSource& source, Dataset set, const LoaderOptions& options)
-    : source_(source), stock_(std::move(set), source.ranks(), with_micros(options, source.micros())) {}
+    : source_(source), stock_(std::move(set), source.pieces(), with_micros(options, source.micros())) {}
 
 }  // namespace trireme::data
