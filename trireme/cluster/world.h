@@ -17,6 +17,7 @@
 namespace trireme {
 namespace cluster {
 class LastWords;
+class Session;
 class StatusDoor;
 }  // namespace cluster
 
