@@ -431,7 +431,6 @@ class History {
 
   void leave(Rank& rank) {
     say(rank, Word::leave);
-    rank.finished = rank.history.size() == kSteps;
     kill(rank);
   }
 
@@ -477,7 +476,10 @@ class History {
     }
     if (here.brought[step] != here.crew) return see_deaths(rank);
     rank.brought = false;
-    if (step == kSteps) return leave(rank);  // all are done
+    if (step == kSteps) {  // all are done
+      rank.finished = true;
+      return leave(rank);
+    }
     rank.history.push_back(rank.epoch);
     if (here.wanted[step] != 0) rank.state = Rank::regrouping;
   }

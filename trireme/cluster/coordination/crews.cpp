@@ -170,8 +170,8 @@ class Planner {
   const std::vector<Hand>& hands_;
   const CrewBook& book_;
   const CrewPolicy& policy_;
-  bool settled_ = false;                  // all of the crew have confirmed that they are in it
-  bool placed_ = true, all_dead_ = true;  // of the crew; of the lost
+  bool settled_ = false;                       // all of the crew have confirmed that they are in it
+  bool placed_ = true, all_dead_ = true;       // of the crew; of the lost
   int at_peace_ = 0, staying_ = 0, lost_ = 0;  // of the crew; newcomers that have not rowed yet do not stay
   std::string losses_;
 };
