@@ -89,6 +89,7 @@ struct Child {
   int number = -1;         // rank or server; of an agent, its place in the list
   bool is_server = false;  // otherwise a rank, or an agent
   bool newcomer = false;   // it was started when the job was under way
+  bool rowed = false;      // of an elastic job: it has been in the crew
   Clock::time_point began = Clock::now();
   pid_t pid = 0;
   Descriptor process;  // readable when it has ended

@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include <trireme/base/error.h>
 #include <trireme/cluster/coordination/reach.h>
 #include <trireme/cluster/launching/launcher.h>
@@ -29,15 +31,21 @@ LocalDesk::LocalDesk(const std::string& job, int ranks, const Elasticity& elasti
     : name_("trireme-desk-" + random_name()),
       token_(random_name() + random_name()),
       variable_(name_ + "/" + token_),
+      ranks_(ranks),
       coordinator_(options_of(name_, token_, job, ranks, elasticity, silence)) {}
 
 CrewView LocalDesk::crew() {
   coordinator_.take_events();
   const Snapshot now = coordinator_.snapshot();
+  std::vector<int> ranks = now.crew.ranks;
+  if (!now.crew.underway) {  // some may not have come yet
+    ranks.resize(static_cast<size_t>(ranks_));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
   return {.epoch = now.crew.epoch,
-          .ranks = now.crew.ranks,
+          .ranks = std::move(ranks),
           .target = now.crew.target,
-          .complete = now.complete,
+          .complete = now.crew.underway,
           .over = now.crew.over,
           .failure = now.failures.empty() ? "" : now.failures.front().reason};
 }

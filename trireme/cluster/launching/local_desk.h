@@ -30,6 +30,7 @@ class LocalDesk {
 
  private:
   const std::string name_, token_, variable_;
+  const int ranks_;  // of the first crew
   Coordinator coordinator_;
 };
 

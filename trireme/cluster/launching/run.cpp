@@ -133,7 +133,7 @@ void LaunchRun::note_end(size_t index) {
   Child& child = roster_.all()[index];
   const bool well = *child.status == 0;
   if (!well && child.is_server && asked_) return;  // a server that had to be asked has lost nothing
-  if (!well && staff_ && !staff_->in_crew(child) && (crew_ended_ || interrupted_ != 0)) return;  // nor has a spare
+  if (!well && staff_ && !child.rowed && (crew_ended_ || interrupted_ != 0)) return;  // nor has a spare
   if (!well) {
     failed_.push_back(index);
     child.dispensable = others_go_on(child);
@@ -146,13 +146,13 @@ void LaunchRun::note_end(size_t index) {
 /// with what it has left, unless it died of an error that they would find too.
 bool LaunchRun::others_go_on(const Child& gone) const {
   if (!options_.elasticity.elastic() || gone.is_server || end_) return false;
-  if (const CrewView crew = staff_ ? staff_->crew() : options_.crew(); !crew.complete || !crew.failure.empty())
-    return false;
-  if (staff_ && !staff_->in_crew(gone)) return true;  // one that had no part in it yet, or not any more
-  const bool heirs = staff_ && gone.killed() && (roster_.living() > 0 || staff_->replaces());
-  return heirs || std::any_of(roster_.all().begin(), roster_.all().end(), [&](const Child& child) {
-           return !child.is_server && (!child.status || *child.status == 0) && (!staff_ || staff_->in_crew(child));
-         });
+  const CrewView crew = staff_ ? staff_->crew() : options_.crew ? options_.crew() : CrewView{.complete = true};
+  if (!crew.complete || !crew.failure.empty()) return false;
+  if (staff_)
+    return !gone.rowed || !staff_->crew_ended() || staff_->closed() ||
+           (gone.killed() && (roster_.living() > 0 || staff_->replaces()));
+  return std::any_of(roster_.all().begin(), roster_.all().end(),
+                     [](const Child& child) { return !child.is_server && (!child.status || *child.status == 0); });
 }
 
 CrewView LaunchRun::ask_desk() { return desk_ ? desk_->crew() : options_.crew(); }

@@ -14,9 +14,12 @@ void Staff::look(CrewView now) {
     unreplaced_ = 0;
     if (back_off_.given_up()) back_off_ = {};
   }
-  if (options_.show != Show::first || crew_.ranks.empty()) return;
-  for (Child& child : roster_.all())  // who was shown once stays so: its last lines count
-    if (!child.is_server && child.number == crew_.ranks.front()) child.show();
+  for (Child& child : roster_.all()) {
+    if (!in_crew(child)) continue;
+    child.rowed = true;
+    if (options_.show == Show::first && child.number == crew_.ranks.front())
+      child.show();  // who was shown once stays so: its last lines count
+  }
 }
 
 bool Staff::in_crew(const Child& child) const {
@@ -31,15 +34,15 @@ bool Staff::crew_ended() const {
 void Staff::ended(const Child& child) {
   const bool well = *child.status == 0;
   if (well && in_crew(child)) return close();  // it was not sent away: the work is done
-  if (well) {                                  // one that is not needed any more
-    if (options_.crew) unreplaced_++;          // here is only a part of the job: what is wanted in all is not known
-    if (child.newcomer) back_off_ = after_death(back_off_, Clock::now(), child.began, child.slate.updates() > 0);
-    return;
-  }
-  back_off_ = after_death(back_off_, Clock::now(), child.began, child.slate.updates() > 0);
+  if (well && options_.crew) unreplaced_++;    // here is only a part of the job: what is wanted in all is not known
+  const bool missing = roster_.living() < wanted();
+  if (!well || missing) back_off_ = after_death(back_off_, Clock::now(), child.began, child.slate.updates() > 0);
+  if (well) return;
   if (options_.elasticity.on_failure != OnFailure::replace) unreplaced_++;
   say_loss(child);
 }
+
+int Staff::wanted() const { return places(options_.elasticity, target_, unreplaced_); }
 
 bool Staff::replaces() const {
   return options_.elasticity.on_failure == OnFailure::replace && !closed_ && !back_off_.given_up();
@@ -48,8 +51,7 @@ bool Staff::replaces() const {
 void Staff::say_loss(const Child& child) const {
   if (!options_.say || closed_) return;
   std::string text = fmt::format("{} (process {}) was lost: {}", child.name, child.pid, child.how_it_ended());
-  const NextStart next =
-      next_start(Clock::now(), roster_.living(), places(options_.elasticity, target_, unreplaced_), back_off_);
+  const NextStart next = next_start(Clock::now(), roster_.living(), wanted(), back_off_);
   if (back_off_.given_up()) {
     text += fmt::format(". {} in a row have died within {:g} s of their start: no more are started", back_off_.early,
                         kEarly.count());
@@ -63,9 +65,8 @@ void Staff::say_loss(const Child& child) const {
 }
 
 std::optional<Clock::time_point> Staff::tend() {
-  if (closed_) return std::nullopt;
-  const NextStart next =
-      next_start(Clock::now(), roster_.living(), places(options_.elasticity, target_, unreplaced_), back_off_);
+  if (closed_ || !crew_.complete) return std::nullopt;
+  const NextStart next = next_start(Clock::now(), roster_.living(), wanted(), back_off_);
   for (int i = 0; i < next.start; i++) {
     roster_.start_newcomer(next_number_());
     count_.started.add();

@@ -43,6 +43,7 @@ class Staff {
   bool hopeless() const;
 
  private:
+  int wanted() const;
   void say_loss(const Child& child) const;
 
   const LaunchOptions& options_;
