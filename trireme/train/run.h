@@ -26,6 +26,8 @@ class Run {
  public:
   Run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop);
   Result run();
+  /// There is a model, which its workers share.
+  bool has_begun() const { return steps_ > 0 && !crew_.empty(); }
 
  private:
   /// How far an epoch is.
