@@ -153,7 +153,6 @@ class Run {
   int64_t settled_ = 0;      // epochs that were trained, evaluated and saved
   bool owes_end_ = false;    // of the next one, only the first is done
   std::vector<int> crew_;    // ranks
-  int lost_ = 0, joined_ = 0;  // since the last epoch was settled
   int timed_ = 0;            // steps, as far as kStepsToTime
   double usual_ = 0;         // seconds of the quickest of them
   bool warned_ = false;
