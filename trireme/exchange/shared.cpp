@@ -98,11 +98,7 @@ void Shared::close() {
     if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
     return;
   }
-  if (clip_together())
-    for (size_t b = 0; b < buckets_.size(); b++) {
-      const space::Source sum[] = {{gradients(), any_.data() + buckets_[b].first}};
-      update(b, slices_[b], watches() ? std::span<const space::Source>(sum) : sources_of(b));
-    }
+  clip_together([&](size_t b) { update_gathered(b); }, [](size_t) {});
   complete();
   local_.barrier("updated");
   if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
@@ -115,10 +111,19 @@ bool Shared::sound_here() const {
 }
 
 /// In the order of buckets and ranks, so that the bits do not depend on what came first.
-bool Shared::clip_together() {
+void Shared::clip_together(const OfBucket& update, const OfBucket& settled) {
   double squares = std::accumulate(squares_.begin(), squares_.end(), 0.0);
   norm_group().allreduce(&squares, 1, DType::f64, Op::sum, "the norm of the gradient");
-  return clip_by(squares);
+  clip_and_update(squares, update, settled);
+}
+
+/// Between machines sums are not there before close().
+void Shared::go_ahead(const std::function<bool()>& enough) {
+  if (!whole_first() || traits_.patient) return;
+  work_arrived();
+  const double squares = std::accumulate(squares_.begin(), squares_.begin() + static_cast<ptrdiff_t>(worked_), 0.0);
+  update_ahead(
+      squares, worked_, [&](size_t b) { update_gathered(b); }, enough);
 }
 
 void Shared::work_next() {
@@ -166,6 +171,11 @@ void Shared::gather(size_t bucket) {
     any_[slot] = 0;
     for (int rank = 0; rank < local_.size(); rank++) any_[slot] |= flags_of(rank)[slot];
   }
+}
+
+void Shared::update_gathered(size_t bucket) {
+  const space::Source sum[] = {{gradients(), any_.data() + buckets_[bucket].first}};
+  update(bucket, slices_[bucket], watches() ? std::span<const space::Source>(sum) : sources_of(bucket));
 }
 
 /// The gradients of a slot in this machine. True when every rank has one.

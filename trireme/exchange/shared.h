@@ -24,6 +24,7 @@ class Shared : public Exchange {
   void open() override;
   void ready(size_t bucket) override;
   void close() override;
+  void go_ahead(const std::function<bool()>& enough) override;
 
  protected:
   /// Of this rank: `slices` by bucket, empty where it has nothing to do.
@@ -39,8 +40,8 @@ class Shared : public Exchange {
   bool sound_here() const;
   /// The machine will hear that something was left out in this step.
   void note_flaw() { note_of(local_.rank()).flawed = step_; }
-  /// The factor of clipping, from all ranks' squares_. False when nothing is to be applied. A round of its own.
-  bool clip_together();
+  /// The factor of clipping, from all ranks' squares_, in a round of its own; then clip_and_update().
+  void clip_together(const OfBucket& update, const OfBucket& settled);
   /// Those among whom squares_ are divided.
   virtual comm::Communicator& norm_group() { return local_; }
   /// The sum of a slice over this machine, into this rank's own gradients, where nobody else reads it. `any`, by slot:
@@ -80,6 +81,7 @@ class Shared : public Exchange {
   bool sources_of(size_t slot, std::vector<const std::byte*>& sources) const;
   bool can_give_back(size_t bucket) const;
   void gather(size_t bucket);
+  void update_gathered(size_t bucket);
   void hear_machine();
 
   // What a rank tells is written before it arrives at the last bucket, and read by all before they finish it; that it

@@ -133,13 +133,13 @@ void Spread::close() {
 /// norm.
 void Spread::close_clipped() {
   while (!travelling_.empty()) land_first();
-  const bool apply = clip_together();
-  for (size_t b = 0; b < buckets_.size(); b++) {
-    if (slices_[b].empty()) continue;
+  const auto update_sum = [&](size_t b) {
     const space::Source sum[] = {{gradients(), lane_flags_.data() + buckets_[b].first}};
-    if (apply) update(b, slices_[b], sum);
-    mark_landed(b);
-  }
+    update(b, slices_[b], sum);
+  };
+  clip_together(update_sum, [&](size_t b) {
+    if (!slices_[b].empty()) mark_landed(b);
+  });
   land();
   told_ = total();
 }
@@ -217,8 +217,7 @@ void Spread::land_first() {
   Trip& trip = trips_[piece.bucket];
   trip.travelling--;
   if (whole_first()) {
-    squares_[piece.bucket] +=
-        space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum);
+    squares_[piece.bucket] += space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum);
     return;
   }
   update_slice(piece.bucket, piece.range, sum);

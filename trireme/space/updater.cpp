@@ -192,12 +192,12 @@ bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameter
   update.correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps));
   update.scale = scale_;
   update.watch = watch_;
-  return followers_.empty() ? kernels().update(update) : save_and_update(update);
+  return followers_.empty() && !guessing_ ? kernels().update(update) : save_and_update(update);
 }
 
 /// What is saved is in a cache when it is updated. In whole blocks, so that those which watch() leaves out stay the
 /// same.
-bool Updater::save_and_update(const Update& all) const {
+bool Updater::save_and_update(const Update& all) {
   constexpr size_t kPiece = Originals::kChunk / sizeof(float);
   static_assert(kPiece % kBlock == 0);
   std::array<const void*, 256> gradients{};
@@ -214,6 +214,7 @@ bool Updater::save_and_update(const Update& all) const {
       *home = static_cast<std::byte*>(*home) + at * width;
       for (const auto& originals : followers_)
         originals->save(static_cast<const std::byte*>(*home), piece.count * width);
+      if (guessing_) undo_.save(*home, piece.count * width);
     }
     fine = kernels().update(piece) && fine;
   }
@@ -232,6 +233,34 @@ bool Updater::keeps(const std::byte* state) const {
 void Updater::save_originals() {
   for (const auto& originals : followers_) originals->save_all();
   followers_.clear();
+}
+
+void Updater::begin_guess(size_t most_bytes) {
+  size_t all = 0;
+  for (const Range& range : owned_) all += range.size() * (1 + vectors_.size());
+  most_kept_ = std::min(most_bytes, all);
+  undo_.reserve(most_kept_);
+  guessing_ = true;
+}
+
+bool Updater::can_guess(size_t index) const {
+  return guessing_ && owned_[index].size() * (1 + vectors_.size()) <= most_kept_ - undo_.saved_bytes();
+}
+
+void Updater::confirm() {
+  guessing_ = false;
+  undo_.forget();
+}
+
+void Updater::take_back() {
+  guessing_ = false;
+  undo_.put_back();
+  for (Counts& counts : counts_)
+    for (size_t slot = 0; slot < counts.last.size(); slot++)
+      if (counts.last[slot] == steps_) {
+        counts.steps[slot]--;
+        counts.last[slot] = 0;  // no step that is to come
+      }
 }
 
 bool update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range,
