@@ -39,6 +39,13 @@ class Job:
         for reader in self.readers:
             reader.join()
 
+    def name(self):
+        """As `trireme ctl` knows it: other jobs may run beside this one."""
+        lines = map(json.loads, support.run("ctl", "status").stdout.splitlines())
+        return next(
+            line["job"] for line in lines if line["member"] == "launcher" and line["process"] == self.process.pid
+        )
+
     def said(self, rank, text):
         return f"[{rank}] {text}" in self.out
 
@@ -87,12 +94,12 @@ class ElasticLaunch(support.CommandTest):
         self.assertEqual(job.stop(), 0, str(job))
         self.assertFalse([pid for pid in pids if support.alive(pid)])
 
-    def ctl(self, *words):
-        return support.run("ctl", *words)
+    def ctl(self, job, *words):
+        return support.run("ctl", words[0], "--job", job.name(), *words[1:])
 
-    def status(self):
-        lines = self.ctl("status").stdout.splitlines()
-        return next((json.loads(line) for line in lines if json.loads(line)["member"] == "crew"), None)
+    def status(self, job):
+        lines = map(json.loads, self.ctl(job, "status").stdout.splitlines())
+        return next((line for line in lines if line["member"] == "crew"), None)
 
     def test_a_dead_rank_is_replaced(self):
         job = self.begin("-n", 2, "--on-failure", "replace", crew=(0, 1))
@@ -107,11 +114,11 @@ class ElasticLaunch(support.CommandTest):
 
     def test_a_spare_takes_over_and_is_replaced(self):
         job = self.begin("-n", 2, "--on-failure", "replace", "--spares", 1, crew=(0, 1))
-        self.assertTrue(support.wait_until(lambda: self.status()["spares"] == [2], SOON), self.status())
+        self.assertTrue(support.wait_until(lambda: self.status(job)["spares"] == [2], SOON), self.status(job))
         job.kill(0)
         self.rows(job, 1, 2)
-        self.assertTrue(support.wait_until(lambda: self.status()["spares"] == [3], SOON), self.status())
-        now = self.status()
+        self.assertTrue(support.wait_until(lambda: self.status(job)["spares"] == [3], SOON), self.status(job))
+        now = self.status(job)
         self.assertEqual([loss["rank"] for loss in now["lost"]], [0])
         self.assertIn("rank 0", now["lost"][0]["why"])
         self.ends_well(job)
@@ -121,13 +128,14 @@ class ElasticLaunch(support.CommandTest):
         job = self.begin("-n", "1:4", "--on-failure", "continue")
         first = min(4, max(1, os.cpu_count()))
         self.rows(job, *range(first))
-        self.assertEqual(self.ctl("scale", first + 1).returncode, 0) if first < 4 else None
-        self.rows(job, *range(min(4, first + 1)))
-        done = self.ctl("scale", 1)
+        more = min(4, first + 1)
+        self.assertEqual(self.ctl(job, "scale", more).returncode, 0)
+        self.rows(job, *range(more))
+        done = self.ctl(job, "scale", 1)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.rows(job, 0)
         for refused in (0, 5):
-            done = self.ctl("scale", refused)
+            done = self.ctl(job, "scale", refused)
             self.assertEqual(done.returncode, 2, done.stdout)
             self.assertIn("1 to 4", done.stderr)
         self.ends_well(job)
@@ -135,12 +143,12 @@ class ElasticLaunch(support.CommandTest):
 
     def test_one_is_sent_away(self):
         job = self.begin("-n", "3", "--on-failure", "replace", crew=(0, 1, 2))
-        done = self.ctl("drain", 1)
+        done = self.ctl(job, "drain", 1)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.rows(job, 0, 2)
         self.assertTrue(support.wait_until(lambda: not support.alive(job.pid(1)), SOON))
-        self.assertEqual(self.status()["target"], 2)
-        self.assertEqual(self.ctl("drain", 7).returncode, 2)
+        self.assertEqual(self.status(job)["target"], 2)
+        self.assertEqual(self.ctl(job, "drain", 7).returncode, 2)
         self.ends_well(job)
         self.assertIsNone(job.pid(3), "nobody comes in its place")
         self.assertFalse([line for line in job.err if "lost" in line], str(job))
@@ -193,9 +201,12 @@ class ElasticLaunch(support.CommandTest):
                 self.refused("launch", *flags, "--", "true", says=says, code=2)
 
     def test_a_job_whose_crew_cannot_change(self):
-        done = self.ctl("scale", 2)
-        self.assertEqual(done.returncode, 2)
-        self.assertIn("LEAST:MOST", done.stderr)
+        job = self.begin("-n", 2, crew=(0, 1))
+        for words in (("scale", 3), ("drain", 1)):
+            done = self.ctl(job, *words)
+            self.assertEqual(done.returncode, 2, done.stdout)
+            self.assertIn("LEAST:MOST", done.stderr)
+        self.ends_well(job)
 
 
 if __name__ == "__main__":

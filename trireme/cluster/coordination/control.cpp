@@ -10,10 +10,15 @@
 namespace trireme::cluster {
 namespace {
 
+/// "1 worker is wanted from now on"
+std::string wanted(int workers) {
+  return fmt::format("{} {} wanted from now on", workers, workers == 1 ? "worker is" : "workers are");
+}
+
 Obeyed scale(Desk& desk, int workers) {
   if (const std::string refusal = desk.set_target(workers); !refusal.empty()) return {false, refusal};
   const CrewSnapshot crew = desk.snapshot().crew;
-  return {true, fmt::format("{} are wanted from now on, {} are there", workers, crew.ranks.size())};
+  return {true, fmt::format("{}, {} in the crew now", wanted(workers), crew.ranks.size())};
 }
 
 /// One that goes is one less to be wanted; otherwise another one would come in its place.
@@ -23,13 +28,11 @@ Obeyed drain(Desk& desk, int rank) {
   const bool goes = std::find(before.leaving.begin(), before.leaving.end(), rank) != before.leaving.end();
   if (goes) return {true, fmt::format("rank {} is on its way out", rank)};
   if (before.elastic && rows && before.target <= before.least)
-    return {false,
-            fmt::format("{} are wanted, and the job needs at least {}: first start more, with `trireme ctl scale`",
-                        before.target, before.least)};
+    return {false, fmt::format("the job needs at least {}, and no more are wanted now: first `trireme ctl scale {}`",
+                               before.least, before.least + 1)};
   if (const std::string refusal = desk.drain(rank); !refusal.empty()) return {false, refusal};
   if (rows) desk.set_target(before.target - 1);
-  return {true, fmt::format("rank {} goes after its step{}", rank,
-                            rows ? fmt::format("; {} are wanted from now on", before.target - 1) : "")};
+  return {true, fmt::format("rank {} goes after its step{}", rank, rows ? "; " + wanted(before.target - 1) : "")};
 }
 
 }  // namespace
