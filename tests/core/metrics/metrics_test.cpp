@@ -162,7 +162,8 @@ TEST(Metrics, ARingKeepsTheLastSpans) {
   const auto begin = Clock::now();
   for (int i = 0; i < 1000; i++) spans.add("x", begin, i);
   std::vector<double> found;
-  for (const SpanRecord& span : registry.snapshot(3).spans()) found.push_back(span.seconds);
+  const Snapshot last = registry.snapshot(3);
+  for (const SpanRecord& span : last.spans()) found.push_back(span.seconds);
   EXPECT_EQ(found, (std::vector<double>{997, 998, 999}));
   EXPECT_EQ(registry.snapshot(5000).spans().size(), Ring::kEntries - 1);
   EXPECT_EQ(registry.snapshot().spans().size(), 0u);

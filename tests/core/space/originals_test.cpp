@@ -145,7 +145,9 @@ TEST(Originals, TakeOverMemoryThatIsNoLongerRead) {
   one.reset();
   const std::vector<std::byte> third = memory;
   three->save_all();
-  if (!kShadows) EXPECT_LT(resident_bytes(), kept + kSize * 14 / 10) << "`third`, and no more";
+  if (!kShadows) {
+    EXPECT_LT(resident_bytes(), kept + kSize * 14 / 10) << "`third`, and no more";
+  }
   two->save_all();
   std::memset(memory.data(), 0x11, kSize);
   EXPECT_TRUE(read(*two, 0) == second);
