@@ -12,6 +12,7 @@
 #include <trireme/base/process.h>
 #include <trireme/cluster/mesh_plan.h>
 #include <trireme/data/dataset.h>
+#include <trireme/exchange/tree.h>
 #include <trireme/models/catalogue.h>
 #include <trireme/models/language.h>
 
@@ -165,6 +166,11 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--accumulate", o.parallel.accumulate,
                  "Micro-batches per update: less memory, the same result up to rounding, one exchange")
       ->check(whole_number(1));
+  app.add_option(
+         "--virtual", x.virtual_workers,
+         "Cut every step into so many passes, whose gradients are summed in one fixed order: the same bits with "
+         "any number of workers up to that, on any number of machines (docs/virtual.md); 0: a pass per worker")
+      ->check(whole_number(0));
   app.add_option("--sync", s.sync,
                  "How gradients become parameters: " + join_names(exchange::sync_names()) +
                      ". shared: workers update one copy together; server: servers wait for all workers; async: they do "
@@ -366,6 +372,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
     settings.workers = place.launcher != "alone" ? place.size
                        : settings.hosts.given()  ? ranks_on_hosts(settings)
                                                  : usable_cores();
+  if (x.virtual_workers > 0) exchange::check_runs(x.virtual_workers, settings.workers);
   const cluster::Degrees degrees = cluster::degrees_of(settings.workers, {.pipeline = o.pipeline, .tensor = o.tensor});
   if (o.straggler >= settings.workers)
     fail<InvalidArgument>("--straggler {}: there is no worker {}; of {}, the last is {}", settings.straggler,

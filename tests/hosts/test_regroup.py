@@ -1,4 +1,5 @@
-"""A rank is killed in the middle of a collective, on three hosts: the others make a new group in the same processes and reduce again."""
+"""The crew changes, on three hosts: a rank is killed in the middle of a collective, or one comes from another host, and a new group
+in the same processes reduces again."""
 import os
 import pathlib
 import signal
@@ -21,12 +22,14 @@ class Regroup(unittest.TestCase):
         self.addCleanup(self.hosts.__exit__)
         self.environment = {
             **os.environ,
-            "TRIREME_SIZE": "4",
             "TRIREME_JOB": "job",
             "TRIREME_TOKEN": "secret",
             "TRIREME_COORDINATOR": f"{self.hosts.address('a')}:7070",
         }
-        coordinator = self.start("a", "coordinator", 7070, 4)
+
+    def coordinate(self, ranks, *target):
+        self.environment["TRIREME_SIZE"] = str(ranks)
+        coordinator = self.start("a", "coordinator", 7070, ranks, *target)
         self.assertEqual(coordinator.stdout.readline(), "ready\n")
 
     def start(self, host, *arguments):
@@ -49,10 +52,13 @@ class Regroup(unittest.TestCase):
                 result[int(rank)] = text
         return result
 
+    def fork(self, process, ranks):
+        process.stdin.write(" ".join(map(str, ranks)) + "\n")
+        process.stdin.flush()
+
     def one_try(self, forks, victim):
         for host, process in forks.items():
-            process.stdin.write(" ".join(map(str, RANKS[host])) + "\n")
-            process.stdin.flush()
+            self.fork(process, RANKS[host])
         pids = {}
         for host, process in forks.items():
             pids |= self.lines(process, len(RANKS[host]), "pid")
@@ -71,7 +77,20 @@ class Regroup(unittest.TestCase):
             self.assertEqual(process.stdout.readline(), "over\n")
         return longest
 
+    def test_a_machine_joins_one_and_then_there_are_two(self):
+        self.coordinate(2, 3)
+        here, there = self.start("a", "ranks"), self.start("b", "ranks")
+        self.fork(here, [0, 1])
+        self.lines(here, 2, "running")
+        self.fork(there, [2])
+        groups = self.lines(here, 2, "ranks") | self.lines(there, 1, "ranks")
+        for group in groups.values():
+            self.assertTrue(group.startswith("ranks 0, 1, 2 of epoch 1 "), group)
+        for process in (here, there):
+            self.assertEqual(process.stdout.readline(), "over\n")
+
     def test_three_of_four_go_on(self):
+        self.coordinate(4)
         forks = {host: self.start(host, "ranks") for host in RANKS}
         times = sorted(self.one_try(forks, victim) for victim in [1, 0, 3, 2, 1] * ((TRIES + 4) // 5))
         tenth = len(times) // 10

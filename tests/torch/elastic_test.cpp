@@ -47,6 +47,7 @@ struct Plan {
   space::UpdaterOptions optimizer = space::adam({.lr = 1e-3});
   double clip = 0;
   int accumulate = 1;
+  int virtual_workers = 0;
 };
 
 // Of a forked rank.
@@ -62,7 +63,7 @@ void come_by(std::string_view place, uint64_t number) {
 /// What the first rank of the last crew tells.
 struct Outcome {
   int64_t updates = 0, crew = 0, regroups = 0, marks = 0;
-  double samples = 0;  // of the updates that this rank was in, by their weights
+  bool each_once = false;  // in every epoch, by the ledger
   std::vector<double> parameters;
 };
 
@@ -89,17 +90,25 @@ void train(const Plan& plan, int pipe) {
   torch::manual_seed(7);
   Net net;
   auto train = parallel(world, net, plan.optimizer,
-                        {.exchange = {.bucket_bytes = 4096, .clip = plan.clip, .elastic = true},
+                        {.exchange = {.bucket_bytes = 4096,
+                                      .clip = plan.clip,
+                                      .virtual_workers = plan.virtual_workers,
+                                      .elastic = true},
                          .accumulate = plan.accumulate});
   data::Feed feed(train, sets.train, {.batch = kBatch, .dtype = torch::kFloat64});
   Outcome outcome;
-  for (int64_t e = 0; e < kEpochs; e++)
+  outcome.each_once = true;
+  for (int64_t e = 0; e < kEpochs; e++) {
     for (auto& batch : feed.epoch(e)) {
       const Step done = train.step(
           batch, [&] { return torch::nn::functional::cross_entropy(net.forward(batch.x), batch.y); });
       outcome.regroups += done.regrouped ? 1 : 0;
       if (done.updated) outcome.updates = done.number;
     }
+    const exchange::Ledger& ledger = train.ledger();
+    outcome.each_once = outcome.each_once && ledger.epoch == e && ledger.samples == kSamples &&
+                        ledger.signs == data::sign_of_all(kSamples);
+  }
   std::vector<double> parameters;
   train.settled([&] {
     for (const auto& p : net.parameters()) {
@@ -108,9 +117,13 @@ void train(const Plan& plan, int pipe) {
     }
   });
   if (!train.group().first()) return;
-  const int64_t head[] = {outcome.updates, train.group().size(), outcome.regroups, static_cast<int64_t>(passed.size()),
+  const int64_t head[] = {outcome.updates,
+                          train.group().size(),
+                          outcome.regroups,
+                          static_cast<int64_t>(passed.size()),
+                          outcome.each_once ? 1 : 0,
                           static_cast<int64_t>(parameters.size())};
-  send(pipe, head, 5);
+  send(pipe, head, 6);
   send(pipe, parameters.data(), parameters.size());
   for (const auto& [mark, hits] : passed) {
     std::array<char, 64> text{};
@@ -155,11 +168,13 @@ Finished run(const Plan& plan) {
   }
   close(ends[1]);
   Finished result;
-  int64_t head[5];
-  const bool told = receive(ends[0], head, 5);
+  int64_t head[6];
+  const bool told = receive(ends[0], head, 6);
   EXPECT_TRUE(told) << "nobody came to the end";
   if (told) {
-    result.outcome = {head[0], head[1], head[2], head[3], 0, std::vector<double>(static_cast<size_t>(head[4]))};
+    result.outcome = {head[0], head[1], head[2], head[3], head[4] != 0,
+                      std::vector<double>(static_cast<size_t>(head[5]))};
+    EXPECT_TRUE(result.outcome.each_once) << "a sample was lost, or came twice";
     EXPECT_TRUE(receive(ends[0], result.outcome.parameters.data(), result.outcome.parameters.size()));
     for (int64_t i = 0; i < head[3]; i++) {
       std::array<char, 64> text{};
@@ -189,6 +204,9 @@ double furthest(const std::vector<double>& a, const std::vector<double>& b) {
 
 bool thorough() { return getenv("TRIREME_LONG") != nullptr; }
 
+/// With virtual workers bits are the same, whoever died; otherwise sums are rounded in another order.
+double tolerance(const std::string& name) { return name == "virtual" ? std::numeric_limits<double>::denorm_min() : 1e-12; }
+
 class Elastic : public testing::TestWithParam<const char*> {};
 
 Plan plan_of(const std::string& name, int ranks) {
@@ -196,6 +214,7 @@ Plan plan_of(const std::string& name, int ranks) {
   if (name == "momentum") plan.optimizer = space::momentum({.lr = 0.05});
   if (name == "clip") plan.clip = 0.5;
   if (name == "accumulate") plan.accumulate = 2;
+  if (name == "virtual") plan.virtual_workers = 5;
   return plan;
 }
 
@@ -205,7 +224,7 @@ TEST_P(Elastic, ADeathAtAnyPlaceLeavesTheParametersOfAnUndisturbedRun) {
   ASSERT_EQ(alone.outcome.updates, kSteps);
   const Finished calm = run(plan_of(name, 3));
   EXPECT_EQ(calm.outcome.regroups, 0);
-  EXPECT_LT(furthest(calm.outcome.parameters, alone.outcome.parameters), 1e-12);
+  EXPECT_LT(furthest(calm.outcome.parameters, alone.outcome.parameters), tolerance(name));
   std::set<std::pair<std::string, uint64_t>> places;
   for (const Death& mark : calm.marks) places.insert({mark.place, std::min<uint64_t>(mark.number, 40)});
   EXPECT_GE(places.size(), 30u);
@@ -224,7 +243,7 @@ TEST_P(Elastic, ADeathAtAnyPlaceLeavesTheParametersOfAnUndisturbedRun) {
       EXPECT_EQ(disturbed.killed, 1);
       EXPECT_EQ(disturbed.outcome.updates, kSteps);
       EXPECT_EQ(disturbed.outcome.crew, 2);
-      EXPECT_LT(furthest(disturbed.outcome.parameters, alone.outcome.parameters), 1e-12);
+      EXPECT_LT(furthest(disturbed.outcome.parameters, alone.outcome.parameters), tolerance(name));
       if (HasFailure()) return;
     }
   }
@@ -246,12 +265,12 @@ TEST_P(Elastic, DeathsOneAfterAnotherAndInTheMiddleOfARecovery) {
     const Finished disturbed = run(plan);
     EXPECT_EQ(disturbed.killed, static_cast<int>(deaths.size()));
     EXPECT_EQ(disturbed.outcome.updates, kSteps);
-    EXPECT_LT(furthest(disturbed.outcome.parameters, alone.outcome.parameters), 1e-12);
+    EXPECT_LT(furthest(disturbed.outcome.parameters, alone.outcome.parameters), tolerance(name));
     if (HasFailure()) return;
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, Elastic, testing::Values("adam", "momentum", "clip", "accumulate"),
+INSTANTIATE_TEST_SUITE_P(Ways, Elastic, testing::Values("adam", "momentum", "clip", "accumulate", "virtual"),
                          [](const auto& way) { return std::string(way.param); });
 
 }  // namespace

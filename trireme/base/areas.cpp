@@ -230,6 +230,15 @@ void Areas::discard_older(std::string_view name, uint64_t epoch) {
   }
 }
 
+void Areas::release_before(uint64_t epoch, std::string_view mark) {
+  for (Entry& entry : directory_->entries) {
+    const uint32_t state = entry.state.load(std::memory_order_acquire);
+    if (state == kFree) break;
+    if (state == kNamed && entry.epoch < epoch && std::string_view(entry.name).find(mark) != std::string_view::npos)
+      discard(entry);
+  }
+}
+
 void Areas::release(std::string_view name, uint64_t epoch) {
   if (Entry* entry = entry_of(name, epoch); entry != nullptr) discard(*entry);
 }

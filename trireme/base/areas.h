@@ -81,6 +81,8 @@ class Areas {
   Taken take(std::string_view name, const Area& what, size_t needed, const char* purpose);
   /// Gives the memory of an area back to the machine, and forgets the name. Nothing when there is none.
   void release(std::string_view name, uint64_t epoch);
+  /// The same for all of epochs before `epoch` whose names have `mark` in them.
+  void release_before(uint64_t epoch, std::string_view mark);
 
  private:
   struct Directory;

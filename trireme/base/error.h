@@ -37,6 +37,12 @@ class PeerLost : public Error {
   static void on_construction(void (*note)() noexcept);
 };
 
+/// Not a failure: this process is not needed any more, because it was drained or the job has ended. It should end with
+/// exit code 0.
+class Dismissed : public Error {
+  using Error::Error;
+};
+
 /// Ranks disagree: about the order, shape or type of a collective, or about the layout of the model.
 class Mismatch : public Error {
   using Error::Error;

@@ -22,10 +22,9 @@ size_t default_direct_bytes(size_t ranks) {
 }
 
 /// Machines of the group's ranks, numbered in the order of their first ranks.
-std::vector<int> machines_of(const cluster::Facts& facts, const std::vector<int>& ranks) {
+std::vector<int> machines_of(const cluster::Facts& facts, const cluster::Crew& crew) {
   std::vector<int> known, result;
-  for (int rank : ranks) {
-    const int machine = facts.machine_of.at(static_cast<size_t>(rank));
+  for (int machine : cluster::machines_in(facts, crew)) {
     if (std::find(known.begin(), known.end(), machine) == known.end()) known.push_back(machine);
     result.push_back(static_cast<int>(std::find(known.begin(), known.end(), machine) - known.begin()));
   }
@@ -49,7 +48,7 @@ class Group::State final : public cluster::Site::Listener {
       : site(std::move(its_site)),
         crew(std::move(its_crew)),
         rank(place_of(site->facts(), crew)),
-        topology(machines_of(site->facts(), crew.ranks)) {
+        topology(machines_of(site->facts(), crew)) {
     const cluster::Facts& facts = site->facts();
     const auto [machine, number] = topology.place(rank);
     std::vector<int> names = topology.ranks_on(machine);
@@ -61,19 +60,21 @@ class Group::State final : public cluster::Site::Listener {
       return std::make_exception_ptr(
           PeerLost(fmt::format("rank {} died before it came to the crew of epoch {}", name, crew.epoch)));
     };
-    local =
-        std::make_unique<comm::shm::Communicator>(Spot(facts.segment, control), number, static_cast<int>(names.size()),
-                                                  comm::shm::Options{.timeout = facts.timeout,
-                                                                     .timeout_setting = facts.timeout_setting,
-                                                                     .names = names,
-                                                                     .excuse = excuse,
-                                                                     .registry = facts.registry,
-                                                                     .group = crew.name,
-                                                                     .epoch = crew.epoch});
+    comm::shm::Options options{.timeout = facts.timeout,
+                               .timeout_setting = facts.timeout_setting,
+                               .names = names,
+                               .excuse = excuse,
+                               .registry = facts.registry,
+                               .group = crew.name,
+                               .epoch = crew.epoch,
+                               .own = crew.newcomer ? cluster::kNewcomerMemory : cluster::kGroupMemory};
+    if (crew.newcomer) options.stage_bytes = kPage;  // nobody else is there
+    local = std::make_unique<comm::shm::Communicator>(Spot(facts.segment, control), number,
+                                                      static_cast<int>(names.size()), std::move(options));
     if (topology.machines() > 1) connect_machines();
   }
 
-  uint64_t epoch() const override { return crew.epoch; }
+  uint64_t epoch() const override { return crew.newcomer ? cluster::Site::kAllEpochs : crew.epoch; }
   void interrupt(const std::exception_ptr& cause) noexcept override {
     local->rounds().interrupt(cause);
     for_each_network([&](comm::network::Communicator& network) { network.interrupt(cause); });
@@ -122,6 +123,9 @@ class Group::State final : public cluster::Site::Listener {
                                                        const std::vector<int>& members, size_t direct_bytes,
                                                        const std::string& label) const {
     const cluster::Facts& facts = site->facts();
+    if (facts.engine == nullptr)
+      fail<InvalidArgument>("the crew is on {} machines now, and this program has no engine between machines",
+                            topology.machines());
     auto transport = facts.engine->connect({.store = *facts.store,
                                             .name = fmt::format("{}/{}", crew.meeting(), name),
                                             .rank = number,
@@ -232,10 +236,9 @@ std::vector<int> members_of(const std::vector<Choice>& choices, int mine) {
 constexpr int64_t kNoRoom = -1;
 
 /// An offset, or kNoRoom: the others are to hear of it and not to wait.
-int64_t claim_control(Segment& segment, size_t ranks) {
+int64_t control_or_none(Segment& segment, const cluster::Crew& crew, size_t ranks) {
   try {
-    const size_t bytes = comm::shm::Rounds::bytes(static_cast<int>(ranks));
-    return static_cast<int64_t>(Areas(segment).claim(bytes, "a group's control block"));
+    return static_cast<int64_t>(cluster::claim_control(segment, crew, static_cast<int>(ranks)));
   } catch (const IoError&) {
     return kNoRoom;
   }
@@ -258,16 +261,20 @@ Group Group::split(int color, int key) const {
   std::vector<int> here;
   std::copy_if(members.begin(), members.end(), std::back_inserter(here),
                [&](int member) { return machine_of(member) == machine; });
+  cluster::Crew crew{epoch(), {}, fmt::format("{}/{}.{}", state.crew.name, state.splits, color)};
+  crew.newcomer = state.crew.newcomer;
+  for (int member : members) {
+    crew.ranks.push_back(ranks()[static_cast<size_t>(member)]);
+    if (!state.crew.machines.empty()) crew.machines.push_back(state.crew.machines[static_cast<size_t>(member)]);
+  }
   const int64_t claimed =
-      here.front() == rank() ? claim_control(*state.site->facts().segment, here.size()) : int64_t{0};
+      here.front() == rank() ? control_or_none(*state.site->facts().segment, crew, here.size()) : int64_t{0};
   std::vector<int64_t> offsets(choices.size());
   comm().all_gather(&claimed, offsets.data(), 1, DType::i64, what);
   const auto poor = std::find(offsets.begin(), offsets.end(), kNoRoom);
   if (poor != offsets.end())
     fail<IoError>("no room in shared memory for the control block of a group, on the machine of rank {}: {}",
                   ranks()[static_cast<size_t>(poor - offsets.begin())], what);
-  cluster::Crew crew{epoch(), {}, fmt::format("{}/{}.{}", state.crew.name, state.splits, color)};
-  for (int member : members) crew.ranks.push_back(ranks()[static_cast<size_t>(member)]);
   return {state.site, std::move(crew), static_cast<size_t>(offsets[static_cast<size_t>(here.front())])};
 }
 

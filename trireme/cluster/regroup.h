@@ -29,7 +29,10 @@ class CrewStore final : public comm::network::KeyValue {
 /// Collective among those who are left of `before`. Begins their epoch. Throws Timeout when somebody who lives does not
 /// come.
 Group next_group(const std::shared_ptr<Site>& site, const Group& before);
-/// The same where there is a coordinator: throws PeerLost when the job has failed.
-Group next_group(const std::shared_ptr<Site>& site, const Group& before, Session& session);
+/// The same where there is a coordinator, for a rank of the crew of `epoch`: throws PeerLost when the job has failed or
+/// this rank was given up, Dismissed when the next crew does without it.
+Group next_group(const std::shared_ptr<Site>& site, uint64_t epoch, Session& session);
+/// The first crew that has this newcomer. Waits as long as the job lasts.
+Group first_group(const std::shared_ptr<Site>& site, Session& session);
 
 }  // namespace trireme::cluster

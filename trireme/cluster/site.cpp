@@ -1,8 +1,38 @@
-#include <algorithm>
+#include <fmt/format.h>
+#include <sys/stat.h>
 
+#include <algorithm>
+#include <fstream>
+
+#include <trireme/base/areas.h>
 #include <trireme/cluster/site.h>
+#include <trireme/comm/shm/rounds.h>
 
 namespace trireme::cluster {
+
+std::vector<int> machines_in(const Facts& facts, const Crew& crew) {
+  if (!crew.machines.empty()) return crew.machines;
+  std::vector<int> machines;
+  for (int rank : crew.ranks) machines.push_back(facts.machine_of.at(static_cast<size_t>(rank)));
+  return machines;
+}
+
+size_t claim_control(Segment& segment, const Crew& crew, int ranks) {
+  constexpr const char* kPurpose = "a group's control block";
+  const std::string name = crew.name + "/" + (crew.newcomer ? kNewcomerMemory : kGroupMemory) + "control";
+  const size_t bytes = comm::shm::Rounds::bytes(ranks);
+  Areas areas(segment);
+  const bool named = areas.room_for(name, crew.epoch) && !areas.find(name, crew.epoch);
+  return named ? areas.add(name, {0, bytes, 1, crew.epoch}, kPurpose).offset : areas.claim(bytes, kPurpose);
+}
+
+std::string machine_of(const Segment& segment) {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  struct stat file {};
+  fstat(segment.descriptor(), &file);
+  return fmt::format("{}/{}/{}", boot, file.st_dev, file.st_ino);
+}
 
 void Site::add(const std::shared_ptr<Listener>& group) {
   std::exception_ptr cause;

@@ -24,9 +24,11 @@ namespace trireme::cluster {
 
 /// Who belongs together, from one change of the crew to the next.
 struct Crew {
-  uint64_t epoch = 0;        // 0 at the job's start
-  std::vector<int> ranks;    // their numbers in the world, in the order of their numbers in the group
-  std::string name = "all";  // within its epoch: the same in all ranks of the group, and no other group's
+  uint64_t epoch = 0;           // 0 at the job's start
+  std::vector<int> ranks;       // their numbers in the world, in the order of their numbers in the group
+  std::string name = "all";     // within its epoch: the same in all ranks of the group, and no other group's
+  std::vector<int> machines{};  // of each of the ranks; empty: as Facts::machine_of says
+  bool newcomer = false;        // a process that is in no crew yet, alone: no crew's end concerns it
   /// "epoch 3/all": where its ranks meet. Those of two epochs never meet.
   std::string meeting() const { return "epoch " + std::to_string(epoch) + "/" + name; }
 };
@@ -35,7 +37,7 @@ struct Crew {
 struct Facts {
   std::string job;                   // the name under which its processes on one machine meet
   int rank = 0;                      // of this process, in the world
-  std::vector<int> machine_of;       // of every rank of the world
+  std::vector<int> machine_of;       // of every rank of the world, as it was at the start; a newcomer's is empty
   std::shared_ptr<Segment> segment;  // this machine's memory
   comm::network::KeyValue* store =
       nullptr;  // outlives the groups' making; null: none, which one machine can do without
@@ -46,6 +48,20 @@ struct Facts {
   metrics::Registry* registry = nullptr;          // where this process counts; outlives the groups
   std::optional<size_t> direct_bytes{};  // between machines: network::Options::direct_bytes, if somebody said it
 };
+
+/// What groups have in the segment for themselves: areas with this in their names. A newcomer's own group has the other
+/// one: it goes when the newcomer enters, whatever the epoch of the crew.
+constexpr const char* kGroupMemory = "~";
+constexpr const char* kNewcomerMemory = "!";
+
+/// Memory for the control block of so many of the crew: those on one machine. Throws IoError.
+size_t claim_control(Segment& segment, const Crew& crew, int ranks);
+
+/// Of each of the crew's ranks.
+std::vector<int> machines_in(const Facts& facts, const Crew& crew);
+
+/// Names the memory that ranks of a machine share, in the words of a coordinator: the running kernel and the file.
+std::string machine_of(const Segment& segment);
 
 /// What a layer above keeps once for as long as a membership lasts.
 struct Attachment {
@@ -74,6 +90,9 @@ class Site {
   /// The crew's epoch: groups of others are of no more use.
   uint64_t epoch() const { return epoch_.load(std::memory_order_acquire); }
   void begin_epoch(uint64_t epoch) { epoch_.store(epoch, std::memory_order_release); }
+  /// The latest crew's, whether this process is in it already or not.
+  uint64_t latest() const { return latest_.load(std::memory_order_acquire); }
+  void note_crew(uint64_t epoch) { latest_.store(epoch, std::memory_order_release); }
 
   static constexpr uint64_t kAllEpochs = std::numeric_limits<uint64_t>::max();
   /// Ends all waits of groups of epochs before `epoch`, those that exist and those that are being made.
@@ -95,7 +114,7 @@ class Site {
   std::vector<std::shared_ptr<Listener>> groups();
 
   const Facts facts_;
-  std::atomic<uint64_t> epoch_{0};
+  std::atomic<uint64_t> epoch_{0}, latest_{0};
   std::map<std::type_index, std::unique_ptr<Attachment>> attachments_;
   Mutex mutex_;
   std::vector<std::weak_ptr<Listener>> groups_ TRIREME_GUARDED_BY(mutex_);

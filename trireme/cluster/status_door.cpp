@@ -1,30 +1,21 @@
 #include <fmt/format.h>
-#include <poll.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <charconv>
 #include <csignal>
-#include <fstream>
-#include <map>
-#include <random>
 #include <sstream>
 #include <tuple>
 
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/base/unix_socket.h>
+#include <trireme/cluster/doors.h>
 #include <trireme/cluster/status_door.h>
 
 namespace trireme::cluster {
 namespace {
 
-constexpr int kWaiting = 16;       // visitors before the door
-constexpr Seconds kForVisitor{1};  // to read its answer
 constexpr size_t kRoomForHead = 1024;
 constexpr char kDoors[] = "status/";
 
@@ -54,30 +45,6 @@ MemberMetrics from_message(const std::string& text) {
   return of;
 }
 
-// ---- doors, as the machine lists them ----
-
-struct Door {
-  std::string name;
-  int process = 0;
-};
-
-std::vector<Door> doors() {
-  const std::string prefix = own_name(kDoors);
-  std::map<std::string, int> found;
-  std::ifstream sockets("/proc/net/unix");
-  for (std::string line; std::getline(sockets, line);) {
-    const size_t at = line.find("@" + prefix);
-    if (at == std::string::npos) continue;
-    const std::string name = line.substr(at + 1);
-    int process = 0;
-    std::from_chars(name.data() + prefix.size(), name.data() + name.size(), process);
-    found[name] = process;  // connections carry the name of their door too
-  }
-  std::vector<Door> all;
-  for (const auto& [name, process] : found) all.push_back({name, process});
-  return all;
-}
-
 /// False when it has not answered, not to the end, or in other words than ours.
 bool ask(const Door& door, Seconds timeout, std::vector<MemberMetrics>& members) try {
   const Descriptor socket = open_unix_socket();
@@ -104,9 +71,7 @@ auto place_of(const MemberMetrics& of) {
 
 StatusDoor::StatusDoor(std::function<std::vector<MemberMetrics>()> look)
     : look_(std::move(look)), listener_(open_unix_socket()), stop_(eventfd(0, EFD_CLOEXEC)) {
-  std::random_device random;  // processes in containers may share a number
-  if (!listen_at(listener_.get(), own_name(fmt::format("{}{}/{:08x}", kDoors, getpid(), random())), kWaiting)) return;
-  thread_ = std::thread([this] { run(); });
+  if (open_door(listener_, kDoors)) thread_ = std::thread([this] { run(); });
 }
 
 StatusDoor::~StatusDoor() {
@@ -121,25 +86,17 @@ void StatusDoor::run() {
   sigset_t all;
   sigfillset(&all);
   pthread_sigmask(SIG_BLOCK, &all, nullptr);  // they are for the threads that wait for something
-  while (true) {
-    std::array<pollfd, 2> polls = {{{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}}};
-    if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
-    if (polls[0].revents != 0) return;
-    if (polls[1].revents == 0) continue;
-    const Descriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket || !same_user(socket.get())) continue;
-    limit_wait(socket.get(), kForVisitor);
+  while (const Descriptor socket = next_visitor(listener_, stop_))
     for (const MemberMetrics& member : look_()) {
       const std::string message = message_of(member);
       if (!send_message(socket.get(), message.data(), message.size())) break;
     }
-  }
 }
 
 Status ask_for_status(Seconds timeout) {
   Status status;
   std::vector<MemberMetrics> all;
-  for (const Door& door : doors())
+  for (const Door& door : doors_of(kDoors))
     if (!ask(door, timeout, all)) status.silent.push_back(door.process);
   std::stable_sort(all.begin(), all.end(), [](const MemberMetrics& a, const MemberMetrics& b) {
     return std::tuple_cat(place_of(a), std::tuple(a.age)) < std::tuple_cat(place_of(b), std::tuple(b.age));

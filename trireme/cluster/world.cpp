@@ -81,6 +81,13 @@ const Engine& pick_engine(const cluster::Place& place, const JoinOptions& option
   return engine;
 }
 
+/// For a crew that may come to be on several machines; null where there is none.
+const Engine* engine_if_any(const cluster::Place& place, const JoinOptions& options) try {
+  return &pick_engine(place, options);
+} catch (const InvalidArgument&) {
+  return nullptr;
+}
+
 }  // namespace
 
 /// What a rank of a job on one machine has to do with its launcher's desk: it says what it counts, and hears of crews.
@@ -178,6 +185,10 @@ World::World(cluster::Place place, const JoinOptions& options)
         "it, with the workers' TRIREME_TOKEN",
         place_.size, place_.servers, port_of(place_.coordinator), place_.job);
   warnings_ = warnings_here();
+  if (place_.newcomer) {
+    come_alone(options);
+    return;
+  }
   if (place_.coordinator.empty() && !place_.mpi) {
     meet_here(options);
     return;
@@ -199,7 +210,7 @@ World::~World() {
   if (!site_) return;   // moved from
   last_words_.reset();  // it knows of what goes next
   site_->detach_all();
-  const bool failed = std::uncaught_exceptions() > 0;
+  const bool failed = std::uncaught_exceptions() > 0 && !dismissed_;
   if (!failed) group_.reset();
   const char* const why = failed ? "it stopped after an error of its own (see its output)" : "";
   if (network_) network_->leave(why);
@@ -216,15 +227,38 @@ void World::begin(cluster::Facts facts, size_t control) {
   site_ = std::make_shared<cluster::Site>(std::move(facts));
   if (network_) follow_coordinator();
   if (desk_) follow_desk();
-  group_.emplace(site_, std::move(everybody), control);
+  try {
+    group_.emplace(site_, std::move(everybody), control);
+  } catch (const PeerLost&) {  // it has come, and died since
+    if (!elastic()) throw;
+    group_ = cluster::next_group(site_, 0, *session());
+    return note_changes();
+  }
+  if (elastic()) session()->confirm(0, cluster::machine_of(*site_->facts().segment));
 }
+
+cluster::Session* World::session() const {
+  return network_ ? network_->session.get() : desk_ ? desk_->session.get() : nullptr;
+}
+
+bool World::elastic() const { return session() != nullptr && session()->elastic(); }
+
+namespace {
+
+/// An announced change waits until the crew is ready for it.
+void follow_crew(cluster::Session& session, const std::shared_ptr<cluster::Site>& site) {
+  session.on_crew([site](const cluster::CrewChange& change) {
+    site->note_crew(change.epoch);
+    if (!change.announced) site->interrupt_before(change.epoch, std::make_exception_ptr(PeerLost(change.reason)));
+  });
+}
+
+}  // namespace
 
 /// From now on what it says ends waits of the groups, those that are being made included.
 void World::follow_coordinator() {
   network_->store->follow(*site_);
-  network_->session->on_crew([site = site_](const cluster::CrewChange& change) {
-    site->interrupt_before(change.epoch, std::make_exception_ptr(PeerLost(change.reason)));
-  });
+  follow_crew(*network_->session, site_);
   network_->session->on_failure([site = site_, listeners = listeners_](const cluster::Failure& failure) {
     site->interrupt_before(cluster::Site::kAllEpochs, std::make_exception_ptr(PeerLost(failure.reason)));
     listeners->tell(failure.reason);
@@ -238,10 +272,14 @@ void World::attend_desk() {
   options.counted = [registry = registry_.get()] { return registry->snapshot(); };
   options.timeout = kDeskPatience;
   try {
-    desk_ = std::make_unique<Desk>(std::make_unique<cluster::Session>(
-        std::move(options),
-        cluster::Member{.rank = place_.rank, .size = place_.size, .host = cluster::own_host_name(), .pid = getpid()}));
+    desk_ = std::make_unique<Desk>(
+        std::make_unique<cluster::Session>(std::move(options), cluster::Member{.rank = place_.rank,
+                                                                               .size = place_.size,
+                                                                               .host = cluster::own_host_name(),
+                                                                               .pid = getpid(),
+                                                                               .newcomer = place_.newcomer}));
   } catch (const Error& error) {
+    if (place_.newcomer) throw;
     warnings_.push_back(fmt::format("this rank does without its launcher's desk: {}", error.what()));
   }
 }
@@ -249,9 +287,46 @@ void World::attend_desk() {
 /// Of a loss that ends the job, ranks of a machine hear sooner from one another.
 void World::follow_desk() {
   desk_->store.follow(*site_);
-  desk_->session->on_crew([site = site_](const cluster::CrewChange& change) {
-    site->interrupt_before(change.epoch, std::make_exception_ptr(PeerLost(change.reason)));
+  follow_crew(*desk_->session, site_);
+  if (!elastic()) return;
+  desk_->session->on_failure([site = site_](const cluster::Failure& failure) {
+    site->interrupt_before(cluster::Site::kAllEpochs, std::make_exception_ptr(PeerLost(failure.reason)));
   });
+}
+
+/// A process that comes when the job is under way: it meets nobody before it enters.
+void World::come_alone(const JoinOptions& options) {
+  newcomer_ = true;
+  if (place_.coordinator.empty()) {
+    attend_desk();
+  } else {
+    network_ = std::make_unique<Network>();
+    register_rank(options);
+    network_->store = std::make_unique<cluster::CrewStore>(*network_->session);
+  }
+  if (!elastic())
+    fail<InvalidArgument>(
+        "TRIREME_NEWCOMER=1, but the crew of job '{}' does not change: start the job with --workers LEAST:MOST, or "
+        "with --on-failure continue or replace",
+        place_.job);
+  cluster::Facts facts{.job = job_,
+                       .rank = place_.rank,
+                       .machine_of = {},
+                       .segment = cluster::kept_segment(place_.segment),
+                       .store = network_ ? static_cast<comm::network::KeyValue*>(network_->store.get()) : &desk_->store,
+                       .engine = network_ ? engine_if_any(place_, options) : nullptr,
+                       .address = network_ ? network_->session->address() : "",
+                       .timeout = options.timeout,
+                       .timeout_setting = options.timeout_setting,
+                       .registry = registry_.get(),
+                       .direct_bytes = options.direct_bytes};
+  if (!facts.segment) facts.segment = Segment::create();
+  cluster::Crew alone{0, {place_.rank}, fmt::format("newcomer {}", place_.rank), {0}, true};
+  const size_t control = cluster::claim_control(*facts.segment, alone, 1);
+  site_ = std::make_shared<cluster::Site>(std::move(facts));
+  if (network_) follow_coordinator();
+  if (desk_) follow_desk();
+  group_.emplace(site_, std::move(alone), control);
 }
 
 /// All ranks are on this machine.
@@ -288,7 +363,9 @@ void World::meet_machines(const JoinOptions& options) {
          .machine_of = machine_of,
          .segment = std::move(spot.segment),
          .store = n.store.get(),
-         .engine = topology.machines() > 1 ? &pick_engine(place_, options) : nullptr,
+         .engine = topology.machines() > 1 ? &pick_engine(place_, options)
+                   : elastic()             ? engine_if_any(place_, options)
+                                           : nullptr,
          .address = n.session->address(),
          .timeout = options.timeout,
          .timeout_setting = options.timeout_setting,
@@ -323,7 +400,8 @@ void World::register_rank(const JoinOptions& options) {
                       .size = place_.size,
                       .host = cluster::own_host_name(),
                       .pid = getpid(),
-                      .servers = place_.servers});
+                      .servers = place_.servers,
+                      .newcomer = place_.newcomer});
   place_.rank = n.session->rank();
   place_.size = n.session->size();
   place_.servers = n.session->servers();
@@ -364,12 +442,41 @@ std::vector<int> World::find_machines(const JoinOptions& options) {
   return machine_of;
 }
 
-Group& World::regroup() {
-  if (cluster::Session* const session = network_ ? network_->session.get() : desk_ ? desk_->session.get() : nullptr)
-    group_ = cluster::next_group(site_, *group_, *session);
+Group& World::regroup() try {
+  if (newcomer_)
+    fail<InvalidArgument>(
+        "rank {} came when the job was under way, and is in no crew yet: World::enter() comes before "
+        "World::regroup()",
+        rank());
+  if (session() != nullptr)
+    group_ = cluster::next_group(site_, group_->epoch(), *session());
   else
     group_ = cluster::next_group(site_, *group_);
+  note_changes();
   return *group_;
+} catch (const Dismissed&) {
+  dismissed_ = true;
+  throw;
+}
+
+Group& World::enter() try {
+  if (!newcomer_) fail<InvalidArgument>("World::enter(): rank {} is in the crew already", rank());
+  group_ = cluster::first_group(site_, *session());
+  newcomer_ = false;
+  note_changes();
+  return *group_;
+} catch (const Dismissed&) {
+  dismissed_ = true;
+  throw;
+}
+
+/// Up to the crew that this process is in now. Of those that had to wait only what came of it is told.
+void World::note_changes() {
+  if (session() == nullptr) return;
+  const uint64_t before = changes_.empty() ? 0 : changes_.back().epoch;
+  for (cluster::CrewChange& change : session()->crews())
+    if (change.epoch > before && change.epoch <= group_->epoch() && !change.ranks.empty())
+      changes_.push_back(std::move(change));
 }
 
 comm::network::KeyValue* World::store() { return network_ ? network_->session.get() : nullptr; }

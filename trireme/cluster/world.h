@@ -17,6 +17,7 @@
 namespace trireme {
 namespace cluster {
 class LastWords;
+class Session;
 class StatusDoor;
 }  // namespace cluster
 
@@ -58,11 +59,12 @@ class World {
   ~World();
   World(World&&) noexcept;
 
-  /// As the job was started: they stay when the crew changes, unlike those of group().
+  /// As the job was started: they stay when the crew changes, unlike those of group(). A newcomer's rank is beyond the
+  /// size.
   int rank() const { return place_.rank; }
   int size() const { return place_.size; }
-  /// Exactly one rank is the first: the one that prints and saves.
-  bool first() const { return rank() == 0; }
+  /// Exactly one rank of the crew is the first: the one that prints and saves. Another one may be after regroup().
+  bool first() const { return group().first(); }
   const std::string& launcher() const { return place_.launcher; }
   /// Parameter servers of the job, beside its ranks.
   int servers() const { return place_.servers; }
@@ -90,11 +92,25 @@ class World {
   Group split(int color, int key = 0) { return group_->split(color, key); }
   Mesh mesh(std::vector<Axis> axes) { return {*group_, std::move(axes)}; }
 
-  /// After a collective has failed because a rank was lost (PeerLost): the group of those who are left, of the next
-  /// epoch, on the same memory. Collective among them. All groups of the epoch before, and what was made of them, are
-  /// of no more use, and may be destroyed. Throws PeerLost when the job has failed (JoinOptions::on_loss), Timeout when
-  /// somebody who lives does not come.
+  /// The job goes on when a rank is lost, and ranks may come and go.
+  bool elastic() const;
+  /// This process came when the job was under way, and has not entered yet: group() is itself alone.
+  bool newcomer() const { return newcomer_; }
+  /// Newcomer: it is ready. Blocks until it is in a crew, as long as the job lasts; group() is the crew's. Collective
+  /// among the crew, whose others are in regroup(). Throws Dismissed when the job has ended or does not need it any
+  /// more, PeerLost when the job has failed.
+  Group& enter();
+  /// There is a crew beyond group().epoch(): the ranks should agree to call regroup(), all after the same step.
+  /// Thread-safe, and one look at memory.
+  bool change_wanted() const { return !newcomer_ && site_->latest() > site_->epoch(); }
+  /// After a collective has failed because a rank was lost (PeerLost), or when a change is wanted: the group of the
+  /// next epoch, of those who are left and of newcomers, on the same memory. Collective among them. Waits for newcomers
+  /// where too few are left. All groups of the epoch before, and what was made of them, are of no more use, and may be
+  /// destroyed. Throws PeerLost when the job has failed (JoinOptions::on_loss) or this rank was given up for lost,
+  /// Dismissed when the next crew does without it, Timeout when somebody who lives does not come.
   Group& regroup();
+  /// The changes of the crew since this process is in it, with the one that took it in.
+  const std::vector<cluster::CrewChange>& changes() const { return changes_; }
 
   bool newcomer() const { return false; }
   Group& enter() { return *group_; }
@@ -130,6 +146,9 @@ class World {
   void follow_coordinator();
   void attend_desk();
   void follow_desk();
+  void come_alone(const JoinOptions& options);
+  cluster::Session* session() const;
+  void note_changes();
 
   cluster::Place place_;
   std::string job_;
@@ -141,6 +160,9 @@ class World {
   std::string timeout_setting_;
   std::shared_ptr<cluster::Site> site_;
   std::optional<Group> group_;
+  bool newcomer_ = false;
+  bool dismissed_ = false;
+  std::vector<cluster::CrewChange> changes_;
   std::unique_ptr<cluster::StatusDoor> status_door_;  // null unless join() made this world
   std::unique_ptr<cluster::LastWords> last_words_;    // as status_door_
 };

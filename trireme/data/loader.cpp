@@ -144,9 +144,10 @@ Epoch::Epoch(const Stock& stock, exchange::WorkSource* source, std::unique_ptr<e
       steps_(std::min(stretch.end, stock.cut.steps())),
       generation_(source_.generation()),
       reached_(std::min(stretch.first, steps_)),
-      ranks_(source_.ranks()),
-      aim_(static_cast<int64_t>(reached_) * source_.ranks() + source_.rank()),
-      stride_(source_.ranks()),
+      ranks_(source_.pieces()),
+      aim_(static_cast<int64_t>(reached_) * source_.pieces() + source_.run().begin),
+      stride_(source_.pieces()),
+      run_(source_.run()),
       limit_(stock.options.ahead) {
   begin_course(reached_);
   producer_ = std::thread([this] { produce(); });
@@ -213,7 +214,7 @@ void Epoch::produce_piece(Lock& lock) {
   const size_t guess = guess_;
   const int ranks = ranks_;
   const int64_t piece = making_ = aim_;
-  aim_ += stride_;
+  aim_ = after(piece);
   for (int micro = 0; micro < stock_.cut.accumulate; micro++) {
     Batch batch;
     {
@@ -236,7 +237,7 @@ bool Epoch::next(Batch& batch) {
   if (source_.generation() != generation_ && !follow_crew()) return false;
   if (micro_ == 0 && !take_piece()) return false;
   if (made_here_) {
-    batch = stock_.batch(order_, number_, taken_, micro_, source_.ranks());
+    batch = stock_.batch(order_, number_, taken_, micro_, source_.pieces());
   } else {
     Lock lock(mutex_);
     await(lock, [this]() TRIREME_REQUIRES(mutex_) { return !ready_.empty(); });
@@ -258,9 +259,10 @@ bool Epoch::follow_crew() {
     guess_++;
     ready_.clear();
     making_ = taken_ = kNone;
-    ranks_ = source_.ranks();
+    ranks_ = source_.pieces();
     stride_ = ranks_;
-    aim_ = static_cast<int64_t>(first) * ranks_ + source_.rank();
+    run_ = source_.run();
+    aim_ = static_cast<int64_t>(first) * ranks_ + run_.begin;
     limit_ = stock_.options.ahead;
     changed_.notify_all();
   }
@@ -275,10 +277,11 @@ bool Epoch::take_piece() {
   while (lease.what == ps::Lease::end && meet()) lease = source_.take();
   stopped_ = lease.what == ps::Lease::stopped;
   if (lease.what != ps::Lease::piece) return false;
-  const int64_t piece = static_cast<int64_t>(course_) * source_.ranks() + lease.index;
-  reached_ = static_cast<size_t>(piece / source_.ranks()) + 1;
+  const int64_t piece = static_cast<int64_t>(course_) * source_.pieces() + lease.index;
+  reached_ = static_cast<size_t>(piece / source_.pieces()) + 1;
   Lock lock(mutex_);
   if (taken_ != kNone) stride_ = std::max<int64_t>(1, piece - taken_);
+  run_ = source_.run();
   taken_ = piece;
   made_here_ = !foreseen();
   if (made_here_) {
@@ -288,6 +291,13 @@ bool Epoch::take_piece() {
     limit_ = std::min(2 * limit_, stock_.options.ahead);
   }
   return true;
+}
+
+/// The piece that this rank gets next, as far as one can tell.
+int64_t Epoch::after(int64_t piece) const {
+  if (run_.size() == 1) return piece + stride_;
+  const int64_t pieces = ranks_, step = piece / pieces;
+  return piece % pieces + 1 < run_.end ? piece + 1 : (step + 1) * pieces + run_.begin;
 }
 
 /// Whether the piece that was taken is ready, or will be before any other.
@@ -302,7 +312,7 @@ void Epoch::guess_anew() {
   guess_++;
   ready_.clear();
   making_ = kNone;
-  aim_ = taken_ + stride_;
+  aim_ = after(taken_);
   limit_ = std::min(static_cast<size_t>(stock_.cut.accumulate), stock_.options.ahead);
   if (producer_waits_) changed_.notify_all();
 }
@@ -333,6 +343,6 @@ LoaderOptions with_micros(LoaderOptions options, int micros) {
 
 Feed::Feed(exchange::WorkSource& source, Dataset set, const LoaderOptions& options)
     : source_(source),
-      stock_(std::move(set), source.ranks(), with_micros(options, source.micros()), source.generation().has_value()) {}
+      stock_(std::move(set), source.pieces(), with_micros(options, source.micros()), source.generation().has_value()) {}
 
 }  // namespace trireme::data

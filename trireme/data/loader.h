@@ -36,7 +36,8 @@ struct Batch {
   torch::Tensor x, y;
   double weight = 0;
   size_t step = 0;                             // within the epoch
-  int64_t piece = 0;                           // within the epoch: step · workers + whose share it was cut for
+  int64_t piece = 0;                           // within the epoch: step · workers + whose share it was cut for; with
+                                               // virtual workers, which of them
   int micro = 0;                               // within the step
   int64_t epoch = 0;
   double signs = 0;  // of its samples: the sum of sign_of()
@@ -55,8 +56,8 @@ size_t batch_to_test(const Dataset& set);
 
 /// A data set, and how its epochs become batches.
 struct Stock {
-  /// Throws InvalidArgument when batch, workers and samples do not fit together.
-  /// `changes`: ranks come and go, so that they need not agree on how many there are.
+  /// Throws InvalidArgument when batch, workers and samples do not fit together. `ranks`: pieces of a step. `changes`: ranks
+  /// come and go, so that they need not agree on how many there are.
   Stock(Dataset set, int ranks, const LoaderOptions& options, bool changes = false);
 
   Dataset set;
@@ -152,6 +153,7 @@ class Epoch {
   template <class Until>
   void rest(Lock& lock, const Until& until) TRIREME_REQUIRES(mutex_);
   bool take_piece();
+  int64_t after(int64_t piece) const TRIREME_REQUIRES(mutex_);
   bool foreseen() const TRIREME_REQUIRES(mutex_);
   void guess_anew() TRIREME_REQUIRES(mutex_);
   template <class Until>
@@ -184,6 +186,7 @@ class Epoch {
   int64_t making_ TRIREME_GUARDED_BY(mutex_) = kNone;  // the piece that the producer is at
   int64_t aim_ TRIREME_GUARDED_BY(mutex_);             // the piece that it makes next
   int64_t stride_ TRIREME_GUARDED_BY(mutex_);          // between the pieces that this rank gets, as far as one can tell
+  exchange::Pieces run_ TRIREME_GUARDED_BY(mutex_);    // of every step, where it gets several: then all of these
   size_t guess_ TRIREME_GUARDED_BY(mutex_) = 0;        // counts when guesses begin anew: what was begun is of no use
   size_t limit_ TRIREME_GUARDED_BY(mutex_);            // batches that may wait: while guesses are right, `ahead`
   TRIREME_GUARDED_BY(mutex_) bool ordered_ = false, stop_ = false, consumer_waits_ = false, producer_waits_ = false;

@@ -63,7 +63,8 @@ std::vector<space::Range> Exchange::bucket_ranges() const {
 
 void Exchange::open() {
   land();
-  std::fill_n(flags(), layout_.size(), uint8_t{0});
+  for (int seat = 0; seat < seats(); seat++) std::fill_n(flags(seat), layout_.size(), uint8_t{0});
+  std::fill(losses_.begin(), losses_.end(), 0.0);
   sound_ = true;
   seen_.reset();
   seen_in_sum_.reset();
@@ -131,8 +132,12 @@ bool Exchange::clip_by(double squares) {
 
 bool Exchange::finite(size_t slot, space::Range part) const {
   const DType type = layout_[slot].dtype;
-  if (part.empty() || flags()[slot] == 0 || (type != DType::f32 && type != DType::f64)) return true;
-  return space::kernels().finite(type, gradients() + part.begin, part.size() / size_of(type));
+  if (part.empty() || (type != DType::f32 && type != DType::f64)) return true;
+  for (int seat = 0; seat < seats(); seat++)
+    if (flags(seat)[slot] != 0 &&
+        !space::kernels().finite(type, gradients(seat) + part.begin, part.size() / size_of(type)))
+      return false;
+  return true;
 }
 
 void Exchange::look(size_t bucket, space::Range part) {
@@ -151,7 +156,14 @@ void Exchange::look_at_sum(size_t bucket, space::Range part) {
 
 void Exchange::leave_all_out() {
   if (const std::optional<Flaw> found = flaw()) seen_ = found->slot;
-  std::fill_n(flags(), layout_.size(), uint8_t{0});
+  for (int seat = 0; seat < seats(); seat++) std::fill_n(flags(seat), layout_.size(), uint8_t{0});
+}
+
+void Exchange::divide(const std::vector<Pieces>& runs) {
+  fail<InvalidArgument>(
+      "{} runs of pieces, but this exchange has no virtual workers: give it "
+      "Options::virtual_workers when it is made",
+      runs.size());
 }
 
 std::optional<Exchange::Flaw> Exchange::flaw() const {

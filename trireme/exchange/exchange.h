@@ -15,6 +15,7 @@
 #include <trireme/exchange/options.h>
 #include <trireme/exchange/traits.h>
 #include <trireme/exchange/transaction.h>
+#include <trireme/exchange/tree.h>
 #include <trireme/exchange/work_source.h>
 #include <trireme/ps/client.h>
 #include <trireme/space/layout.h>
@@ -85,7 +86,9 @@ class Exchange {
   virtual void open();
   /// This rank's gradient of a slot is in place. Slots that no rank has a gradient for are left as they are, as
   /// libtorch does.
-  void present(size_t slot) { flat_.present[slot] = 1; }
+  void present(size_t slot, int seat = 0) { flags(seat)[slot] = 1; }
+  /// It is not, or not any more: the seat was folded into another.
+  void absent(size_t slot, int seat) { flags(seat)[slot] = 0; }
   /// All gradients of a bucket are in place, or will not come. Buckets become ready in the order of buckets(); may do
   /// work, does not wait. From now on the bucket's parameters may change.
   virtual void ready(size_t bucket) = 0;
@@ -121,6 +124,17 @@ class Exchange {
   virtual void settle() {}
   virtual void resume() {}
 
+  // ---- virtual workers (tree.h): with Options::virtual_workers ----
+
+  /// By rank, the pieces of a step that it computes: in their order, each with a gradient of its own, which goes to the
+  /// seat that turn_of() says. By ready() of a bucket, seats have the sums of the run's roots. Empty without any.
+  const std::vector<Pieces>& runs() const { return runs_; }
+  /// Between steps, on all ranks alike: another division, for as many ranks. Throws InvalidArgument when it is none.
+  virtual void divide(const std::vector<Pieces>& runs);
+  /// The loss of one of this rank's pieces, times its weight, before the last bucket's ready(): told()[0] is the sum
+  /// over all pieces, in the tree.
+  void tell_piece(int piece, double loss) { losses_[static_cast<size_t>(piece)] = loss; }
+
   // ---- what it is, and has ----
 
   const Traits& traits() const { return traits_; }
@@ -133,6 +147,11 @@ class Exchange {
   /// The flat vectors. All slots of the layout are views of these.
   std::byte* parameters() const { return flat_.parameters; }
   std::byte* gradients() const { return flat_.gradients; }
+  /// Where sums over this rank's pieces stand; seat 0 is the one above.
+  std::byte* gradients(int seat) const {
+    return seat == 0 ? flat_.gradients : flat_.seats + static_cast<size_t>(seat - 1) * seat_bytes();
+  }
+  int seats() const { return flat_.count; }
 
   // ---- what a step came to ----
 
@@ -197,7 +216,8 @@ class Exchange {
   virtual space::Range summed(size_t /*bucket*/) const { return {}; }
 
   /// One byte per slot: this rank has a gradient for it.
-  uint8_t* flags() const { return flat_.present; }
+  uint8_t* flags(int seat = 0) const { return flat_.present + static_cast<size_t>(seat) * layout_.size(); }
+  size_t seat_bytes() const { return round_up(layout_.bytes(), space::kLine); }
   /// The whole of each bucket, for an updater that has all of its state here.
   std::vector<space::Range> bucket_ranges() const;
   /// Updates the parameters of all slots that flags() has, with the gradients as they stand here.
@@ -226,7 +246,9 @@ class Exchange {
   /// Set by the implementation's constructor, like source_, and the same from then on.
   struct Flat {
     std::byte *parameters = nullptr, *gradients = nullptr;
-    uint8_t* present = nullptr;
+    uint8_t* present = nullptr;  // of seat 0, then of the others
+    std::byte* seats = nullptr;  // of gradients: those after seat 0, one behind another
+    int count = 1;               // seats
   };
   space::Layout layout_;
   Options options_;
@@ -237,6 +259,8 @@ class Exchange {
   std::unique_ptr<WorkSource> source_;
   double lr_ = 0;
   Told mine_{}, told_{};
+  std::vector<Pieces> runs_;    // by rank of the group
+  std::vector<double> losses_;  // by piece: this rank's
   std::vector<space::Bucket> buckets_;
   std::optional<Berth> berth_;  // this model's memory in the segment; empty where servers have it
   std::optional<space::Updater> updater_;

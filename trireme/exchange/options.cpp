@@ -3,6 +3,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/exchange/options.h>
+#include <trireme/exchange/tree.h>
 
 namespace trireme::exchange {
 
@@ -10,6 +11,23 @@ size_t window_of(const Options& options, size_t parameter_bytes, size_t largest_
   if (options.zero_window == 0) return std::max(4 * largest_bucket, parameter_bytes / 8);
   return std::max(options.zero_window, 2 * largest_bucket);
 }
+
+namespace {
+
+void check_virtual(const Options& options) {
+  check_runs(options.virtual_workers, 1);
+  const std::string what = fmt::format("virtual {} sums gradients in one fixed order", options.virtual_workers);
+  if (options.sync != Sync::shared)
+    fail<InvalidArgument>("{}, and sync '{}' has another one, or none: use sync 'shared', or leave out virtual", what,
+                          name_of(options.sync));
+  if (options.zero > 0)
+    fail<InvalidArgument>(
+        "{}, and zero {} divides them among all ranks in another one: use zero 0, or leave out "
+        "virtual",
+        what, options.zero);
+}
+
+}  // namespace
 
 void check(const Options& options) {
   if (options.zero < 0 || options.zero > 3)
@@ -21,6 +39,7 @@ void check(const Options& options) {
         options.sync.lockstep() ? "makes it elsewhere" : "has no lockstep: each rank makes updates of its own");
   if (options.elastic && options.sync != Sync::shared)
     fail<InvalidArgument>("a crew that changes needs sync 'shared', not '{}'", name_of(options.sync));
+  if (options.virtual_workers != 0) check_virtual(options);
   check_rate(options.sync, options.rate);
   if (!(options.clip >= 0) || !std::isfinite(options.clip))
     fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", options.clip);

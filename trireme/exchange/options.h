@@ -25,6 +25,9 @@ struct Options {
                  // state (1), of summed gradients too (2), of parameters too (3); see docs/zero.md
   size_t zero_window = 0;       // bytes beyond its own share that a machine holds in a step: half for parameters that
                                 // were gathered (stage 3), half for gradients on their way (2, 3). 0: window_of()
+  int virtual_workers = 0;      // V > 0, with Sync::shared: gradients of V pieces of a step are summed in a fixed tree,
+                                // whoever computes which, so that bits do not depend on the ranks (tree.h,
+                                // docs/virtual.md); 0: one of each rank, in their order
   bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
                                 // need them. Where that cannot be had, the buckets stay until close()
   bool elastic = false;         // with Sync::shared: those who are left after a loss go on with the step that it was lost

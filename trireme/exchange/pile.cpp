@@ -35,10 +35,10 @@ ps::Lease Pile::take() {
   const int64_t first = course_.number * Shared::kPieces;
   for (int64_t seen = shared().next.load();;) {
     const int64_t now = std::max(seen, first), piece = now - first;
-    if (piece >= course_.steps * ranks()) return {ps::Lease::end};  // for all alike: they may meet there
-    if (stop && piece % ranks() == 0) return {ps::Lease::stopped};  // no step is left in the middle
+    if (piece >= course_.steps * pieces()) return {ps::Lease::end};  // for all alike: they may meet there
+    if (stop && piece % pieces() == 0) return {ps::Lease::stopped};  // no step is left in the middle
     if (shared().next.compare_exchange_weak(seen, now + 1))
-      return {ps::Lease::piece, course_.first_step + piece / ranks(), piece};
+      return {ps::Lease::piece, course_.first_step + piece / pieces(), piece};
   }
 }
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 
@@ -6,6 +7,33 @@
 #include <trireme/space/kernels.h>
 
 namespace trireme::exchange {
+namespace {
+
+constexpr size_t kGrain = space::kBlock * sizeof(float);
+
+/// Of each rank, a number that grows with its machine's place among the machines.
+std::vector<int32_t> machines_of(const Group& group) {
+  int32_t mine = group.lane != nullptr ? group.lane->rank() : 0;
+  group.local.broadcast(&mine, 1, DType::i32, 0, "this machine's number");
+  std::vector<int32_t> all(static_cast<size_t>(group.all.size()));
+  group.all.all_gather(&mine, all.data(), 1, DType::i32, "the ranks' machines");
+  return all;
+}
+
+/// Even ones, machine by machine: the ranks of one have neighbouring pieces, and so few roots.
+std::vector<Pieces> runs_for(const Group& group, int pieces) {
+  const std::vector<Pieces> even = even_runs(pieces, group.all.size());
+  if (group.one_machine()) return even;
+  const std::vector<int32_t> machine = machines_of(group);
+  std::vector<size_t> order(machine.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return machine[a] < machine[b]; });
+  std::vector<Pieces> runs(even.size());
+  for (size_t i = 0; i < order.size(); i++) runs[order[i]] = even[i];
+  return runs;
+}
+
+}  // namespace
 
 using comm::shm::Fingerprint;
 using comm::shm::Kind;
@@ -13,8 +41,9 @@ using comm::shm::kPrivate;
 
 Shared::Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                const Options& options)
-    : Shared(group, layout, optimizer, options,
-             [&](space::Range bucket) { return space::part_of(bucket, group.local.rank(), group.local.size()); }) {}
+    : Shared(group, layout, optimizer, options, [&](space::Range bucket) {
+        return space::part_of(bucket, group.local.rank(), group.local.size(), grain_of(options));
+      }) {}
 
 Shared::Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
                const Options& options, const std::function<space::Range(space::Range)>& slice_of)
@@ -32,7 +61,10 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
   std::byte* const parameters =
       berth_->one("parameters", layout_.bytes(), "the model's parameters", slices_, divided && options_.zero == 3);
   gradients_ = berth_->each("gradients", layout_.bytes(), "the ranks' gradients", options_.zero >= 2);
-  flags_ = berth_->each("flags", layout_.size(), "the gradients' flags");
+  const int pieces = options_.virtual_workers, ranks = group.all.size();
+  if (pieces > 0) check_runs(pieces, ranks);
+  const int seats = pieces == 0 ? 1 : most_seats(pieces, pieces - ranks + 1);
+  flags_ = berth_->each("flags", layout_.size() * static_cast<size_t>(seats), "the gradients' flags");
   notes_ = berth_->each("notes", sizeof(Note), "the ranks' losses");
   state_ = berth_->state(optimizer.kind, layout_, buckets_, slices_, true, divided);
   updater_.emplace(optimizer, slices_, local_.size() > 1, state_);
@@ -44,7 +76,73 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
     updater_->write_down(&transaction_->own());
   }
   flat_ = {parameters, gradients_of(local_.rank()), flags_of(local_.rank())};
-  source_ = std::make_unique<OwnShare>(local_.rank(), local_.size());
+  flat_.count = seats;
+  take_seats(group);
+  source_ = pieces == 0 ? std::make_unique<OwnShare>(group.all.rank(), ranks)
+                        : std::make_unique<OwnShare>(runs_[static_cast<size_t>(group.all.rank())], pieces, 1);
+}
+
+size_t Shared::grain_of(const Options& options) {
+  return options.virtual_workers > 0 && options.clip > 0 ? kGrain : space::kLine;
+}
+
+/// What virtual workers need. Seats that no rank uses have no memory.
+void Shared::take_seats(const Group& group) {
+  for (int rank = 0; rank < local_.size(); rank++) seated_.push_back({rank, 0});
+  if (options_.virtual_workers == 0) return;
+  const auto pieces = static_cast<size_t>(options_.virtual_workers);
+  if (seats() > 1) {
+    seats_ = berth_->each("seats", static_cast<size_t>(seats() - 1) * seat_bytes(), "sums over pieces", true);
+    flat_.seats = seats_.parts[static_cast<size_t>(local_.rank())];
+  }
+  piece_losses_ = berth_->each("piece losses", pieces * sizeof(double), "the pieces' losses");
+  losses_.resize(pieces);
+  here_.resize(static_cast<size_t>(local_.size()));
+  const int32_t mine = group.all.rank();
+  local_.all_gather(&mine, here_.data(), 1, DType::i32, "the ranks of this machine");
+  if (squares_by_block()) {
+    size_t blocks = 0;
+    for (const space::Bucket& bucket : buckets_) {
+      first_block_.push_back(blocks);
+      blocks += (bucket.range.size() + kGrain - 1) / kGrain;
+    }
+    std::byte* const at = berth_->one("squares", blocks * sizeof(double), "the norm of the gradient", {}, false);
+    blocks_ = {reinterpret_cast<double*>(at), blocks};
+  }
+  Shared::divide(runs_for(group, options_.virtual_workers));
+}
+
+void Shared::divide(const std::vector<Pieces>& runs) {
+  const int pieces = options_.virtual_workers;
+  if (pieces == 0) return Exchange::divide(runs);
+  std::vector<Pieces> sorted = runs;
+  std::sort(sorted.begin(), sorted.end(), [](Pieces a, Pieces b) { return a.begin < b.begin; });
+  int next = 0;
+  for (const Pieces& run : sorted) next = run.begin == next && run.size() > 0 ? run.end : -1;
+  if (next != pieces || (!runs_.empty() && runs.size() != runs_.size()))
+    fail<InvalidArgument>(
+        "these runs do not divide {} pieces among {} ranks: each piece belongs to one, and each rank "
+        "has at least one",
+        pieces, runs_.size());
+  runs_ = runs;
+  seated_.clear();
+  for (int rank = 0; rank < local_.size(); rank++) {
+    const std::vector<Pieces> roots = roots_of(pieces, runs[static_cast<size_t>(here_[static_cast<size_t>(rank)])]);
+    for (size_t seat = 0; seat < roots.size(); seat++) seated_.push_back({rank, static_cast<int>(seat), roots[seat]});
+  }
+  std::sort(seated_.begin(), seated_.end(),
+            [](const Seated& a, const Seated& b) { return a.root.begin < b.root.begin; });
+  // Of several machines each sums the roots that lie in it whole, one by one: their tree is the rest of what is here.
+  std::vector<Pieces> nodes;
+  for (const Seated& one : seated_) nodes.push_back(one.root);
+  for (const Pieces& root : roots_of(pieces, nodes)) {
+    const auto inside = [&](const Pieces& node) { return root.begin <= node.begin && node.end <= root.end; };
+    const auto first = static_cast<size_t>(std::find_if(nodes.begin(), nodes.end(), inside) - nodes.begin());
+    const auto count = static_cast<size_t>(std::count_if(nodes.begin(), nodes.end(), inside));
+    const std::vector<uint8_t> adds = adds_over(pieces, std::span(nodes).subspan(first, count));
+    for (size_t i = 0; i < count; i++) seated_[first + i].adds = adds[i];
+  }
+  if (source_) dynamic_cast<OwnShare&>(*source_).set_run(runs_[static_cast<size_t>(group().rank())]);
 }
 
 Shared::~Shared() { before_writing(); }
@@ -69,7 +167,12 @@ void Shared::ready(size_t bucket) {
                          .part = static_cast<uint32_t>(bucket),
                          .count = b.range.size(),
                          .name = name_hashes_[bucket]};
-  if (last(bucket)) note_of(local_.rank()).told = mine_;
+  if (last(bucket)) {
+    note_of(local_.rank()).told = mine_;
+    if (!losses_.empty())
+      std::copy(losses_.begin(), losses_.end(),
+                reinterpret_cast<double*>(piece_losses_.parts[static_cast<size_t>(local_.rank())]));
+  }
   mark("bucket: ready", bucket);
   last_round_ = rounds_of_[bucket] = local_.rounds().arrive(what, kPrivate, b.name);
   mark("bucket: arrived", bucket);
@@ -115,7 +218,8 @@ void Shared::close() {
   } else if (applies) {
     for (size_t b = 0; b < buckets_.size(); b++) {
       const space::Source sum[] = {{gradients(), any_.data() + buckets_[b].first}};
-      update(b, slices_[b], watches() ? std::span<const space::Source>(sum) : sources_of(b));
+      const bool summed_here = watches() || squares_by_block();
+      update(b, slices_[b], summed_here ? std::span<const space::Source>(sum) : sources_of(b));
     }
   }
   complete();
@@ -131,6 +235,10 @@ bool Shared::sound_here() const {
 
 /// In the order of buckets and ranks, so that the bits do not depend on what came first.
 bool Shared::clip_together() {
+  if (squares_by_block()) {
+    local_.barrier("squares of the gradient");
+    return clip_by(std::accumulate(blocks_.begin(), blocks_.end(), 0.0));
+  }
   double squares = std::accumulate(squares_.begin(), squares_.end(), 0.0);
   norm_group().allreduce(&squares, 1, DType::f64, Op::sum, "the norm of the gradient");
   return clip_by(squares);
@@ -151,6 +259,17 @@ void Shared::hear_machine() {
   told_ = {};
   for (int rank = 0; rank < local_.size(); rank++)
     for (size_t i = 0; i < told_.size(); i++) told_[i] += note_of(rank).told[i];
+  if (!losses_.empty()) told_[0] = sum_over(piece_losses());
+}
+
+std::vector<double> Shared::piece_losses() const {
+  std::vector<double> all(losses_.size(), 0.0);
+  for (int rank = 0; rank < local_.size(); rank++) {
+    const auto* const theirs = reinterpret_cast<const double*>(piece_losses_.parts[static_cast<size_t>(rank)]);
+    const Pieces run = runs_[static_cast<size_t>(here_[static_cast<size_t>(rank)])];
+    std::copy(theirs + run.begin, theirs + run.end, all.begin() + run.begin);
+  }
+  return all;
 }
 
 void Shared::work(size_t bucket) {
@@ -164,10 +283,11 @@ void Shared::update_slice(size_t bucket, space::Range range, std::span<const spa
   if (!sound_) note_flaw();
 }
 
-std::vector<space::Source> Shared::sources_of(size_t bucket) const {
+std::vector<space::Source> Shared::sources_of(size_t bucket, std::span<const Seated> seated) const {
   std::vector<space::Source> sources;
-  for (int rank = 0; rank < local_.size(); rank++)
-    sources.push_back({gradients_of(rank), flags_of(rank) + buckets_[bucket].first});
+  sources.reserve(seated.size());
+  for (const auto& [rank, seat, root, adds] : seated)
+    sources.push_back({gradients_of(rank, seat), flags_of(rank, seat) + buckets_[bucket].first, adds});
   return sources;
 }
 
@@ -176,11 +296,27 @@ std::vector<space::Source> Shared::sources_of(size_t bucket) const {
 /// more.
 void Shared::gather(size_t bucket) {
   const space::Bucket& b = buckets_[bucket];
+  if (squares_by_block()) {
+    look(bucket, slices_[bucket]);
+    sum_here(bucket, slices_[bucket], any_.data());
+    return count_squares(bucket, slices_[bucket], any_.data());
+  }
   squares_[bucket] = space::squares_present(layout_, b.first, b.last, slices_[bucket], b.dtype,
                                             watches() ? gradients() : nullptr, sources_of(bucket));
   for (size_t slot = b.first; slot < b.last; slot++) {
     any_[slot] = 0;
-    for (int rank = 0; rank < local_.size(); rank++) any_[slot] |= flags_of(rank)[slot];
+    for (const Seated& one : seated_) any_[slot] |= flags_of(one.rank, one.seat)[slot];
+  }
+}
+
+/// Of the sum alone, block by block: how it came about leaves no trace.
+void Shared::count_squares(size_t bucket, space::Range part, const uint8_t* present) {
+  const space::Bucket& b = buckets_[bucket];
+  const space::Source sum[] = {{gradients(), present + b.first}};
+  for (size_t begin = part.begin; begin < part.end; begin += kGrain) {
+    const space::Range block{begin, std::min(part.end, begin + kGrain)};
+    blocks_[first_block_[bucket] + (begin - b.range.begin) / kGrain] =
+        space::squares_present(layout_, b.first, b.last, block, b.dtype, nullptr, sum);
   }
 }
 
@@ -194,6 +330,13 @@ bool Shared::sources_of(size_t slot, std::vector<const std::byte*>& sources) con
 
 void Shared::sum_here(size_t bucket, space::Range slice, uint8_t* any) {
   const space::Bucket& b = buckets_[bucket];
+  if (options_.virtual_workers > 0) {
+    for (size_t slot = b.first; slot < b.last; slot++) {
+      any[slot] = 0;
+      for (const Seated& one : seated_) any[slot] |= flags_of(one.rank, one.seat)[slot];
+    }
+    return space::sum_present(layout_, b.first, b.last, slice, b.dtype, gradients(), sources_of(bucket));
+  }
   const auto sum = [&](space::Range range, const std::vector<const std::byte*>& sources) {
     if (range.empty()) return;
     std::byte* own = gradients() + range.begin;
@@ -221,7 +364,7 @@ void Shared::sum_here(size_t bucket, space::Range slice, uint8_t* any) {
 }
 
 Exchange::Share Shared::share_of(int rank, size_t bucket) const {
-  const space::Range slice = space::part_of(buckets_[bucket].range, rank, local_.size());
+  const space::Range slice = space::part_of(buckets_[bucket].range, rank, local_.size(), grain_of(options_));
   return {.parameters = slice, .updated = slice};
 }
 

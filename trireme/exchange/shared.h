@@ -14,6 +14,9 @@ namespace trireme::exchange {
 /// A slice may be updated while a peer still runs its backward pass, but only after that peer has marked the bucket
 /// ready: its backward has by then used these parameters for the last time. Parameters never change while a rank is
 /// outside a step.
+///
+/// With virtual workers a rank has more than one gradient: sums over some of its pieces, each in a seat. Whoever sums a
+/// slice over ranks goes by the tree over all seats that are roots.
 class Shared : public Exchange {
  public:
   Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
@@ -28,6 +31,7 @@ class Shared : public Exchange {
   Reached give_up() override;
   Reached reached() const override { return transaction_ ? transaction_->last().reached : Reached{}; }
   Reached take_over(Exchange* before, const Reached& reached) override;
+  void divide(const std::vector<Pieces>& runs) override;
 
  protected:
   /// Of this rank: `slices` by bucket, empty where it has nothing to do.
@@ -35,8 +39,32 @@ class Shared : public Exchange {
          const Options& options, const std::function<space::Range(space::Range)>& slice_of);
 
   bool last(size_t bucket) const { return bucket + 1 == buckets_.size(); }
-  std::byte* gradients_of(int rank) const { return gradients_.parts[static_cast<size_t>(rank)]; }
-  uint8_t* flags_of(int rank) const { return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(rank)]); }
+  std::byte* gradients_of(int rank, int seat = 0) const {
+    if (seat == 0) return gradients_.parts[static_cast<size_t>(rank)];
+    return seats_.parts[static_cast<size_t>(rank)] + static_cast<size_t>(seat - 1) * seat_bytes();
+  }
+  uint8_t* flags_of(int rank, int seat = 0) const {
+    return reinterpret_cast<uint8_t*>(flags_.parts[static_cast<size_t>(rank)]) +
+           static_cast<size_t>(seat) * layout_.size();
+  }
+  /// A gradient of this machine's that sums over ranks are made of: of a rank or, with virtual workers, of a root.
+  struct Seated {
+    int rank, seat;
+    Pieces root{};
+    uint8_t adds = 1;  // see space::Source
+  };
+  std::vector<space::Source> sources_of(size_t bucket, std::span<const Seated> seated) const;
+  /// Of this machine, in the order of their pieces; without virtual workers in that of ranks.
+  const std::vector<Seated>& seated() const { return seated_; }
+  /// Slices are cut on multiples of this.
+  static size_t grain_of(const Options& options);
+  /// With virtual workers and clipping: the norm does not depend on how buckets are cut into slices.
+  bool squares_by_block() const { return options_.virtual_workers > 0 && options_.clip > 0; }
+  /// Counts the squares of a part of a slice that gradients() has the sum of; `present`, by slot of the layout: there
+  /// is one.
+  void count_squares(size_t bucket, space::Range part, const uint8_t* present);
+  /// What ranks of this machine tell of each piece's loss, zero for others': in place of told_[0].
+  std::vector<double> piece_losses() const;
   /// This rank's slice of a bucket, or a part of it. If something is left out, the machine will hear.
   void update_slice(size_t bucket, space::Range range, std::span<const space::Source> sources);
   /// Of the ranks of this machine, by its rank.
@@ -97,7 +125,7 @@ class Shared : public Exchange {
     uint32_t flawed;  // the last step in which it left something out
   };
   Note& note_of(int rank) const { return *reinterpret_cast<Note*>(notes_.parts[static_cast<size_t>(rank)]); }
-  std::vector<space::Source> sources_of(size_t bucket) const;
+  std::vector<space::Source> sources_of(size_t bucket) const { return sources_of(bucket, seated_); }
   bool sources_of(size_t slot, std::vector<const std::byte*>& sources) const;
   bool can_give_back(size_t bucket) const;
   void gather(size_t bucket);
@@ -105,10 +133,16 @@ class Shared : public Exchange {
   int64_t* steps_of(int rank) const;
   void copy_slice(const Shared& before, int rank, size_t bucket);
   void take_slices(Shared& before, int rank, const Decided& last, std::span<int64_t> steps);
+  void take_seats(const Group& group);
 
   // What a rank tells is written before it arrives at the last bucket, and read by all before they finish it; that it
   // left something out before it finishes that bucket, and read before the next step.
   comm::shm::SharedBlock gradients_, flags_, notes_;
+  comm::shm::SharedBlock seats_, piece_losses_;  // with virtual workers: after seat 0, if there are some; by piece
+  std::vector<int32_t> here_;                    // ranks of the group, by rank of this machine
+  std::vector<Seated> seated_;
+  std::span<double> blocks_;            // with squares_by_block(): of this machine, by block of kGrain bytes
+  std::vector<size_t> first_block_;     // by bucket
   size_t worked_ = 0, given_back_ = 0;  // buckets, in this step
   std::vector<uint8_t> any_;            // with clip, by slot: some rank has a gradient
   std::vector<uint64_t> name_hashes_;   // by bucket

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -25,7 +26,8 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
                const Options& options)
     : Shared(group, layout, optimizer, options,
              [&](space::Range bucket) {
-               return group.lane != nullptr ? space::part_of(bucket, group.local.rank(), group.lanes) : space::Range{};
+               return group.lane != nullptr ? space::part_of(bucket, group.local.rank(), group.lanes, grain_of(options))
+                                            : space::Range{};
              }),
       all_(group.all),
       lane_(group.lane),
@@ -33,7 +35,6 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
       trips_(buckets_.size()),
       ready_seconds_(buckets_.size()) {
   traits_.patient = true;
-  source_ = std::make_unique<OwnShare>(all_.rank(), all_.size());
   total_ = berth_->each("total", sizeof(Told), "what ranks of all machines tell");
   flags_of_lanes_ = berth_->each("lane_flags", layout_.size(), "which parameters have gradients");
   lane_flags_ = {reinterpret_cast<uint8_t*>(flags_of_lanes_.parts[static_cast<size_t>(local_.rank())]), layout_.size()};
@@ -41,7 +42,7 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
   // More flags than one opening takes are a collective of their own, for which depart() waits.
   for (const space::Bucket& b : buckets_)
     if (options_.backward_waits && b.last - b.first > comm::network::Communicator::kMostFlags) options_.overlap = false;
-  while (space::part_of(buckets_.back().range, speaker_, lanes_).empty()) speaker_++;
+  while (space::part_of(buckets_.back().range, speaker_, lanes_, grain_of(options_)).empty()) speaker_++;
   std::vector<Freight> freight(buckets_.size());  // ready at once, on a wire without a limit: in their order
   for (size_t b = 0; b < freight.size(); b++)
     freight[b] = {static_cast<double>(b), static_cast<double>(buckets_[b].range.size())};
@@ -49,13 +50,59 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
   const int32_t lane = lane_ != nullptr ? local_.rank() : -1;
   lane_of_.resize(static_cast<size_t>(all_.size()));
   all_.all_gather(&lane, lane_of_.data(), 1, DType::i32, "the ranks' lanes");
+  if (options_.virtual_workers == 0) return;
+  int32_t machine = lane_ != nullptr ? lane_->rank() : 0;
+  local_.broadcast(&machine, 1, DType::i32, 0, "this machine's number");
+  machine_of_.resize(lane_of_.size());
+  all_.all_gather(&machine, machine_of_.data(), 1, DType::i32, "the ranks' machines");
+  divide_machines();
+}
+
+void Spread::divide(const std::vector<Pieces>& runs) {
+  land();  // what travels is divided as before
+  Shared::divide(runs);
+  divide_machines();
+}
+
+/// From runs(): the same on all ranks.
+void Spread::divide_machines() {
+  const int pieces = options_.virtual_workers;
+  const int machines = 1 + *std::max_element(machine_of_.begin(), machine_of_.end());
+  roots_on_.clear();
+  tree_.clear();
+  for (int machine = 0; machine < machines; machine++) {
+    std::vector<Pieces> here;
+    for (size_t rank = 0; rank < runs_.size(); rank++)
+      if (machine_of_[rank] == machine) here.push_back(runs_[rank]);
+    const std::vector<Pieces> roots = roots_of(pieces, here);
+    if (machine == machine_of_[static_cast<size_t>(all_.rank())]) own_roots_ = roots;
+    for (const Pieces& root : roots) tree_.push_back({root, tree_.size(), 1});
+    roots_on_.push_back(roots.size());
+  }
+  by_root_ = machines != 2 || tree_.size() != 2;
+  std::sort(tree_.begin(), tree_.end(),
+            [](const MachineRoot& a, const MachineRoot& b) { return a.root.begin < b.root.begin; });
+  std::vector<Pieces> nodes;
+  for (const MachineRoot& one : tree_) nodes.push_back(one.root);
+  const std::vector<uint8_t> adds = adds_over(pieces, nodes);
+  for (size_t i = 0; i < adds.size(); i++) tree_[i].adds = adds[i];
+  if (!by_root_) return;
+  root_sums_.resize(own_roots_.size());
+  for (auto& sums : root_sums_) sums = std::make_unique_for_overwrite<std::byte[]>(layout_.bytes());
+  own_flags_.resize(buckets_.size());
+  all_flags_.resize(buckets_.size());
+  for (size_t b = 0; b < buckets_.size(); b++) {
+    own_flags_[b].resize(own_roots_.size() * (buckets_[b].last - buckets_[b].first));
+    all_flags_[b].resize(tree_.size() * (buckets_[b].last - buckets_[b].first));
+  }
 }
 
 Spread::~Spread() {
-  for (const Piece& piece : travelling_) try {
-      piece.sum->wait();
-    } catch (...) {  // after an error all of them fail, and it was thrown before
-    }
+  for (const Piece& piece : travelling_)
+    for (const auto* work : {&piece.sum, &piece.flags, &piece.told}) try {
+        if (*work) (*work)->wait();
+      } catch (...) {  // after an error all of them fail, and it was thrown before
+      }
 }
 
 void Spread::publish() {
@@ -210,7 +257,10 @@ void Spread::land() {
 void Spread::work(size_t bucket) {
   if (slices_[bucket].empty()) return mark_landed(bucket);
   look(bucket, slices_[bucket]);
-  sum_here(bucket, slices_[bucket], lane_flags_.data());
+  if (by_root_)
+    sum_roots(bucket);
+  else
+    sum_here(bucket, slices_[bucket], lane_flags_.data());
   trips_[bucket].reduced = true;
 }
 
@@ -224,9 +274,85 @@ void Spread::depart() {
   }
 }
 
+/// Each root of this machine, in memory of its own.
+void Spread::sum_roots(size_t bucket) {
+  const space::Bucket& b = buckets_[bucket];
+  const size_t slots = b.last - b.first;
+  for (size_t i = 0; i < own_roots_.size(); i++) {
+    const auto inside = [&](const Seated& one) {
+      return own_roots_[i].begin <= one.root.begin && one.root.end <= own_roots_[i].end;
+    };
+    const auto first = std::find_if(seated().begin(), seated().end(), inside);
+    const std::vector<space::Source> sources =
+        sources_of(bucket, {first, std::find_if_not(first, seated().end(), inside)});
+    for (size_t slot = 0; slot < slots; slot++)
+      own_flags_[bucket][i * slots + slot] = std::any_of(
+          sources.begin(), sources.end(), [&](const space::Source& source) { return source.present[slot] != 0; });
+    space::sum_present(layout_, b.first, b.last, slices_[bucket], b.dtype, root_sums_[i].get(), sources);
+  }
+}
+
+/// This machine's roots go to all others, theirs come here.
+void Spread::depart_roots(size_t bucket, space::Range range, bool first) {
+  const space::Bucket& b = buckets_[bucket];
+  const size_t slots = b.last - b.first, machines = roots_on_.size(), elements = range.size() / size_of(b.dtype);
+  Piece piece{bucket, range, nullptr};
+  std::vector<size_t> flags(machines), data(machines);
+  for (size_t machine = 0; machine < machines; machine++) {
+    flags[machine] = roots_on_[machine] * slots;
+    data[machine] = roots_on_[machine] * elements;
+  }
+  if (first)
+    piece.flags =
+        lane_->start_all_gather(own_flags_[bucket].data(), all_flags_[bucket].data(), flags, DType::u8, b.name);
+  if (first && last(bucket) && local_.rank() == speaker_) {
+    all_told_.assign(told_.begin(), told_.end());
+    const std::vector<double> losses = piece_losses();
+    all_told_.insert(all_told_.end(), losses.begin(), losses.end());
+    piece.told = lane_->start_allreduce(all_told_.data(), all_told_.size(), DType::f64, Op::sum, "losses of pieces");
+  }
+  piece.own.resize(own_roots_.size() * range.size());
+  piece.all.resize(tree_.size() * range.size());
+  for (size_t i = 0; i < own_roots_.size(); i++)
+    std::memcpy(piece.own.data() + i * range.size(), root_sums_[i].get() + range.begin, range.size());
+  piece.sum = lane_->start_all_gather(piece.own.data(), piece.all.data(), data, b.dtype, b.name);
+  travelling_.push_back(std::move(piece));
+}
+
+/// A piece's part of all roots, in the tree.
+std::vector<space::Source> Spread::land_roots(Piece& piece) {
+  const space::Bucket& b = buckets_[piece.bucket];
+  const size_t slots = b.last - b.first;
+  if (piece.flags) {
+    piece.flags->wait();
+    for (size_t slot = 0; slot < slots; slot++) {
+      lane_flags_[b.first + slot] = 0;
+      for (size_t i = 0; i < tree_.size(); i++)
+        lane_flags_[b.first + slot] |= all_flags_[piece.bucket][i * slots + slot];
+    }
+  }
+  if (piece.told) {
+    piece.told->wait();
+    std::copy_n(all_told_.begin(), told_.size(), told_.begin());
+    told_[0] = sum_over(std::span<const double>(all_told_).subspan(told_.size()));
+  }
+  std::vector<space::Source> sources;
+  for (const auto& [root, place, adds] : tree_)
+    sources.push_back({piece.all.data() + place * piece.range.size() - piece.range.begin,
+                       all_flags_[piece.bucket].data() + place * slots, adds});
+  return sources;
+}
+
 void Spread::depart_piece(size_t bucket) {
   Trip& trip = trips_[bucket];
   if (trip.rest.empty()) return;  // another lane's slice has a piece more
+  if (by_root_) {
+    const bool first = trip.rest.begin == slices_[bucket].begin;
+    const space::Range range{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + kPieceBytes)};
+    trip.rest.begin = range.end;
+    trip.travelling++;
+    return depart_roots(bucket, range, first);
+  }
   const space::Bucket& b = buckets_[bucket];
   std::span<uint8_t> flags;
   std::span<double> sums;
@@ -246,14 +372,22 @@ void Spread::depart_piece(size_t bucket) {
 
 void Spread::land_first() {
   travelling_.front().sum->wait();
-  const Piece piece = std::move(travelling_.front());
+  Piece piece = std::move(travelling_.front());
   travelling_.pop_front();
   const space::Bucket& b = buckets_[piece.bucket];
-  const space::Source sum[] = {{gradients(), lane_flags_.data() + b.first}};
+  std::vector<space::Source> sum = {{gradients(), lane_flags_.data() + b.first}};
+  if (by_root_) sum = land_roots(piece);
   Trip& trip = trips_[piece.bucket];
   trip.travelling--;
+  if (squares_by_block()) {
+    if (by_root_) space::sum_present(layout_, b.first, b.last, piece.range, b.dtype, gradients(), sum);
+    return count_squares(piece.bucket, piece.range, lane_flags_.data());
+  }
   if (whole_first())
-    squares_[piece.bucket] += space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, nullptr, sum);
+    squares_[piece.bucket] +=
+        space::squares_present(layout_, b.first, b.last, piece.range, b.dtype, by_root_ ? gradients() : nullptr, sum);
+  else if (transaction_ && by_root_)
+    space::sum_present(layout_, b.first, b.last, piece.range, b.dtype, gradients(), sum);
   if (sums_first()) return;
   update_slice(piece.bucket, piece.range, sum);
   trip.landed++;
@@ -269,7 +403,8 @@ void Spread::mark_landed(size_t bucket, uint32_t pieces) {
 /// What of a part is in a rank's slice, whose pieces land in their order. A rank with an empty slice has landed when it
 /// has worked: it reads what others tell.
 bool Spread::landed_on(int rank, size_t bucket, space::Range part) const {
-  const space::Range slice = rank < lanes_ ? space::part_of(buckets_[bucket].range, rank, lanes_) : space::Range{};
+  const space::Range slice =
+      rank < lanes_ ? space::part_of(buckets_[bucket].range, rank, lanes_, grain_of(options_)) : space::Range{};
   const space::Range wanted = intersect(part, slice);
   if (wanted.empty() && !slice.empty()) return true;
   const size_t pieces = slice.empty() || wanted.end == slice.end
@@ -282,7 +417,7 @@ bool Spread::landed_on(int rank, size_t bucket, space::Range part) const {
 Exchange::Share Spread::share_of(int rank, size_t bucket) const {
   const int lane = lane_of_[static_cast<size_t>(rank)];
   if (lane < 0) return {};
-  const space::Range slice = space::part_of(buckets_[bucket].range, lane, lanes_);
+  const space::Range slice = space::part_of(buckets_[bucket].range, lane, lanes_, grain_of(options_));
   return {.parameters = slice, .updated = slice};
 }
 

@@ -13,6 +13,9 @@ namespace trireme::exchange {
 /// A slice travels in pieces while backward goes on. Their order is planned (order.h) from what the first steps
 /// measured, and is the same on all ranks: where the wire is slow, first layers overtake. After close() the rest is
 /// still on its way, and lands bucket by bucket in the next forward pass.
+///
+/// With virtual workers a machine sums up the roots that lie in it whole. Two machines with one root each exchange them
+/// as any gradients; otherwise each machine gets all roots of the others and goes by the tree, in the update itself.
 class Spread final : public Shared {
  public:
   Spread(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
@@ -27,9 +30,12 @@ class Spread final : public Shared {
   void close() override;
   void await(space::Range part) override;
   void land() override;
+  void divide(const std::vector<Pieces>& runs) override;
 
  private:
-  space::Range summed(size_t bucket) const override { return slices_[bucket]; }
+  space::Range summed(size_t bucket) const override {
+    return by_root_ && !whole_first() ? space::Range{} : slices_[bucket];
+  }
   static constexpr uint32_t kAllPieces = ~uint32_t{0};
 
   /// Pieces of a bucket's slice, in this step.
@@ -43,6 +49,9 @@ class Spread final : public Shared {
     size_t bucket;
     space::Range range;
     std::unique_ptr<comm::Work> sum;
+    // With by_root_: this part of each root, of this machine and of all; and what comes along with the first piece.
+    std::vector<std::byte> own{}, all{};
+    std::unique_ptr<comm::Work> flags{}, told{};
   };
   using Landings = std::atomic<uint64_t>;  // a rank's, by bucket: the last step in which something of its slice has
                                            // landed, and how many pieces of it
@@ -57,6 +66,10 @@ class Spread final : public Shared {
   }
   std::vector<space::Source> sources_on(int rank, size_t bucket) override;
   void bring(bool has, std::span<int64_t> steps) override;
+  void divide_machines();
+  void sum_roots(size_t bucket);
+  void depart_roots(size_t bucket, space::Range range, bool first);
+  std::vector<space::Source> land_roots(Piece& piece);
   bool unused(size_t bucket);
   void depart();
   void depart_piece(size_t bucket);
@@ -93,6 +106,22 @@ class Spread final : public Shared {
   Share share_of(int rank, size_t bucket) const override;
   comm::Communicator& group() const override { return all_; }
   std::vector<int32_t> lane_of_;  // by rank of all_; -1: it has none
+
+  // With virtual workers.
+  struct MachineRoot {
+    Pieces root;
+    size_t place;  // among all machines' roots, one machine after another: as they arrive
+    uint8_t adds;
+  };
+  std::vector<int32_t> machine_of_;  // by rank of all_, as the lanes count
+  bool by_root_ = false;             // roots travel one by one
+  std::vector<MachineRoot> tree_;    // of all machines, in the order of their pieces
+  std::vector<size_t> roots_on_;     // by machine: how many it has
+  std::vector<Pieces> own_roots_;    // of this machine
+  std::vector<std::unique_ptr<std::byte[]>>
+      root_sums_;  // of those, each like a flat vector; only this lane's slices are ever touched
+  std::vector<std::vector<uint8_t>> own_flags_, all_flags_;  // by bucket: of each root by its slots
+  std::vector<double> all_told_;                             // what ranks tell, and each piece's loss
 };
 
 }  // namespace trireme::exchange

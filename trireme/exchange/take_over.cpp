@@ -61,11 +61,11 @@ int64_t* Shared::steps_of(int rank) const {
 }
 
 std::vector<space::Source> Shared::sources_on(int rank, size_t bucket) {
-  if (!whole_first() || !watches()) return sources_of(bucket);
+  if (!whole_first() || !(watches() || squares_by_block())) return sources_of(bucket);
   if (rank == local_.rank()) return {{gradients(), any_.data() + buckets_[bucket].first}};
   any_of_rank_.assign(layout_.size(), 0);
-  for (int other = 0; other < local_.size(); other++)
-    for (size_t slot = 0; slot < layout_.size(); slot++) any_of_rank_[slot] |= flags_of(other)[slot];
+  for (const Seated& one : seated_)
+    for (size_t slot = 0; slot < layout_.size(); slot++) any_of_rank_[slot] |= flags_of(one.rank, one.seat)[slot];
   return {{gradients_of(rank), any_of_rank_.data() + buckets_[bucket].first}};
 }
 

@@ -1,5 +1,6 @@
 #include <utility>
 
+#include <trireme/base/error.h>
 #include <trireme/exchange/work_source.h>
 
 namespace trireme::exchange {
@@ -17,18 +18,25 @@ void WorkSource::restore(const Course& course) {
 void OwnShare::begin(int64_t first_step, int64_t steps) {
   WorkSource::begin(first_step, steps);
   next_ = 0;
+  piece_ = 0;
 }
 
 ps::Lease OwnShare::take() {
   if (next_ >= course_.steps) return {ps::Lease::end};
-  const int64_t step = next_++;
-  return {ps::Lease::piece, course_.first_step + step, step * ranks() + rank()};
+  const int64_t step = next_, piece = step * pieces() + run_.begin + piece_;
+  if (++piece_ == run_.size()) next_++, piece_ = 0;
+  return {ps::Lease::piece, course_.first_step + step, piece};
+}
+
+void OwnShare::set_run(Pieces run) {
+  if (piece_ != 0) fail<InvalidArgument>("a rank's pieces may change between steps, not in the middle of one");
+  run_ = run;
 }
 
 ServersWork::ServersWork(ps::Client& client) : WorkSource(client.worker(), client.job().workers), client_(client) {}
 
 ps::Lease ServersWork::take() {
-  return client_.take(course_.number, course_.first_step, course_.steps * ranks(), ranks(), stop_wanted_);
+  return client_.take(course_.number, course_.first_step, course_.steps * pieces(), pieces(), stop_wanted_);
 }
 
 }  // namespace trireme::exchange

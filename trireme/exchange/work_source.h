@@ -1,28 +1,33 @@
 #pragma once
 // Where a rank's work comes from: its own share, or pieces that ranks take as long as there are some.
 //
-// An epoch's work is a *course*: `steps` steps, each cut into one piece per rank. Piece i is a part of the course's
-// step i / ranks. A source gives a rank one piece after another, as *leases*; who computes it, and when, is all that it
-// says: the samples are the feed's matter (data/loader.h). Not thread-safe; of the thread that trains.
+// An epoch's work is a *course*: `steps` steps, each cut into one piece per rank, or into so many pieces as there are
+// virtual workers (tree.h). Piece i is a part of the course's step i / pieces. A source gives a rank one piece after
+// another, as *leases*; who computes it, and when, is all that it says: the samples are the feed's matter
+// (data/loader.h). Not thread-safe; of the thread that trains.
 #include <cstdint>
 #include <optional>
 
+#include <trireme/exchange/tree.h>
 #include <trireme/ps/client.h>
 
 namespace trireme::exchange {
 
 class WorkSource {
  public:
-  WorkSource(int rank, int ranks, int micros = 1) : rank_(rank), ranks_(ranks), micros_(micros) {}
+  WorkSource(int rank, int ranks, int micros = 1) : WorkSource(Pieces{rank, rank + 1}, ranks, micros) {}
+  WorkSource(Pieces run, int pieces, int micros) : run_(run), pieces_(pieces), micros_(micros) {}
   virtual ~WorkSource() = default;
   WorkSource(const WorkSource&) = delete;
   WorkSource& operator=(const WorkSource&) = delete;
 
-  int rank() const { return rank_; }
-  int ranks() const { return ranks_; }
+  /// Pieces of a step, over all ranks.
+  int pieces() const { return pieces_; }
+  /// Those that are cut for this rank, which it gets in this order; where ranks take their work, it may get others.
+  virtual Pieces run() const { return run_; }
   /// Micro-batches of a piece.
   int micros() const { return micros_; }
-  /// Grows when the crew has changed: what was taken and not done is taken anew, as rank() of ranks() that are now, from
+  /// Grows when the crew has changed: what was taken and not done is taken anew, as run() of pieces() that are now, from
   /// step next_step() of the run on. Nothing: the crew never changes.
   virtual std::optional<uint64_t> generation() const { return std::nullopt; }
   virtual int64_t next_step() const { return 0; }
@@ -48,24 +53,28 @@ class WorkSource {
   void restore(const Course& course);
 
  protected:
-  void be(int rank, int ranks) { rank_ = rank, ranks_ = ranks; }
+  void set_pieces(int pieces) { pieces_ = pieces; }
   Course course_;
   bool stop_wanted_ = false;
+  Pieces run_;
 
  private:
-  int rank_, ranks_, micros_;
+  int pieces_, micros_;
   bool restored_ = false;  // course_ was, and may go on
 };
 
-/// One piece of every step, which nobody else gets.
+/// One piece of every step, or a run of them, which nobody else gets.
 class OwnShare final : public WorkSource {
  public:
   using WorkSource::WorkSource;
   void begin(int64_t first_step, int64_t steps) override;
   ps::Lease take() override;
+  /// From the next step on.
+  void set_run(Pieces run);
 
  private:
   int64_t next_ = 0;  // step of the course
+  int piece_ = 0;     // of that, the next one: how many of the run went before
 };
 
 /// Pieces that nobody has, from server 0, who also makes a rank wait that is too far ahead.

@@ -61,9 +61,13 @@ void Parallel::Impl::move_in() {
     torch::Tensor& parameter = parameters_[slot].tensor;
     parameter.mutable_grad().reset();
     parameter.set_data(view_of(layout[slot], exchange_->parameters(), parameter.scalar_type()));
-    gradients_.push_back(view_of(layout[slot], exchange_->gradients(), parameter.scalar_type()));
   }
-  placement_.emplace(gradients_);
+  for (int seat = 0; seat < exchange_->seats(); seat++) {
+    for (size_t slot = 0; slot < parameters_.size(); slot++)
+      gradients_.push_back(
+          view_of(layout[slot], exchange_->gradients(seat), parameters_[slot].tensor.scalar_type()));
+    if (seat == 0) placement_.emplace(gradients_);
+  }
   arrivals_.emplace(
       exchange_->parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { exchange_->use(parts); },
       std::function<void()>());
@@ -116,7 +120,8 @@ Step Parallel::Impl::change_crew() {
   const auto start = Clock::now();
   change_ = false;
   deferred_.clear();
-  micro_ = 0;
+  micro_ = call_ = 0;
+  turns_.clear();
   collecting_ = false;
   arrivals_->dismiss();
   std::erase(group_.attached<Trained>().exchanges, exchange_.get());

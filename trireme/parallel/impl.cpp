@@ -69,6 +69,7 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
   check_precision(options_.precision, all_);
   check_ranks(world);
   check_pipeline();
+  check_virtual();
   add_ties(module.named_parameters(), ties_);
   add_ties(module.named_buffers(), ties_);
   take_stage();
@@ -256,6 +257,9 @@ void Parallel::Impl::adopt_parameters() {
   exchange_->publish();
   if (options_.exchange.zero > 0) malloc_trim(0);  // what the module's own tensors were in is the machine's again
   placement_.emplace(gradients_);
+  for (int seat = 1; seat < exchange_->seats(); seat++)
+    for (size_t i = 0; i < parameters_.size(); i++)
+      gradients_.push_back(view_of(layout[i], exchange_->gradients(seat), parameters_[i].tensor.scalar_type()));
   arrivals_.emplace(
       exchange_->parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { exchange_->use(parts); },
       exchange_->traits().gathers ? [this] { exchange_->release(); } : std::function<void()>());
@@ -387,6 +391,7 @@ void Parallel::Impl::settled(const std::function<void()>& look, Looks looks) {
 }
 
 void Parallel::Impl::sync_buffers() {
+  if (virtual_workers() > 0) return;  // nobody has changed them, and a mean of equal numbers may be another
   const torch::NoGradGuard no_grad;
   for (auto& [name, buffer] : buffers_) average(name, buffer);
 }

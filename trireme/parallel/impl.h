@@ -90,7 +90,7 @@ class Parallel::Impl {
   exchange::Exchange& exchange() const { return *exchange_; }
   exchange::WorkSource& source() { return work_; }
   double learning_rate() const { return space::rate_at(options_.schedule, lr_, clock_); }
-  double equal_weight() const { return 1.0 / (static_cast<double>(group_.size()) * options_.accumulate); }
+  double equal_weight() const { return 1.0 / static_cast<double>(pieces()); }
 
   std::atomic<bool> stop{false};  // somebody asked this rank to
 
@@ -100,7 +100,10 @@ class Parallel::Impl {
   class Work final : public exchange::WorkSource {
    public:
     explicit Work(Impl& impl)
-        : WorkSource(impl.group_.rank(), impl.group_.size(), impl.options_.accumulate), impl_(impl) {}
+        : WorkSource(exchange::Pieces{}, impl.virtual_workers() > 0 ? impl.virtual_workers() : impl.group_.size(),
+                     impl.options_.accumulate),
+          impl_(impl) {}
+    exchange::Pieces run() const override { return impl_.exchange_->source().run(); }
     void begin(int64_t first_step, int64_t steps) override { impl_.exchange_->source().begin(first_step, steps); }
     ps::Lease take() override;
     void want_stop() override { impl_.stop.store(true); }
@@ -108,7 +111,7 @@ class Parallel::Impl {
       return impl_.elastic() ? std::optional(impl_.group_.epoch()) : std::nullopt;
     }
     int64_t next_step() const override { return impl_.clock_; }
-    void follow() { be(impl_.group_.rank(), impl_.group_.size()); }
+    void follow() { set_pieces(impl_.virtual_workers() > 0 ? impl_.virtual_workers() : impl_.group_.size()); }
 
    private:
     Impl& impl_;
@@ -138,7 +141,7 @@ class Parallel::Impl {
   BufferState::Named buffers() const;
   state::OwnerMap with_buffers(state::OwnerMap map) const;
   /// Ranks' buffers may differ between settled() and settled(): each goes on with its own.
-  bool own_buffers() const { return group_.size() > 1 && !statistics_; }
+  bool own_buffers() const { return group_.size() > 1 && !statistics_ && virtual_workers() == 0; }
   BufferState averaged();
   std::string own_scalar(const std::string& name) const;
   state::Extras extras(const BufferState* common, const BufferState& own);
@@ -154,6 +157,21 @@ class Parallel::Impl {
   void join_crew(exchange::Exchange* before, const exchange::Reached& reached);
   void share_buffers(bool fresh);
   void share_memo();
+  // ---- virtual workers: stroke_virtual.cpp ----
+  int virtual_workers() const { return options_.exchange.virtual_workers; }
+  /// Micro-batches of an update, over all ranks; and of this rank.
+  int pieces() const { return virtual_workers() > 0 ? virtual_workers() : group_.size() * options_.accumulate; }
+  int calls() const { return turns_.empty() ? options_.accumulate : static_cast<int>(turns_.size()); }
+  int piece() const { return run_.begin + call_; }
+  const exchange::Turn& turn() const { return turns_[static_cast<size_t>(call_)]; }
+  void check_virtual() const;
+  void take_turns();
+  void begin_piece();
+  void check_buffers() const;
+  void end_piece();
+  size_t seat_of(size_t slot) const;
+  void keep(size_t slot, const torch::Tensor& gradient);
+  void fold(size_t slot);
 
   // ---- a step: stroke.cpp ----
   void run_schedule(double weight, const torch::Tensor& x, const torch::Tensor& y, const LossOf& loss);
@@ -235,7 +253,7 @@ class Parallel::Impl {
   std::vector<std::vector<size_t>> slots_of_chunk_;  // of this rank's, in a pipeline
   std::unique_ptr<exchange::Exchange> exchange_;
   std::optional<Assembly> assembly_;      // of the whole model, where ranks have parts of it
-  std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot
+  std::vector<torch::Tensor> gradients_;  // views of the flat space, by slot; then those of other seats, if there are
   std::optional<Placement> placement_;
   std::optional<Arrivals> arrivals_;
   std::optional<BatchStatistics> statistics_;                  // of batch norms over all ranks, if they are wanted
@@ -244,12 +262,19 @@ class Parallel::Impl {
   std::vector<bool> trained_;                                  // by slot: it wants gradients now
   std::shared_ptr<int> alive_ = std::make_shared<int>();       // hooks may outlive us inside a graph
 
+  // With virtual workers.
+  exchange::Pieces run_;                  // of every step, this rank's
+  std::vector<exchange::Turn> turns_;     // what becomes of its gradients, piece by piece
+  std::vector<bool> folded_;              // by slot: in this piece
+  int call_ = 0;                          // of step(), within the update
+  std::vector<int64_t> buffer_versions_;  // before a forward pass
+
   // Of the step that is under way.
   int micro_ = 0;
   std::vector<int> backwards_left_;  // by slot, in a pipeline: backward passes that it still gets gradients from
   bool collecting_ = false, last_ = false;
   std::vector<size_t> missing_;  // gradients that a bucket still waits for
-  std::vector<bool> filled_;     // slots with a gradient from an earlier micro-batch
+  std::vector<bool> filled_;     // slots with a gradient from an earlier micro-batch; like gradients_
   size_t next_bucket_ = 0;
   std::vector<std::pair<size_t, torch::Tensor>>
       deferred_;                             // gradients whose place is taken until the backward pass ends

@@ -115,7 +115,7 @@ void Parallel::Impl::note_position() {
 void Parallel::Impl::land_between_updates() {
   if (micro_ != 0)
     fail<InvalidArgument>("state is shown and restored between updates: {} of {} micro-batches have gone", micro_,
-                          options_.accumulate);
+                          calls());
   land();
 }
 

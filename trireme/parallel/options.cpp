@@ -23,6 +23,17 @@ void check(const ParallelOptions& options) {
   if (options.accumulate < 1) fail<InvalidArgument>("accumulate must be at least 1, not {}", options.accumulate);
   if (const double seconds = options.step_timeout.timeout.count(); !(seconds >= 0))
     fail<InvalidArgument>("{} must be at least 0 s (0: no limit), not {:g}", options.step_timeout.setting, seconds);
+  if (options.exchange.virtual_workers > 0 && options.accumulate > 1)
+    fail<InvalidArgument>(
+        "virtual {} and accumulate {} both cut a step into smaller passes: leave out accumulate, and use virtual {} "
+        "for "
+        "as little memory",
+        options.exchange.virtual_workers, options.accumulate, options.exchange.virtual_workers * options.accumulate);
+  if (options.exchange.virtual_workers > 0 && options.sync_batch_norm)
+    fail<InvalidArgument>(
+        "sync-batch-norm uses the samples of those who compute at the same time, and with virtual {} bits must not "
+        "depend on who that is: leave out one of them",
+        options.exchange.virtual_workers);
   if (options.sync_batch_norm && !options.exchange.sync.lockstep())
     fail<InvalidArgument>(
         "sync-batch-norm needs workers that take every step together, and with sync '{}' each goes at its own pace",

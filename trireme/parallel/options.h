@@ -19,7 +19,8 @@ std::vector<std::string> precision_names();
 
 struct ParallelOptions {
   exchange::Options exchange{};  // how gradients become parameters: sync, rate, clip, on_nan, …
-  int accumulate = 1;            // calls of step() per update
+  int accumulate = 1;            // calls of step() per update; with exchange.virtual_workers as many as this rank has
+                                 // pieces
   space::ScheduleOptions
       schedule{};             // of the learning rate, by step: of the feed, or of this rank's updates without one
   bool overlap_next = false;  // return from step() when the parameters that come first are there; operators of this

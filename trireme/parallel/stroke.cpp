@@ -35,7 +35,8 @@ Step Parallel::Impl::step(double weight, const std::function<torch::Tensor()>& l
   const StepLimit limit = limit_waits();
   follow_freezing();
   if (micro_ == 0 && !begin(weight)) return {.number = updates_, .stop = true};
-  const bool last = micro_ + 1 == options_.accumulate;
+  const bool last = micro_ + 1 == calls();
+  call_ = micro_;
   if (!exchange_->traits().lockstep) weight *= group_.size();  // of its own samples, it has all
   if (statistics_) statistics_->begin(weight > 0);
   {
@@ -47,6 +48,7 @@ Step Parallel::Impl::step(double weight, const std::function<torch::Tensor()>& l
     if (gathering.gathers) arrivals_->check();
   }
   store_deferred();
+  if (!turns_.empty() && !last) end_piece();
   micro_ = last ? 0 : micro_ + 1;
   if (!last) return {.number = updates_};
   Step done = update();
@@ -83,7 +85,8 @@ bool Parallel::Impl::begin(double first_weight) {
     return false;
   }
   missing_.assign(exchange_->buckets().size(), 0);
-  filled_.assign(parameters_.size(), false);
+  if (virtual_workers() > 0) take_turns();
+  filled_.assign(gradients_.size(), false);
   next_bucket_ = 0;
   loss_ = 0;
   lost_ = false;
@@ -131,7 +134,9 @@ void Parallel::Impl::without_samples(bool last) {
 torch::Tensor Parallel::Impl::forward(const std::function<torch::Tensor()>& loss) {
   const InPrecision in(options_.precision);
   try {
+    if (!turns_.empty()) begin_piece();
     torch::Tensor value = loss();
+    if (!turns_.empty()) check_buffers();
     return value.scalar_type() == torch::kBFloat16 ? value.to(torch::kFloat32) : value;
   } catch (const c10::Error& error) {  // libtorch looks at this rank's samples alone, before anybody else can
     if (!statistics_ || error.msg().find("more than 1 value per channel") == std::string::npos) throw;
@@ -147,12 +152,13 @@ void Parallel::Impl::backward(double weight, const std::function<torch::Tensor()
   for (auto& [name, parameter] : parameters_) parameter.mutable_grad().reset();
   const BatchStatistics::Use use(statistics_ ? &*statistics_ : nullptr);
   // To the end of backward, in which layers may be run again (layers/recompute.h).
-  const WeightsFirst first(exchange_->traits().patient && options_.precision == Precision::f32);
+  const WeightsFirst first(exchange_->traits().patient && options_.precision == Precision::f32 && turns_.empty());
   const torch::Tensor value = forward(loss);
   if (value.numel() != 1)
     fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
   const auto number = value.item<double>();
   loss_ += weight * number;
+  if (!turns_.empty()) exchange_->tell_piece(piece(), weight * number);
   laps.end("forward", count_.forward_seconds);
   if (watches() && !std::isfinite(number)) lose(number);
   if (statistics_) statistics_->share();
@@ -186,12 +192,18 @@ void Parallel::Impl::arrived(size_t slot) {
   if (lost_) return discard(slot);
   if (micro_ > 0 || !placement_->settle(slot, gradient)) {
     if (placement_->occupied(slot)) return defer(slot, std::move(gradient));
-    store(gradients_[slot], gradient, filled_[slot]);
+    keep(slot, gradient);
   }
   gradient.reset();
-  filled_[slot] = true;
-  exchange_->present(slot);
+  filled_[seat_of(slot)] = true;
+  exchange_->present(slot, turns_.empty() ? 0 : turn().seat);
   passed(slot);
+}
+
+/// To what the same seat has from an earlier micro-batch, if it has something.
+void Parallel::Impl::keep(size_t slot, const torch::Tensor& gradient) {
+  const size_t at = seat_of(slot);
+  store(gradients_[at], gradient, filled_[at]);
 }
 
 /// In a pipeline, where a slot's gradients come from several passes that are under way at a time.
@@ -213,6 +225,7 @@ void Parallel::Impl::discard(size_t slot) {
 
 /// On with every bucket that is complete, in order.
 void Parallel::Impl::passed(size_t slot) {
+  if (!turns_.empty()) fold(slot);
   if (!last_) return;
   missing_[bucket_of_[slot]]--;
   const size_t now = missing_.size() - (exchange_->traits().patient ? 1 : 0);
@@ -220,6 +233,8 @@ void Parallel::Impl::passed(size_t slot) {
 }
 
 void Parallel::Impl::ready_next() {
+  const space::Bucket& bucket = exchange_->buckets()[next_bucket_];
+  for (size_t slot = bucket.first; !turns_.empty() && slot < bucket.last; slot++) fold(slot);
   if (lost_ && skips()) spoil_bucket();
   if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = tell());
   if (elastic())
@@ -243,9 +258,9 @@ void Parallel::Impl::store_deferred() {
           "a tensor that was made in the backward pass is kept beyond it, in memory that belongs to the gradient of "
           "'{}'; clone() what you keep",
           parameters_[slot].name);
-    store(gradients_[slot], gradient, filled_[slot]);
-    filled_[slot] = true;
-    exchange_->present(slot);
+    keep(slot, gradient);
+    filled_[seat_of(slot)] = true;
+    exchange_->present(slot, turns_.empty() ? 0 : turn().seat);
   }
   deferred_.clear();
 }

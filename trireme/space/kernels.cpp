@@ -84,6 +84,58 @@ inline void gather_block(A* __restrict acc, const void* const* sources, int n, s
   }
 }
 
+/// A sum of four, two by two: one pass.
+template <class T>
+inline void gather_four(T* __restrict acc, const void* const* sources, size_t begin, size_t count) {
+  const auto at = [&](int k) { return static_cast<const T*>(sources[k]) + begin; };
+  const T *a = at(0), *b = at(1), *c = at(2), *d = at(3);
+  for (size_t i = 0; i < count; i++) acc[i] = (a[i] + b[i]) + (c[i] + d[i]);
+}
+
+/// standing[0][i] = the sum over the sources at [begin, begin + count), in the tree that `adds` says.
+template <class T>
+inline void gather_tree(T (*__restrict standing)[kBlock], const void* const* sources, const uint8_t* adds, int n,
+                        size_t begin, size_t count) {
+  if (n == 4 && adds[1] == 1 && adds[2] == 0 && adds[3] == 2) return gather_four(standing[0], sources, begin, count);
+  int sums = 0;
+  for (int k = 0; k < n; k++) {
+    const T* from = static_cast<const T*>(sources[k]) + begin;
+    int left = adds[k];
+    if (sums > 0 && left > 0) {
+      T* __restrict last = standing[sums - 1];
+      for (size_t i = 0; i < count; i++) last[i] += from[i];
+      left--;
+    } else if (k + 1 < n && adds[k + 1] > 0) {  // it stands for one turn only: both in one pass
+      const T* next = static_cast<const T*>(sources[k + 1]) + begin;
+      T* __restrict last = standing[sums++];
+      for (size_t i = 0; i < count; i++) last[i] = from[i] + next[i];
+      left = adds[++k] - 1;
+    } else {
+      T* __restrict last = standing[sums++];
+      for (size_t i = 0; i < count; i++) last[i] = from[i];
+      left = 0;
+    }
+    for (; left > 0 && sums > 1; left--, sums--) {
+      T* __restrict into = standing[sums - 2];
+      const T* __restrict last = standing[sums - 1];
+      for (size_t i = 0; i < count; i++) into[i] += last[i];
+    }
+  }
+}
+
+/// Sums of a block, in order or in a tree, where they stay in the first-level cache.
+template <class T>
+struct Sums {
+  const T* block(const void* const* sources, const uint8_t* adds, int n, size_t begin, size_t count) {
+    if (adds == nullptr || n < 3)
+      gather_block<T, Op::sum, T>(standing[0], sources, n, begin, count);
+    else
+      gather_tree<T>(standing, sources, adds, n, begin, count);
+    return standing[0];
+  }
+  alignas(64) T standing[kMostStanding][kBlock];
+};
+
 template <class T, Op op>
 void reduce_pair(T* out0, T* out1, const T* a, const T* b, size_t count) {
   using A = decltype(load(T{}));
@@ -198,16 +250,13 @@ inline double squares_of(const T* values, size_t count) {
 }
 
 template <class T>
-double sum_squares_as(T* out, const void* const* sources, int n, size_t count) {
-  alignas(64) T acc[kBlock];
+double sum_squares_as(T* out, const void* const* sources, const uint8_t* adds, int n, size_t count) {
+  Sums<T> sums;
   double sum = 0;
   for (size_t begin = 0; begin < count; begin += kBlock) {
     const size_t size = count - begin < kBlock ? count - begin : kBlock;
     const T* block = static_cast<const T*>(sources[0]) + begin;
-    if (n > 1) {
-      gather_block<T, Op::sum, T>(acc, sources, n, begin, size);
-      block = acc;
-    }
+    if (n > 1) block = sums.block(sources, adds, n, begin, size);
     const double squares = squares_of(block, size);
     sum += squares;
     if (out != nullptr && block != out + begin && __builtin_isfinite(squares))
@@ -216,9 +265,24 @@ double sum_squares_as(T* out, const void* const* sources, int n, size_t count) {
   return sum;
 }
 
-double sum_squares(DType type, void* out, const void* const* sources, int n, size_t count) {
-  return type == DType::f64 ? sum_squares_as(static_cast<double*>(out), sources, n, count)
-                            : sum_squares_as(static_cast<float*>(out), sources, n, count);
+double sum_squares(DType type, void* out, const void* const* sources, const uint8_t* adds, int n, size_t count) {
+  return type == DType::f64 ? sum_squares_as(static_cast<double*>(out), sources, adds, n, count)
+                            : sum_squares_as(static_cast<float*>(out), sources, adds, n, count);
+}
+
+template <class T>
+void sum_tree_as(T* out, const void* const* sources, const uint8_t* adds, int n, size_t count) {
+  Sums<T> sums;
+  for (size_t begin = 0; begin < count; begin += kBlock) {
+    const size_t size = count - begin < kBlock ? count - begin : kBlock;
+    const T* block = sums.block(sources, adds, n, begin, size);
+    for (size_t i = 0; i < size; i++) out[begin + i] = block[i];
+  }
+}
+
+void sum_tree(DType type, void* out, const void* const* sources, const uint8_t* adds, int n, size_t count) {
+  type == DType::f64 ? sum_tree_as(static_cast<double*>(out), sources, adds, n, count)
+                     : sum_tree_as(static_cast<float*>(out), sources, adds, n, count);
 }
 
 template <class T>
@@ -315,11 +379,12 @@ bool update_direct(const Update& u, const F& formula) {
 template <class T, class F>
 bool update_summed(const Update& u, const F& formula) {
   const Home<T> home(u);
-  alignas(kLineBytes) T acc[kBlock];
+  Sums<T> sums;
+  T* const acc = sums.standing[0];
   bool fine = true;
   for (size_t at = 0; at < u.count; at += kBlock) {
     const size_t size = u.count - at < kBlock ? u.count - at : kBlock;
-    gather_block<T, Op::sum, T>(acc, u.gradients, u.sources, at, size);
+    sums.block(u.gradients, u.adds, u.sources, at, size);
     if (u.scale != 1) scale_as(acc, static_cast<T>(u.scale), size);
     if (!u.watch || all_finite<T>(size, [&](size_t i) { return acc[i]; }))
       update_home<false>(acc, acc, home, at, size, formula, u.stream);
@@ -366,6 +431,6 @@ bool update(const Update& u) {
 }  // namespace
 
 extern const Kernels kTable;
-const Kernels kTable = {TRIREME_TEXT(TRIREME_ISA), reduce, update, accumulate, sum_squares, scale, finite};
+const Kernels kTable = {TRIREME_TEXT(TRIREME_ISA), reduce, update, accumulate, sum_squares, sum_tree, scale, finite};
 
 }  // namespace trireme::space::TRIREME_ISA

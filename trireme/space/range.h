@@ -22,12 +22,12 @@ inline Range intersect(Range a, Range b) {
   return {begin, std::max(begin, std::min(a.end, b.end))};
 }
 
-/// Part `index` of `parts`: contiguous, in order, cut on cache lines relative to `whole.begin`, sizes within one line
-/// of each other.
-inline Range part_of(Range whole, int index, int parts) {
-  const size_t lines = (whole.size() + kLine - 1) / kLine;
+/// Part `index` of `parts`: contiguous, in order, cut on cache lines (or on multiples of another `grain`) relative to
+/// `whole.begin`, sizes within one line of each other.
+inline Range part_of(Range whole, int index, int parts, size_t grain = kLine) {
+  const size_t lines = (whole.size() + grain - 1) / grain;
   const auto cut = [&](int i) {
-    return std::min(whole.end, whole.begin + lines * static_cast<size_t>(i) / static_cast<size_t>(parts) * kLine);
+    return std::min(whole.end, whole.begin + lines * static_cast<size_t>(i) / static_cast<size_t>(parts) * grain);
   };
   return {cut(index), cut(index + 1)};
 }

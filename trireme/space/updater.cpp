@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include <trireme/base/error.h>
@@ -50,14 +51,45 @@ std::pair<size_t, size_t> slots_in(const Layout& layout, size_t first, size_t la
 
 bool has(const Source& source, size_t slot) { return source.present == nullptr || source.present[slot] != 0; }
 
-/// Calls visit(part, gradients, slot) for the parts of `range` with the gradients that are there: the whole of it if
+/// The gradients of a slot, and the tree that they are summed in.
+struct Summands {
+  static constexpr size_t kMost = 256;
+  std::array<const std::byte*, kMost> gradients{};
+  std::array<uint8_t, kMost> adds{};
+  size_t count = 0;
+  bool in_order = true;
+
+  std::span<const std::byte* const> all() const { return {gradients.data(), count}; }
+  const uint8_t* tree() const { return in_order ? nullptr : adds.data(); }
+
+  void take(std::span<const Source> sources, size_t slot) {
+    std::array<bool, kMost> standing{};  // whether there is something in a sum that stands
+    size_t sums = 0;
+    count = 0;
+    in_order = true;
+    for (const Source& source : sources) {
+      if (standing[sums++] = has(source, slot); standing[sums - 1]) {
+        gradients[count] = source.gradients;
+        adds[count++] = 0;
+      }
+      in_order = in_order && source.adds == 1;
+      for (int left = source.adds; left > 0 && sums > 1; left--) {
+        sums--;
+        if (standing[sums] && standing[sums - 1]) adds[count - 1]++;
+        standing[sums - 1] = standing[sums - 1] || standing[sums];
+      }
+    }
+  }
+};
+
+/// Calls visit(part, summands, slot) for the parts of `range` with the gradients that are there: the whole of it if
 /// all are. Slots, counted from `first`, that have other gradients or differ in `kind_of` are in different parts;
 /// `slot` is a part's first one.
 template <class KindOf, class Visit>
 void each_present(const Layout& layout, size_t first, size_t last, Range range, std::span<const Source> sources,
                   const KindOf& kind_of, const Visit& visit) {
-  std::array<const std::byte*, 256> gradients{};
-  if (sources.size() > gradients.size()) fail<InvalidArgument>("at most {} sources of gradients", gradients.size());
+  Summands summands;
+  if (sources.size() > Summands::kMost) fail<InvalidArgument>("at most {} sources of gradients", Summands::kMost);
   const auto alike = [&](size_t a, size_t b) {
     const auto same = [&](const Source& source) { return has(source, a) == has(source, b); };
     return kind_of(a) == kind_of(b) && std::all_of(sources.begin(), sources.end(), same);
@@ -65,11 +97,9 @@ void each_present(const Layout& layout, size_t first, size_t last, Range range, 
   const auto [from, to] = slots_in(layout, first, last, range);
   for (size_t begin = from, end = from; begin < to; begin = end) {
     for (end = begin + 1; end < to && alike(begin - first, end - first);) end++;
-    size_t count = 0;
-    for (const Source& source : sources)
-      if (has(source, begin - first)) gradients[count++] = source.gradients;
+    summands.take(sources, begin - first);
     const Range part{std::max(range.begin, layout[begin].range.begin), end == to ? range.end : layout[end].range.begin};
-    if (count > 0) visit(part, std::span<const std::byte* const>(gradients.data(), count), begin - first);
+    if (summands.count > 0) visit(part, summands, begin - first);
   }
 }
 
@@ -153,7 +183,7 @@ void Updater::begin_step(double lr) {
 
 bool Updater::update(size_t index, Range range, DType dtype, std::byte* parameters,
                      std::span<const std::byte* const> gradients) {
-  return apply(index, range, dtype, parameters, gradients, steps_);
+  return apply(index, range, dtype, parameters, gradients, nullptr, steps_);
 }
 
 void Updater::count(size_t index, const Layout& layout, size_t first, size_t last, Range range,
@@ -171,7 +201,7 @@ void Updater::count(size_t index, const Layout& layout, size_t first, size_t las
 }
 
 bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameters,
-                    std::span<const std::byte* const> gradients, int64_t steps) {
+                    std::span<const std::byte* const> gradients, const uint8_t* adds, int64_t steps) {
   if (range.empty() || gradients.empty()) return true;
   if (dtype != DType::f32 && dtype != DType::f64)
     fail<InvalidArgument>("parameters of type {} cannot be updated; keep them in f32 or f64", name_of(dtype));
@@ -184,6 +214,7 @@ bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameter
   update.dtype = dtype;
   update.gradients = sources.data();
   update.sources = static_cast<int>(gradients.size());
+  update.adds = adds;
   update.count = range.size() / size_of(dtype);
   update.parameters = parameters + range.begin;
   for (size_t vector = 0; vector < vectors_.size(); vector++) update.state[vector] = vectors_[vector] + offset;
@@ -247,8 +278,8 @@ bool update_present(Updater& updater, size_t index, const Layout& layout, size_t
   updater.count(index, layout, first, last, range, sources);
   const auto steps_of = [&](size_t slot) { return updater.steps_of(index, slot); };
   bool fine = true;
-  each_present(layout, first, last, range, sources, steps_of, [&](Range part, auto gradients, size_t slot) {
-    fine = updater.apply(index, part, dtype, parameters, gradients, steps_of(slot)) && fine;
+  each_present(layout, first, last, range, sources, steps_of, [&](Range part, const Summands& from, size_t slot) {
+    fine = updater.apply(index, part, dtype, parameters, from.all(), from.tree(), steps_of(slot)) && fine;
   });
   return fine;
 }
@@ -257,15 +288,34 @@ double squares_present(const Layout& layout, size_t first, size_t last, Range ra
                        std::span<const Source> sources) {
   double squares = 0;
   const auto counts = [&](size_t slot) { return layout[first + slot].counted; };
-  each_present(layout, first, last, range, sources, counts, [&](Range part, auto gradients, size_t slot) {
+  each_present(layout, first, last, range, sources, counts, [&](Range part, const Summands& all, size_t slot) {
     if (part.empty()) return;
-    std::array<const void*, 256> from{};
-    for (size_t k = 0; k < gradients.size(); k++) from[k] = gradients[k] + part.begin;
+    std::array<const void*, Summands::kMost> from{};
+    for (size_t k = 0; k < all.count; k++) from[k] = all.gradients[k] + part.begin;
     const double here = kernels().sum_squares(dtype, sums == nullptr ? nullptr : sums + part.begin, from.data(),
-                                              static_cast<int>(gradients.size()), part.size() / size_of(dtype));
+                                              all.tree(), static_cast<int>(all.count), part.size() / size_of(dtype));
     if (counts(slot) || !std::isfinite(here)) squares += here;
   });
   return squares;
+}
+
+void sum_present(const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* sums,
+                 std::span<const Source> sources) {
+  for (size_t slot = first; slot < last; slot++) {
+    const auto here = [&](const Source& source) { return has(source, slot - first); };
+    const Range part = intersect(range, layout[slot].range);
+    if (!part.empty() && std::none_of(sources.begin(), sources.end(), here))
+      std::memset(sums + part.begin, 0, part.size());
+  }
+  const auto any = [](size_t) { return 0; };
+  each_present(layout, first, last, range, sources, any, [&](Range part, const Summands& all, size_t) {
+    if (part.empty()) return;
+    std::array<const void*, Summands::kMost> from{};
+    for (size_t k = 0; k < all.count; k++) from[k] = all.gradients[k] + part.begin;
+    if (all.count == 1 && from[0] == sums + part.begin) return;  // it is there
+    kernels().sum_tree(dtype, sums + part.begin, from.data(), all.tree(), static_cast<int>(all.count),
+                       part.size() / size_of(dtype));
+  });
 }
 
 std::vector<Updater::View> Updater::views() {

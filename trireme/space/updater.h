@@ -55,7 +55,9 @@ bool counts_steps(Optimizer kind);
 struct Source {
   const std::byte* gradients;  // start of the flat space
   const uint8_t*
-      present;  // by slot, from the first one of the call on: not 0 where there is a gradient. Null: everywhere
+      present;       // by slot, from the first one of the call on: not 0 where there is a gradient. Null: everywhere
+  uint8_t adds = 1;  // the tree of the sum over sources (kernels.h); all 1: in their order. Where some are absent, the
+                     // others are added as if those were not in the tree
 };
 
 /// Memory for an optimizer's state that outlives it, zeroed.
@@ -135,7 +137,7 @@ class Updater {
   /// Of a slot, by its place among those of owned range `index`.
   int64_t steps_of(size_t index, size_t slot) const { return counts() ? counts_[index].steps[slot] : steps_; }
   bool apply(size_t index, Range range, DType dtype, std::byte* parameters, std::span<const std::byte* const> gradients,
-             int64_t steps);
+             const uint8_t* adds, int64_t steps);
   bool update_in_pieces(const Update& all, size_t index, Range range) const;
 
   UpdaterOptions options_;
@@ -165,6 +167,10 @@ bool update_present(Updater& updater, size_t index, const Layout& layout, size_t
 /// that somebody else counts (Slot::counted) count only where they are not finite.
 double squares_present(const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* sums,
                        std::span<const Source> sources);
+
+/// The same sum into the flat space `sums`, which may be a source's; zeros where nobody has a gradient.
+void sum_present(const Layout& layout, size_t first, size_t last, Range range, DType dtype, std::byte* sums,
+                 std::span<const Source> sources);
 
 /// What a gradient with this sum of squares is multiplied with, so that its norm is at most `limit`: libtorch's
 /// formula. 1 where the norm is not finite, or without a limit (0): nothing becomes 0 in silence.

@@ -8,6 +8,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/models/catalogue.h>
 #include <trireme/models/language.h>
 #include <trireme/stages/schedule_file.h>
 #include <trireme/train/options.h>
@@ -105,6 +106,26 @@ void check_pipeline(const Options& o) {
   check_writable(o.record_schedule);
 }
 
+void check_virtual(const Options& o) {
+  const int pieces = o.parallel.exchange.virtual_workers;
+  if (pieces == 0) return;
+  if (o.tensor > 1 || o.pipeline > 1)
+    fail<InvalidArgument>(
+        "virtual {} divides samples among workers that have all of the model, and with {} {} they have parts of it: "
+        "leave out one of them",
+        pieces, o.tensor > 1 ? "tensor" : "pipeline", o.tensor > 1 ? o.tensor : o.pipeline);
+  if (o.batch < static_cast<size_t>(pieces))
+    fail<InvalidArgument>(
+        "virtual {} cuts a batch of {} into more pieces than it has samples: use --batch {} or more, or fewer virtual "
+        "workers",
+        pieces, o.batch, pieces);
+  if (models::has_batch_norm(o.model))
+    fail<InvalidArgument>(
+        "{} has batch norms, whose statistics are gathered from the samples that a worker happens to see, and with "
+        "virtual {} nothing may depend on that: use a model without, or leave out --virtual",
+        o.model, pieces);
+}
+
 void check_precision(const Options& o) {
   if (o.parallel.precision == Precision::bf16 && o.dtype == "f64")
     fail<InvalidArgument>(
@@ -184,6 +205,7 @@ void check(const Options& o) {
   check(o.keeping);
   check_precision(o);
   check_division(o);
+  check_virtual(o);
   if (o.max_steps > 0 && o.stop.steps > 0 && o.max_steps != o.stop.steps)
     fail<InvalidArgument>("max-steps {} and stop steps={} are the same limit: give one of them", o.max_steps,
                           o.stop.steps);

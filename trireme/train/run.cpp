@@ -1,6 +1,7 @@
 // A run from its options to its result: what ranks compare, the model, and what is said of it.
 #include <torch/utils.h>
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -11,6 +12,7 @@
 #include <trireme/cluster/gather_metrics.h>
 #include <trireme/cluster/mesh_plan.h>
 #include <trireme/exchange/holdings.h>
+#include <trireme/exchange/tree.h>
 #include <trireme/models/about.h>
 #include <trireme/models/catalogue.h>
 #include <trireme/models/language.h>
@@ -53,12 +55,13 @@ Result Run::run() {
 Result Run::train() {
   if (world_.first()) introduce();
   compare_options();
+  introduce_virtual();
   models::check_fits(options_.model, options_.data);
   const data::Splits splits = data::open(world_.local(), options_.data, data_options());
   compare_data(splits);
   for (size_t i = 0; world_.first() && i < splits.notes.size(); i++) listener_.note(splits.notes[i]);
   make_mesh();
-  const data::Cut cut{splits.train.count, options_.batch, copies(), options_.parallel.accumulate};
+  const data::Cut cut{splits.train.count, options_.batch, pieces(), options_.parallel.accumulate};
   data::check(cut, splits.train.name);
   mse_ = options_.loss == Loss::mse || (options_.loss == Loss::automatic && splits.train.task == data::Task::regress);
   if (mse_ && data::is_text(splits.train.task))
@@ -179,6 +182,21 @@ void Run::seed_dropout() {
   torch::manual_seed(options_.seed * kCopies + static_cast<uint64_t>(copy()) + stage * kCopies * kStages);
 }
 
+/// Smaller passes are slower ones: whoever asks for many hears how small they are.
+void Run::introduce_virtual() {
+  const int pieces = asked().virtual_workers;
+  if (pieces == 0) return;
+  exchange::check_runs(pieces, world_.size());
+  if (!world_.first()) return;
+  const size_t least = options_.batch / static_cast<size_t>(pieces);
+  const bool even = options_.batch % static_cast<size_t>(pieces) == 0;
+  listener_.note(fmt::format(
+      "virtual {}: bits do not depend on the workers. Every step is {} passes of {}{} sample{}, whoever computes "
+      "them{}",
+      pieces, pieces, even ? "" : "at least ", least, least == 1 ? "" : "s",
+      least >= 16 ? "" : ": so few samples at a time are slow; fewer virtual workers or a larger --batch help"));
+}
+
 void Run::introduce_batch_norm() {
   if (!world_.first() || world_.size() == 1 || !models::has_batch_norm(options_.model) ||
       options_.parallel.sync_batch_norm)
@@ -280,7 +298,8 @@ void Run::compare_options() {
   terms.add("epochs", options_.epochs.value_or(-1))
       .add("max_steps", options_.most_steps())
       .add("stop", name_of(options_.stop))
-      .add("accumulate", options_.parallel.accumulate);
+      .add("accumulate", options_.parallel.accumulate)
+      .add("virtual", asked().virtual_workers);
   terms.add("seed", options_.seed)
       .add("shuffle", options_.shuffle)
       .add("plain_mean", options_.plain_mean)
@@ -344,6 +363,12 @@ bool Run::choose_format(const data::Dataset& set) {
   if (net_.is_language()) return false;  // no convolutions
   if (options_.memory_format != MemoryFormat::automatic) return options_.memory_format == MemoryFormat::channels_last;
   if (const auto kept = kept_format()) return *kept;
+  if (asked().virtual_workers > 0) {  // measured, it would depend on the workers
+    const auto tensors = net_.module().parameters();
+    const bool convolves = std::any_of(tensors.begin(), tensors.end(), [](const auto& one) { return one.dim() == 4; });
+    if (world_.first() && convolves) listener_.note("memory format: channels-last, as --virtual measures nothing");
+    return convolves;
+  }
   const int passes = options_.pipeline > 1 ? micro_batches(options_) : options_.parallel.accumulate;
   // As the job was started: whoever comes later finds the same.
   const size_t workers = static_cast<size_t>(mesh_ ? copies() : world_.size());

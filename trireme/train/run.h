@@ -59,6 +59,7 @@ class Run {
   void seed_dropout();
   void introduce_language(const data::Splits& splits);
   void introduce_parts(const Parallel& train);
+  void introduce_virtual();
   data::OpenOptions data_options() const;
   void choose_epochs(const data::Splits& splits, int64_t steps);
   std::map<std::string, std::string> metadata(const data::Splits& splits) const;
@@ -70,6 +71,8 @@ class Run {
   void save(Parallel& train, const data::Splits& splits);
   /// Of the model, each with samples of its own, and the number of this worker's.
   int copies() const { return mesh_ ? mesh_->size("data") : world_.group().size(); }
+  /// Parts of a step's batch, each with a pass of its own, but for accumulation and pipelines; likewise of the test set.
+  int pieces() const { return asked().virtual_workers > 0 ? asked().virtual_workers : copies(); }
   int copy() const { return mesh_ ? mesh_->coordinate("data") : world_.group().rank(); }
   /// Workers compute with parameters of others: all of them run the same.
   bool gathers() const { return asked().zero == 3; }

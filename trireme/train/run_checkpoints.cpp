@@ -48,6 +48,7 @@ void Run::keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits
                                                         {"data", options_.data},
                                                         {"seed", fmt::format("{}", options_.seed)},
                                                         {"lr", fmt::format("{:.17g}", options_.optimizer.lr)},
+                                                        {"virtual", fmt::format("{}", asked().virtual_workers)},
                                                         {"memory_format", channels_last ? "channels-last" : "default"}},
                                             .describe = [this](SaveNote& note) { describe(note); }});
     guard_.set_roll_back([this, k]() -> std::optional<int64_t> {
@@ -81,6 +82,12 @@ void Run::take_up(const Loaded& loaded) {
   listener_.note(
       fmt::format("goes on with {}: step {}, epoch {}", loaded.path, loaded.manifest.step, loaded.manifest.epoch + 1));
   if (!loaded.remark.empty()) listener_.note(loaded.remark);
+  const auto pieces = loaded.manifest.options.find("virtual");
+  const std::string before = pieces == loaded.manifest.options.end() ? "0" : pieces->second;
+  if (asked().virtual_workers > 0 && before != fmt::format("{}", asked().virtual_workers))
+    listener_.note(fmt::format("warning: it was saved {}, so that the bits are not those of one run with --virtual {}",
+                               before == "0" ? "without --virtual" : "with --virtual " + before,
+                               asked().virtual_workers));
 }
 
 bool Run::owes_evaluation(const data::Splits& splits, int64_t steps) const {

@@ -1,12 +1,14 @@
 // A run's epochs: steps, how far they are, and what the model is worth after each.
 #include <torch/utils.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 #include <thread>
 
 #include <trireme/cluster/launching/slate.h>
 #include <trireme/data/masks.h>
+#include <trireme/exchange/tree.h>
 #include <trireme/train/diagnosis.h>
 #include <trireme/train/run.h>
 
@@ -15,6 +17,18 @@ namespace {
 
 constexpr double kSecondsBetweenReports = 0.1;
 constexpr int kStepsToTime = 20;  // before a straggler becomes slow
+
+/// Over the rows of a table of `columns`, in the order that gradients are summed in (exchange/tree.h).
+template <size_t columns>
+std::array<double, columns> summed(const std::vector<double>& table) {
+  std::array<double, columns> sums{};
+  for (size_t column = 0; column < columns; column++) {
+    std::vector<double> rows;
+    for (size_t at = column; at < table.size(); at += columns) rows.push_back(table[at]);
+    sums[column] = exchange::sum_over(rows);
+  }
+  return sums;
+}
 
 }  // namespace
 
@@ -115,7 +129,7 @@ Step Run::step(Parallel& train, const data::Batch& batch) {
   if (!mesh_ || mesh_->across("data").first()) count_.samples.add(static_cast<double>(batch.samples()));  // once
   const auto start = Clock::now();
   const double weight = options_.plain_mean && batch.weight > 0
-                            ? 1.0 / (static_cast<double>(copies()) * options_.parallel.accumulate)
+                            ? 1.0 / (static_cast<double>(pieces()) * options_.parallel.accumulate)
                             : batch.weight;
   const auto dawdle = [&] {
     if (world_.rank() == options_.straggler && timed_ == kStepsToTime)
@@ -189,16 +203,20 @@ void Run::evaluate_stopped(Parallel& train, const data::Dataset& test) {
   if (world_.first()) listener_.epoch(result_.epochs.back());
 }
 
-/// Each worker measures its share of the test set. When somebody wants to stop and the model is not saved yet, all
-/// leave it at that.
+/// Each worker measures its share of the test set; with virtual workers, theirs, whose sums are kept apart. When
+/// somebody wants to stop and the model is not saved yet, all leave it at that.
 void Run::evaluate(Parallel& train, const data::Dataset& test, Patience patience) {
   if (test.count == 0) return;
   const torch::NoGradGuard no_grad;
   net_.eval();
-  const data::Share share = data::share_of(test.count, copy(), copies());
+  const bool apart = asked().virtual_workers > 0;
+  const exchange::Pieces mine =
+      apart ? train.exchange().runs()[static_cast<size_t>(copy())] : exchange::Pieces{copy(), copy() + 1};
   const auto order = data::epoch_order(test.count, 0, 0, false);
   const size_t batch_size = data::batch_to_test(test);
-  double sums[4] = {0, 0, 0, 0};  // loss, hits, workers who want to stop, targets
+  constexpr size_t kSums = 4;  // loss, hits, workers who want to stop, targets
+  std::vector<double> all(kSums * static_cast<size_t>(apart ? pieces() : 1), 0.0);
+  double* sums = all.data();  // of the share that is being measured
   const auto measure = [&](size_t begin, size_t end) {
     cluster::note_beat();
     const data::Batch batch = data::make_batch(test, order, begin, end, dtype_);
@@ -210,7 +228,7 @@ void Run::evaluate(Parallel& train, const data::Dataset& test, Patience patience
     sums[3] += static_cast<double>(batch.y.ne(data::kNoTarget).sum().item<int64_t>());
   };
   const size_t most = (test.count + static_cast<size_t>(copies()) - 1) / static_cast<size_t>(copies());
-  const auto look = [&] {
+  const auto look_at = [&](data::Share share) {
     for (size_t done = 0; done < (gathers() ? most : share.end - share.begin); done += batch_size) {
       if (stops_evaluating(patience, done / batch_size)) break;
       const size_t begin = share.begin + done;
@@ -220,18 +238,25 @@ void Run::evaluate(Parallel& train, const data::Dataset& test, Patience patience
         net_.forward(data::make_batch(test, order, 0, 1, dtype_).x);  // others need what this worker has
     }
   };
+  const auto look = [&] {
+    for (int piece = mine.begin; piece < mine.end; piece++) {
+      if (apart) sums = all.data() + kSums * static_cast<size_t>(piece);
+      look_at(data::share_of(test.count, piece, pieces()));
+    }
+  };
   train.settled(look, gathers() ? Parallel::Looks::alike : Parallel::Looks::freely);
   if (patience == Patience::until_stopped && stop_.load()) sums[2] = 1;
   for (int i : {0, 1, 3}) sums[i] *= counts_results() ? 1 : 0;
-  world_.comm().allreduce(sums, 4, DType::f64, Op::sum, "test results");
-  if (sums[2] > 0) {
+  world_.comm().allreduce(all.data(), all.size(), DType::f64, Op::sum, "test results");
+  const std::array<double, kSums> sum = summed<kSums>(all);
+  if (sum[2] > 0) {
     result_.stopped = true;
     return;
   }
   EpochResult& epoch = result_.epochs.back();
   epoch.has_test = true;
-  epoch.test_loss = sums[0] / static_cast<double>(test.count) * loss_unit_;
-  if (!mse_) epoch.test_accuracy = sums[1] / sums[3];
+  epoch.test_loss = sum[0] / static_cast<double>(test.count) * loss_unit_;
+  if (!mse_) epoch.test_accuracy = sum[1] / sum[3];
 }
 
 /// Workers with parts of one model compute together, and so do all with ZeRO 3: they stop together.

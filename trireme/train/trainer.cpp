@@ -38,6 +38,7 @@ std::string report_json(const Options& options, int workers, const Result& resul
                                     {{"data", workers / (options.tensor * options.pipeline)},
                                      {"pipeline", options.pipeline},
                                      {"tensor", options.tensor}}},
+                                   {"virtual", options.parallel.exchange.virtual_workers},
                                    {"zero", options.parallel.exchange.zero},
                                    {"precision", precision_names()[static_cast<size_t>(options.parallel.precision)]},
                                    {"recompute", options.recompute},

@@ -1,5 +1,6 @@
 // label: unit
 // The coordinator without its network: many threads, limits, exactly one answer per get.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -21,6 +22,7 @@ struct Recorder final : Line {
   void heartbeat(const std::string& /*waiting*/) override { heartbeats++; }
   void notice(const Failure& failure) override { notices++, rank_of_failure = failure.rank; }
   void crew(const CrewChange& change) override { crews.push_back(change); }
+  void dismissed(const std::string& reason) override { dismissal = reason; }
   void farewell() override { farewells++; }
   void close(const std::optional<Refusal>& refusal) override {
     closes++;
@@ -29,7 +31,7 @@ struct Recorder final : Line {
   // The desk calls under its lock; the test reads after joining threads or from the same thread.
   uint64_t id = 0;
   int servers = 0, rank = -1, heartbeats = 0, notices = 0, rank_of_failure = -1, farewells = 0, closes = 0;
-  std::string text;
+  std::string text, dismissal;
   std::vector<std::string> warnings;
   std::vector<CrewChange> crews;
 };
@@ -383,6 +385,128 @@ TEST(Desk, AnAgentNamesAServerOnlyIfThereIsOne) {
     EXPECT_EQ(reason, server == 0 ? "server 0 on host b failed with exit code 137: killed"
                                   : "the agent of host b (process 7) failed with exit code 137: killed");
   }
+}
+
+// ---- crews ----
+
+DeskOptions elastic(int ranks, int least = 1, Seconds rejoin_timeout = Seconds(0)) {
+  DeskOptions options = options_for(ranks);
+  options.membership.on_loss = OnLoss::change_crew;
+  options.membership.least = least;
+  options.membership.most = ranks + 2;
+  options.membership.rejoin_timeout = rejoin_timeout;
+  return options;
+}
+
+/// A newcomer that is ready, on machine "m".
+struct Newcomer {
+  std::shared_ptr<Recorder> line = std::make_shared<Recorder>();
+  uint64_t id = 0;
+  Newcomer(Desk& desk, int rank) {
+    Hello hello = hello_of(rank);
+    hello.member.newcomer = true;
+    id = desk.attend("secret", hello, line);
+    if (id != 0) desk.ready("secret", id, "m");
+  }
+};
+
+void confirm(Desk& desk, uint64_t epoch, std::initializer_list<uint64_t> members) {
+  for (uint64_t id : members) desk.confirm("secret", id, epoch, "m");
+}
+
+TEST(DeskCrews, ANewcomerIsAnnouncedWithItsMachine) {
+  Desk desk(elastic(2));
+  Seat a(desk, 0), b(desk, 1);
+  EXPECT_EQ(desk.set_target(5), "the job was started for 1 to 4 workers, not for 5");
+  EXPECT_EQ(desk.set_target(3), "");
+  const Newcomer c(desk, 2);
+  EXPECT_TRUE(a.line->crews.empty());  // not all have said that they are in the first crew
+  confirm(desk, 0, {a.id, b.id});
+  ASSERT_EQ(c.line->crews.size(), 1u);
+  const CrewChange& crew = a.line->crews.at(0);
+  EXPECT_TRUE(crew.announced);
+  EXPECT_EQ(crew.ranks, (std::vector<int>{0, 1, 2}));
+  EXPECT_EQ(crew.machines, (std::vector<int>{0, 0, 0}));
+  EXPECT_EQ(crew.reason, "rank 2 comes in");
+  EXPECT_FALSE(desk.snapshot().crew.settled);
+  confirm(desk, 1, {a.id, b.id, c.id});
+  EXPECT_TRUE(desk.snapshot().crew.settled);
+  EXPECT_EQ(describe(desk.snapshot().crew), "epoch 1: ranks 0, 1, 2 row; 3 wanted, at least 1 and at most 4");
+}
+
+TEST(DeskCrews, NumbersAreNeverUsedTwice) {
+  Desk desk(elastic(2));
+  Seat a(desk, 0), b(desk, 1);
+  EXPECT_EQ(desk.next_rank(), 2);
+  const Newcomer next(desk, -1);
+  EXPECT_EQ(next.line->rank, 3);
+  const Newcomer c(desk, 2);
+  EXPECT_NE(c.id, 0u);
+  desk.disconnected(c.id);
+  for (int rank : {0, 1, 2, 3}) {
+    const Newcomer again(desk, rank);
+    EXPECT_EQ(again.id, 0u);
+    EXPECT_NE(again.line->text.find(fmt::format("rank {} is taken", rank)), std::string::npos) << again.line->text;
+  }
+  desk.disconnected(b.id);
+  const Seat back(desk, 1);
+  EXPECT_EQ(back.id, 0u);
+  EXPECT_NE(back.line->text.find("does not come as a newcomer"), std::string::npos) << back.line->text;
+  EXPECT_EQ(Newcomer(desk, 1 << 16).id, 0u);
+}
+
+TEST(DeskCrews, AJobWhoseCrewDoesNotChangeTakesNoNewcomers) {
+  Desk desk(options_for(1));
+  const Seat a(desk, 0);
+  const Newcomer b(desk, 1);
+  EXPECT_EQ(b.id, 0u);
+  EXPECT_NE(b.line->text.find("the crew of this job does not change"), std::string::npos) << b.line->text;
+  EXPECT_NE(desk.set_target(2), "");
+  EXPECT_NE(desk.drain(0), "");
+}
+
+TEST(DeskCrews, SparesGoWhenTheWorkIsDone) {
+  Desk desk(elastic(2));
+  Seat a(desk, 0), b(desk, 1);
+  confirm(desk, 0, {a.id, b.id});
+  const Newcomer spare(desk, 2), drained(desk, 3);
+  EXPECT_EQ(desk.snapshot().crew.spares, (std::vector<int>{2, 3}));
+  EXPECT_EQ(desk.drain(3), "");
+  EXPECT_NE(drained.line->dismissal, "");
+  desk.leave("secret", a.id, 0, "", -1);
+  EXPECT_EQ(spare.line->dismissal, "");
+  desk.leave("secret", b.id, 0, "", -1);
+  EXPECT_EQ(spare.line->dismissal, "the job is over: the crew has done its work");
+  EXPECT_FALSE(desk.wait_ended(Deadline(Seconds(0))));
+  const Newcomer late(desk, 4);
+  EXPECT_EQ(late.id, 0u);
+  EXPECT_NE(late.line->text.find("a job that is over"), std::string::npos);
+  for (uint64_t id : {spare.id, drained.id}) desk.leave("secret", id, 0, "", -1);
+  EXPECT_TRUE(desk.wait_ended(Deadline(Seconds(0))));
+}
+
+TEST(DeskCrews, TooFewWaitAndThenTheJobFails) {
+  Desk desk(elastic(2, 2, Seconds(0.01)));
+  Seat a(desk, 0), b(desk, 1);
+  desk.disconnected(b.id);
+  ASSERT_EQ(a.line->crews.size(), 1u);
+  EXPECT_TRUE(a.line->crews[0].ranks.empty());
+  EXPECT_TRUE(desk.snapshot().crew.waiting);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  desk.tick(Seconds(0));
+  EXPECT_EQ(a.line->notices, 1);
+  EXPECT_NE(desk.snapshot().failures.at(0).reason.find("1 worker is left, and the job needs at least 2"),
+            std::string::npos);
+}
+
+TEST(DeskCrews, WhatOldCrewsHaveToldOneAnotherIsForgotten) {
+  Desk desk(elastic(3));
+  Seat a(desk, 0), b(desk, 1), c(desk, 2);
+  for (const char* key : {"epoch 0/x", "epoch 1/x", "epoch 10/x", "leader/0"}) desk.put("secret", a.id, key, "1");
+  desk.disconnected(b.id);
+  EXPECT_EQ(desk.snapshot().keys, 4u);
+  desk.disconnected(c.id);
+  EXPECT_EQ(desk.snapshot().keys, 3u);  // the crew is that of epoch 2
 }
 
 }  // namespace

@@ -12,6 +12,7 @@ struct Listener final : Line {
   void heartbeat(const std::string& /*waiting*/) override {}
   void notice(const Failure& /*failure*/) override {}
   void crew(const CrewChange& /*change*/) override {}
+  void dismissed(const std::string& /*reason*/) override {}
   void farewell() override {}
   void close(const std::optional<Refusal>& /*refusal*/) override {}
   bool welcomed = false;

@@ -223,8 +223,8 @@ TEST_P(EveryExchange, IsWhatItSays) {
     EXPECT_EQ(traits.patient, crew().sync.kind == Sync::shared && !crew().machine_of.empty());
     EXPECT_EQ(traits.gathers, crew().zero == 3 && !crew().machine_of.empty());
     EXPECT_EQ(exchange->told() != nullptr, traits.tells);
-    EXPECT_EQ(exchange->source().rank(), me.rank);
-    EXPECT_EQ(exchange->source().ranks(), crew().ranks);
+    EXPECT_EQ(exchange->source().run(), (Pieces{me.rank, me.rank + 1}));
+    EXPECT_EQ(exchange->source().pieces(), crew().ranks);
     // One copy where it is shared: what the first rank of a machine writes, the others see.
     auto* const first = reinterpret_cast<std::atomic<double>*>(exchange->parameters());
     if (me.group.local.rank() == 0) first->store(5);

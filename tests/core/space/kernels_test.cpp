@@ -418,12 +418,12 @@ void expect_squares(DType type, const Kernels& variant, std::mt19937& random) {
         for (const auto& values : data) sums[i] += values[i];
         wanted += static_cast<long double>(sums[i]) * sums[i];
       }
-      const double without = variant.sum_squares(type, nullptr, from.data(), static_cast<int>(n), count);
+      const double without = variant.sum_squares(type, nullptr, from.data(), nullptr, static_cast<int>(n), count);
       ASSERT_NEAR(without, static_cast<double>(wanted), 1e-13 * (1 + static_cast<double>(wanted)))
           << variant.name << " " << count;
-      ASSERT_EQ(without, plain.sum_squares(type, nullptr, from.data(), static_cast<int>(n), count))
+      ASSERT_EQ(without, plain.sum_squares(type, nullptr, from.data(), nullptr, static_cast<int>(n), count))
           << variant.name << " " << count;
-      ASSERT_EQ(without, variant.sum_squares(type, data[0].data(), from.data(), static_cast<int>(n), count))
+      ASSERT_EQ(without, variant.sum_squares(type, data[0].data(), from.data(), nullptr, static_cast<int>(n), count))
           << variant.name << " " << count;
       ASSERT_EQ(data[0], sums) << variant.name << " " << count;
       variant.scale(type, sums.data(), 0.25, count);
@@ -439,13 +439,82 @@ TEST(Kernels, SquaresAreThoseOfTheSumInEveryVariant) {
   }
 }
 
+/// A tree over n sources: how many sums are formed after each.
+std::vector<uint8_t> random_tree(size_t n, std::mt19937& random) {
+  std::vector<uint8_t> adds(n);
+  size_t standing = 0;
+  for (size_t k = 0; k < n; k++) {
+    standing++;
+    adds[k] = static_cast<uint8_t>(k + 1 == n ? standing - 1 : standing < kMostStanding ? random() % standing : 1);
+    standing -= adds[k];
+  }
+  return adds;
+}
+
+template <class T>
+T sum_in_tree(const std::vector<std::vector<T>>& data, const std::vector<uint8_t>& adds, size_t i) {
+  std::vector<T> standing;
+  for (size_t k = 0; k < data.size(); k++) {
+    standing.push_back(data[k][i]);
+    for (int left = adds[k]; left > 0; left--) {
+      const T last = standing.back();
+      standing.pop_back();
+      standing.back() += last;
+    }
+  }
+  return standing.at(0);
+}
+
+template <class T>
+void expect_trees(DType type, const Kernels& variant, std::mt19937& random) {
+  std::normal_distribution<double> normal;
+  for (size_t n = 1; n <= 14; n++)
+    for (int turn = 0; turn < 6; turn++) {
+      const size_t count = 1 + random() % 2500;
+      std::vector<uint8_t> adds = n == 4 && turn == 0 ? std::vector<uint8_t>{0, 1, 0, 2} : random_tree(n, random);
+      std::vector<std::vector<T>> data(n, std::vector<T>(count));
+      std::vector<const void*> from;
+      for (auto& values : data) {
+        for (T& value : values) value = static_cast<T>(normal(random));
+        from.push_back(values.data());
+      }
+      std::vector<T> wanted(count), sums(count), squared(count), parameters(count);
+      for (size_t i = 0; i < count; i++) wanted[i] = sum_in_tree(data, adds, i);
+      variant.sum_tree(type, sums.data(), from.data(), adds.data(), static_cast<int>(n), count);
+      ASSERT_EQ(sums, wanted) << variant.name << ", " << n << " sources";
+      if (n > 1) {
+        variant.sum_squares(type, squared.data(), from.data(), adds.data(), static_cast<int>(n), count);
+        ASSERT_EQ(squared, wanted) << variant.name << ", " << n << " sources";
+      }
+      variant.update({.dtype = type,
+                      .gradients = from.data(),
+                      .sources = static_cast<int>(n),
+                      .adds = adds.data(),
+                      .count = count,
+                      .parameters = parameters.data(),
+                      .lr = 1});
+      for (size_t i = 0; i < count; i++)
+        ASSERT_EQ(parameters[i], -wanted[i]) << variant.name << ", " << n << " sources";
+      variant.sum_tree(type, data[n / 2].data(), from.data(), adds.data(), static_cast<int>(n), count);  // in place
+      ASSERT_EQ(data[n / 2], wanted) << variant.name << ", " << n << " sources";
+    }
+}
+
+TEST(Kernels, SumsFollowATreeInEveryVariant) {
+  for (const Kernels* variant : runnable_kernels()) {
+    std::mt19937 random(11);
+    expect_trees<float>(DType::f32, *variant, random);
+    expect_trees<double>(DType::f64, *variant, random);
+  }
+}
+
 TEST(Kernels, SumsThatAreNotFiniteAreNotWritten) {
   for (const Kernels* variant : runnable_kernels())
     for (double wrong : kWrong) {
       std::vector<double> first(3 * kBlock, 1.0), second(3 * kBlock, 2.0);
       second[2 * kBlock] = wrong;
       const void* const from[] = {first.data(), second.data()};
-      EXPECT_FALSE(std::isfinite(variant->sum_squares(DType::f64, first.data(), from, 2, first.size())));
+      EXPECT_FALSE(std::isfinite(variant->sum_squares(DType::f64, first.data(), from, nullptr, 2, first.size())));
       EXPECT_EQ(first[2 * kBlock - 1], 3);
       for (size_t i = 2 * kBlock; i < first.size(); i++)
         ASSERT_EQ(first[i], 1) << "the gradient that is fine can be told from the other";

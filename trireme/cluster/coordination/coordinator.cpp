@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <charconv>
 #include <deque>
 #include <numeric>
 #include <thread>
@@ -11,7 +12,9 @@
 #include <trireme/base/error.h>
 #include <trireme/base/lock.h>
 #include <trireme/base/process.h>
+#include <trireme/cluster/control_door.h>
 #include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/member_metrics.h>
 #include <trireme/cluster/coordination/reach.h>
 #include <trireme/cluster/status_door.h>
 
@@ -78,6 +81,11 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
   void crew(const CrewChange& change) override {
     wire::ToMember message;
     to_wire(change, *message.mutable_crew());
+    send(std::move(message));
+  }
+  void dismissed(const std::string& reason) override {
+    wire::ToMember message;
+    message.mutable_dismissal()->set_reason(reason);
     send(std::move(message));
   }
   void farewell() override {
@@ -230,6 +238,11 @@ void check(const CoordinatorOptions& options) {
     fail<InvalidArgument>("a port is a number from 0 (any) to 65535, not {}", options.port);
   if (!(options.heartbeat_limit >= Seconds(0.1) && options.heartbeat_limit <= Seconds(3600)))
     fail<InvalidArgument>("the heartbeat limit must be 0.1 to 3600 seconds, not {:g}", options.heartbeat_limit.count());
+  if (options.least < 1 || options.least > options.ranks || (options.most != 0 && options.most < options.ranks))
+    fail<InvalidArgument>("a job that starts with {} workers cannot have {} at least and {} at most", options.ranks,
+                          options.least, options.most);
+  if (!(options.rejoin_timeout >= Seconds(0)))
+    fail<InvalidArgument>("the rejoin timeout must be 0 seconds or more, not {:g}", options.rejoin_timeout.count());
   size_t bytes = 0;
   for (const auto& [name, slots] : options.spec.hosts) bytes += name.size() + 16;
   for (const std::string& word : options.spec.command) bytes += word.size() + 8;
@@ -257,11 +270,29 @@ DeskOptions desk_options(const CoordinatorOptions& options) {
   desk.token = options.token;
   desk.host = options.host.empty() ? own_host_name() : options.host;
   desk.version = library_version();
-  desk.membership = {options.ranks,          options.heartbeat_limit, options.spec.hosts,
-                     options.limits.members, options.servers,         options.on_loss};
+  desk.membership = {options.ranks,         options.heartbeat_limit, options.spec.hosts, options.limits.members,
+                     options.servers,       options.on_loss,         options.least,      options.most,
+                     options.rejoin_timeout};
   desk.limits = options.limits;
   desk.spec = options.spec;
   return desk;
+}
+
+/// What `trireme ctl` asks for: "scale 4", "drain 2", "crew".
+Obeyed obey(Desk& desk, const std::string& words) {
+  const size_t space = words.find(' ');
+  const std::string verb = words.substr(0, space);
+  int number = -1;
+  const bool numbered =
+      space != std::string::npos &&
+      std::from_chars(words.data() + space + 1, words.data() + words.size(), number).ptr == words.data() + words.size();
+  if (verb == "crew") return {true, describe(desk.snapshot().crew)};
+  if (!numbered || (verb != "scale" && verb != "drain"))
+    return {false, fmt::format("'{}' is no order that this version knows", words)};
+  const std::string refusal = verb == "scale" ? desk.set_target(number) : desk.drain(number);
+  if (!refusal.empty()) return {false, refusal};
+  return {true, verb == "scale" ? fmt::format("{} workers are wanted from now on", number)
+                                : fmt::format("rank {} goes as soon as the others can do without it", number)};
 }
 
 }  // namespace
@@ -303,6 +334,7 @@ struct Coordinator::State {
   std::unique_ptr<grpc::Server> server;
   std::unique_ptr<Ticker> ticker;
   std::unique_ptr<StatusDoor> door;
+  std::unique_ptr<ControlDoor> control;  // null where the crew does not change
 };
 
 Coordinator::Coordinator(const CoordinatorOptions& options) {
@@ -313,9 +345,14 @@ Coordinator::Coordinator(const CoordinatorOptions& options) {
   state_->listen(options);
   state_->ticker = std::make_unique<Ticker>(state_->desk, options.heartbeat_limit / 6);
   state_->door = std::make_unique<StatusDoor>([desk = state_->desk] { return desk->counted(); });
+  if (options.on_loss != OnLoss::change_crew) return;
+  const std::string meeting = options.socket.empty() ? options.job + "/" + options.token : options.job;
+  state_->control = std::make_unique<ControlDoor>(
+      job_id(meeting), [desk = state_->desk](const std::string& words) { return obey(*desk, words); });
 }
 
 Coordinator::~Coordinator() {
+  state_->control.reset();
   state_->door.reset();
   state_->ticker.reset();
   state_->desk->close();
@@ -326,6 +363,9 @@ int Coordinator::port() const { return state_->port; }
 Snapshot Coordinator::snapshot() const { return state_->desk->snapshot(); }
 std::vector<MemberMetrics> Coordinator::counted() const { return state_->desk->counted(); }
 bool Coordinator::wait_ended(const Deadline& deadline) const { return state_->desk->wait_ended(deadline); }
+std::string Coordinator::set_target(int workers) { return state_->desk->set_target(workers); }
+std::string Coordinator::drain(int rank) { return state_->desk->drain(rank); }
+int Coordinator::next_rank() { return state_->desk->next_rank(); }
 void Coordinator::fail_job(const std::string& reason) { state_->desk->fail_job(reason); }
 std::vector<std::string> Coordinator::take_events() { return state_->desk->take_events(); }
 int Coordinator::descriptor() const { return state_->desk->descriptor(); }

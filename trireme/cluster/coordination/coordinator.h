@@ -25,6 +25,10 @@ struct CoordinatorOptions {
   OnLoss on_loss = OnLoss::end_job;  // what a lost rank means, once all have come
   CoordinatorLimits limits;
   JobSpec spec;  // what agents are told
+  // Where the crew may change (OnLoss::change_crew):
+  int least = 1;              // workers; fewer do not go on
+  int most = 0;               // that may be wanted; 0: no limit
+  Seconds rejoin_timeout{0};  // how long too few wait for newcomers; 0: not at all
 };
 
 /// Serves from its construction to its destruction. Thread-safe.
@@ -43,6 +47,14 @@ class Coordinator {
   bool wait_ended(const Deadline& deadline) const;
   /// Fails the job for a reason outside of it, such as Ctrl-C: all members hear it at once.
   void fail_job(const std::string& reason);
+
+  /// How many workers are wanted from now on, `ranks` at first. "", or a sentence why that cannot be. Who is too many
+  /// goes after a step; newcomers are for the caller to start.
+  std::string set_target(int workers);
+  /// Lets a worker go in peace, after a step. "", or a sentence why that cannot be.
+  std::string drain(int rank);
+  /// The rank of the next newcomer; each call gives another one. (One that registers with rank -1 gets one, too.)
+  int next_rank();
 
   /// What happened since the last call, one sentence each.
   std::vector<std::string> take_events();

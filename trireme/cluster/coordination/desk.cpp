@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/eventfd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/lock.h>
+#include <trireme/cluster/coordination/crews.h>
 #include <trireme/cluster/coordination/desk.h>
 #include <trireme/cluster/coordination/tls.h>
 
@@ -62,7 +64,11 @@ void give(const Answers& answers) {
 }  // namespace
 
 struct Desk::State {
-  explicit State(DeskOptions given) : options(std::move(given)), bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {}
+  explicit State(DeskOptions given) : options(std::move(given)), bell(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+    target = options.membership.ranks;
+    next_number = options.membership.ranks;
+    reset_crew();
+  }
 
   const DeskOptions options;
   const Descriptor bell;
@@ -78,7 +84,10 @@ struct Desk::State {
   TRIREME_GUARDED_BY(mutex) uint64_t next_id = 1, next_ticket = 1, past_epochs = 0;
   std::vector<Failure> failures TRIREME_GUARDED_BY(mutex);
   Decision decision TRIREME_GUARDED_BY(mutex);        // the last one
-  uint64_t crew_epoch TRIREME_GUARDED_BY(mutex) = 0;  // one more with each change of the crew
+  CrewBook book TRIREME_GUARDED_BY(mutex);            // who rows
+  bool over TRIREME_GUARDED_BY(mutex) = false;        // the crew has done its work
+  std::string crew_reason TRIREME_GUARDED_BY(mutex);  // of its last change
+  TRIREME_GUARDED_BY(mutex) int target = 1, next_number = 0;
   std::deque<std::string> events TRIREME_GUARDED_BY(mutex);
   bool closed TRIREME_GUARDED_BY(mutex) = false;
   std::unordered_map<uint64_t, Counted> counted TRIREME_GUARDED_BY(mutex);  // by member
@@ -130,29 +139,132 @@ struct Desk::State {
     refuse_waiters(failed_refusal(), answers);
   }
 
-  /// Those who are left go on without the lost one.
-  void change_crew(const std::string& reason) TRIREME_REQUIRES(mutex) {
-    CrewChange change{++crew_epoch, {}, reason};
-    for (const Attendee& attendee : attendees)
-      if (attendee.standing == Standing::present && attendee.member.kind == Member::worker && !attendee.exit_code)
-        change.ranks.push_back(attendee.member.rank);
-    std::sort(change.ranks.begin(), change.ranks.end());
+  // ---- crews ----
+
+  bool elastic() const { return options.membership.on_loss == OnLoss::change_crew; }
+
+  void reset_crew() TRIREME_REQUIRES(mutex) {
+    book = {};
+    for (int rank = 0; rank < options.membership.ranks; rank++) book.ranks.push_back(rank);
+    over = false;
+    crew_reason.clear();
+  }
+
+  std::vector<Hand> hands() const TRIREME_REQUIRES(mutex) {
+    std::vector<Hand> result;
+    for (const Attendee& a : attendees) {
+      if (a.member.kind != Member::worker || a.member.rank < 0) continue;
+      const bool gave_up = a.standing == Standing::present && a.exit_code;  // it is not known yet why
+      result.push_back({.rank = a.member.rank,
+                        .standing = gave_up ? Standing::lost : a.standing,
+                        .dead = !a.connected || a.exit_code,
+                        .loss = gave_up ? name_of(a.member) + " has given up" : a.loss,
+                        .ready = !a.member.newcomer || a.ready,
+                        .rowed = !a.member.newcomer || a.confirmed >= 0,
+                        .drained = a.drained,
+                        .dismissed = a.dismissed,
+                        .placed = !a.member.machine.empty(),
+                        .confirmed = a.confirmed});
+    }
+    return result;
+  }
+
+  CrewPolicy policy() const TRIREME_REQUIRES(mutex) {
+    return {options.membership.least, target, options.membership.rejoin_timeout};
+  }
+
+  /// nullptr: none that is present.
+  Attendee* worker_of(int rank) TRIREME_REQUIRES(mutex) {
+    for (Attendee& a : attendees)
+      if (a.member.kind == Member::worker && a.member.rank == rank && a.standing == Standing::present) return &a;
+    return nullptr;
+  }
+
+  void dismiss(Attendee& worker, const std::string& reason) TRIREME_REQUIRES(mutex) {
+    if (std::exchange(worker.dismissed, true)) return;
+    if (Line* line = line_of(worker.id)) line->dismissed(reason);
+  }
+
+  /// Small numbers, in the order of registration. Empty when somebody's machine is not known: then all are of the first
+  /// crew, and know it themselves.
+  std::vector<int> machines_of(const std::vector<int>& ranks) TRIREME_REQUIRES(mutex) {
+    std::map<std::string, int> known;
+    std::map<int, int> numbers;
+    for (const Attendee& a : attendees)
+      if (a.member.kind == Member::worker && !a.member.machine.empty())
+        numbers[a.member.rank] = known.try_emplace(a.member.machine, static_cast<int>(known.size())).first->second;
+    std::vector<int> result;
+    for (int rank : ranks) {
+      const auto found = numbers.find(rank);
+      if (found == numbers.end()) return {};
+      result.push_back(found->second);
+    }
+    return result;
+  }
+
+  /// What groups of epochs before the last have told one another.
+  void forget_meetings() TRIREME_REQUIRES(mutex) {
+    const std::string prefix = "epoch ";
+    for (auto entry = values.lower_bound(prefix); entry != values.end() && entry->first.starts_with(prefix);) {
+      const bool old = std::strtoull(entry->first.c_str() + prefix.size(), nullptr, 10) + 2 <= book.epoch;
+      if (old) bytes -= entry->first.size() + entry->second.size();
+      entry = old ? values.erase(entry) : std::next(entry);
+    }
+  }
+
+  void push_crew(const CrewPlan& plan) TRIREME_REQUIRES(mutex) {
+    crew_reason = plan.reason;
+    const CrewChange change{book.epoch, plan.ranks, plan.reason, plan.announced, machines_of(plan.ranks)};
     for (auto& [id, line] : lines) line->crew(change);
+    for (int rank : plan.leaving) {
+      Attendee* worker = worker_of(rank);
+      if (worker == nullptr) continue;
+      if (worker->member.newcomer && worker->confirmed < 0)
+        dismiss(*worker, plan.reason);  // it may not have heard that it was in a crew at all
+      else
+        worker->dismissed = true;  // the crew tells it
+    }
+    forget_meetings();
+  }
+
+  void end_crews(const CrewPlan& plan) TRIREME_REQUIRES(mutex) {
+    if (std::exchange(over, true)) return;
+    for (Attendee& attendee : attendees)
+      if (attendee.standing == Standing::present && attendee.member.kind == Member::worker)
+        dismiss(attendee, plan.reason);
+  }
+
+  /// Who rows next, if it is not who rows now.
+  void review_crew(Answers& answers) TRIREME_REQUIRES(mutex) {
+    while (elastic() && decision.underway && failures.empty()) {
+      const auto now = Clock::now();
+      const CrewPlan plan = plan_crew(now, hands(), book, policy());
+      book = book_after(now, book, plan);
+      if (plan.kind == CrewPlan::over) return end_crews(plan);
+      if (plan.kind == CrewPlan::stay) return;
+      if (plan.kind == CrewPlan::give_up)
+        note_failure({-1, options.host, plan.reason}, answers);
+      else
+        push_crew(plan);
+      if (plan.announced || plan.kind != CrewPlan::change) tell(plan.reason);  // a loss has been told
+    }
   }
 
   void carry_out(const Departure& departure, Answers& answers) TRIREME_REQUIRES(mutex) {
     Attendee* gone = find(departure.id);
     gone->standing = departure.standing;
+    gone->loss = departure.reason;
     const auto line = lines.find(departure.id);
     if (departure.failure)
       note_failure(*departure.failure,
                    answers);  // before its line goes: one that was only silent may learn why it is out
-    else if (departure.standing == Standing::lost)
-      change_crew(departure.reason);
     tell(departure.reason);
     if (line == lines.end()) return;
     if (gone->exit_code) line->second->farewell();
-    line->second->close(gone->exit_code ? std::nullopt : std::optional(Refusal{Refused::failed, departure.reason}));
+    const bool given_up = departure.standing == Standing::lost && !departure.failure;
+    const std::string text =
+        given_up ? departure.reason + ". It was given up for lost, and the others go on without it" : departure.reason;
+    line->second->close(gone->exit_code ? std::nullopt : std::optional(Refusal{Refused::failed, text}));
     lines.erase(line);
   }
 
@@ -163,6 +275,10 @@ struct Desk::State {
       decision = judge(Clock::now(), attendees, options.membership, !failures.empty());
       for (const Departure& departure : decision.departures) carry_out(departure, answers);
     } while (!decision.departures.empty());  // a failure settles the case of those who gave up because of it
+    const bool had_failed = !failures.empty();
+    review_crew(answers);
+    if (!had_failed && !failures.empty()) return review(answers);
+    if (book.held && failures.empty()) decision.ended = false;  // newcomers may come
     if (decision.complete && !was_complete) tell(decision.reason);
     changed.notify_all();
   }
@@ -186,7 +302,7 @@ struct Desk::State {
     counted.clear();
     values.clear();
     bytes = 0;
-    crew_epoch = 0;
+    reset_crew();
     decision = {};
   }
 
@@ -208,6 +324,30 @@ struct Desk::State {
     std::erase_if(counted, [&](const auto& entry) { return !kept.contains(entry.first); });
   }
 
+  CrewSnapshot crew_now() const TRIREME_REQUIRES(mutex) {
+    const MembershipOptions& membership = options.membership;
+    CrewSnapshot crew{.elastic = elastic(),
+                      .epoch = book.epoch,
+                      .spares = spares_of(hands(), book),
+                      .settled = !book.held,
+                      .waiting = book.held,
+                      .least = membership.least,
+                      .target = target,
+                      .most = membership.most,
+                      .reason = crew_reason};
+    for (const Hand& hand : hands()) {
+      const bool member = std::find(book.ranks.begin(), book.ranks.end(), hand.rank) != book.ranks.end();
+      if (hand.standing == Standing::lost) crew.lost.push_back(hand.rank);
+      if (hand.standing != Standing::lost && member) crew.ranks.push_back(hand.rank);
+      if (member && hand.confirmed < static_cast<int64_t>(book.epoch)) crew.settled = false;
+      if (hand.standing != Standing::present) continue;
+      if (!member && !hand.ready) crew.preparing.push_back(hand.rank);
+      if (hand.drained || hand.dismissed) crew.leaving.push_back(hand.rank);
+    }
+    std::sort(crew.ranks.begin(), crew.ranks.end());
+    return crew;
+  }
+
   std::optional<Refusal> refusal_of(const Hello& hello) const TRIREME_REQUIRES(mutex) {
     const std::string host = tame(hello.member.host, kNameBytes);
     if (closed) return Refusal{Refused::cancelled, "is shutting down"};
@@ -220,6 +360,14 @@ struct Desk::State {
                      fmt::format("serves job '{}', not '{}': start one coordinator per job, with another --port",
                                  options.job, tame(hello.job, kNameBytes))};
     if (!failures.empty()) return failed_refusal();
+    if (hello.member.newcomer && over)
+      return Refusal{Refused::over, "serves a job that is over: newcomers are not needed any more"};
+    if (elastic() && decision.underway && !decision.ended && !hello.member.newcomer &&
+        hello.member.kind == Member::worker)
+      return Refusal{Refused::argument,
+                     fmt::format("refuses: the job is under way, and host {} (process {}) does not come as a newcomer: "
+                                 "start it with TRIREME_NEWCOMER=1 and a rank that nobody has had, such as {}",
+                                 host, hello.member.pid, next_number)};
     if (host.size() != hello.member.host.size() || host != hello.member.host)
       return Refusal{Refused::argument,
                      fmt::format("refuses: the host name '{}' is too long or has control characters", host)};
@@ -253,6 +401,21 @@ struct Desk::State {
   }
 };
 
+std::string describe(const CrewSnapshot& crew) {
+  std::string text = fmt::format("epoch {}: rank{} {} {}", crew.epoch, crew.ranks.size() == 1 ? "" : "s",
+                                 fmt::join(crew.ranks, ", "), crew.waiting ? "wait for newcomers" : "row");
+  const auto add = [&](const char* what, const std::vector<int>& ranks) {
+    if (!ranks.empty()) text += fmt::format("; {}: {}", what, fmt::join(ranks, ", "));
+  };
+  add("spares", crew.spares);
+  add("preparing", crew.preparing);
+  add("leaving", crew.leaving);
+  add("lost", crew.lost);
+  text += fmt::format("; {} wanted, at least {}", crew.target, crew.least);
+  if (crew.most > 0) text += fmt::format(" and at most {}", crew.most);
+  return text;
+}
+
 Desk::Desk(DeskOptions options) : state_(std::make_unique<State>(std::move(options))) {}
 Desk::~Desk() = default;
 
@@ -270,18 +433,22 @@ uint64_t Desk::attend(const std::string& token, const Hello& hello, const std::s
     State& state = *state_;
     const Lock lock(state.mutex);
     if (auto refusal = state.refusal_of(hello)) return line->close(refusal), 0;
-    if (state.decision.ended) state.begin_anew();
+    if (state.decision.ended && !hello.member.newcomer) state.begin_anew();
     state.forget_replaced();
     const MembershipOptions& membership = state.options.membership;
-    const Admission admission = admit(hello.member, hello.address, state.attendees, membership);
+    Member wanted = hello.member;
+    if (wanted.newcomer && wanted.rank < 0) wanted.rank = state.next_number;
+    const Admission admission = admit(wanted, hello.address, state.attendees, membership);
     if (!admission.refusal.empty()) return line->close(Refusal{Refused::argument, "refuses: " + admission.refusal}), 0;
     id = state.next_id++;
     state.attendees.push_back({id, admission.member, hello.address, Standing::present, Clock::now()});
+    if (admission.member.kind != Member::server)
+      state.next_number = std::max(state.next_number, next_number(state.attendees, membership));
     state.lines[id] = line;
     const std::string warning = clock_warning(hello.member.host, hello.wall_clock, state.options.host, wall_clock());
     line->welcome({id, state.options.job, membership.ranks, membership.servers, membership.heartbeat_limit,
                    state.options.host, warning.empty() ? std::vector<std::string>{} : std::vector{warning},
-                   state.options.spec});
+                   state.options.spec, state.elastic()});
     state.tell(fmt::format("{} has registered{}{}", name_of(admission.member), warning.empty() ? "" : "; ", warning));
     if (admission.member.rank >= 0) line->placed(admission.member);
     state.place();
@@ -312,7 +479,8 @@ void Desk::leave(const std::string& token, uint64_t member, int exit_code, const
     if (attendee == nullptr || attendee->exit_code) return;
     attendee->exit_code = exit_code;
     attendee->report = tame(reason, kReportBytes);
-    attendee->reported_rank = rank >= 0 && rank < state_->options.membership.ranks ? rank : -1;
+    attendee->reported_rank =
+        rank >= 0 && rank < (state_->elastic() ? kRankNumbers : state_->options.membership.ranks) ? rank : -1;
     attendee->reported_server = server >= 0 && server < state_->options.membership.servers ? server : -1;
     attendee->heard = Clock::now();
     state_->review(answers);
@@ -325,6 +493,84 @@ void Desk::leave(const std::string& token, uint64_t member, int exit_code, const
     }
   }
   give(answers);
+}
+
+void Desk::ready(const std::string& token, uint64_t member, const std::string& machine) {
+  if (!knows(token)) return;
+  Answers answers;
+  {
+    const Lock lock(state_->mutex);
+    Attendee* attendee = state_->find(member);
+    if (attendee == nullptr || attendee->exit_code || attendee->ready) return;
+    attendee->ready = true;
+    attendee->member.machine = tame(machine, kNameBytes);
+    attendee->heard = Clock::now();
+    state_->tell(fmt::format("{} is ready", name_of(attendee->member)));
+    state_->review(answers);
+  }
+  give(answers);
+}
+
+void Desk::confirm(const std::string& token, uint64_t member, uint64_t epoch, const std::string& machine) {
+  if (!knows(token)) return;
+  Answers answers;
+  {
+    const Lock lock(state_->mutex);
+    Attendee* attendee = state_->find(member);
+    if (attendee == nullptr || attendee->exit_code || epoch > state_->book.epoch) return;
+    attendee->confirmed = std::max(attendee->confirmed, static_cast<int64_t>(epoch));
+    if (attendee->member.machine.empty()) attendee->member.machine = tame(machine, kNameBytes);
+    attendee->heard = Clock::now();
+    state_->review(answers);
+  }
+  give(answers);
+}
+
+std::string Desk::set_target(int workers) {
+  Answers answers;
+  {
+    State& state = *state_;
+    const Lock lock(state.mutex);
+    const MembershipOptions& membership = state.options.membership;
+    const int most = membership.most > 0 ? membership.most : kRankNumbers;
+    if (!state.elastic())
+      return "the number of workers of this job is fixed: start it with --workers LEAST:MOST, or with --on-failure "
+             "continue or replace";
+    if (workers < membership.least || workers > most)
+      return fmt::format("the job was started for {} to {} workers, not for {}", membership.least, most, workers);
+    if (state.target != workers) state.tell(fmt::format("{} workers are wanted from now on", workers));
+    state.target = workers;
+    state.review(answers);
+  }
+  give(answers);
+  return "";
+}
+
+std::string Desk::drain(int rank) {
+  Answers answers;
+  {
+    State& state = *state_;
+    const Lock lock(state.mutex);
+    if (!state.elastic())
+      return "the crew of this job does not change: start it with --workers LEAST:MOST, or with --on-failure continue "
+             "or replace";
+    Attendee* worker = state.worker_of(rank);
+    if (worker == nullptr) return fmt::format("the job has no rank {} now", rank);
+    if (worker->drained || worker->dismissed) return "";
+    worker->drained = true;
+    state.tell(fmt::format("{} is to go", name_of(worker->member)));
+    const std::vector<int>& crew = state.book.ranks;
+    if (std::find(crew.begin(), crew.end(), rank) == crew.end())
+      state.dismiss(*worker, "it was asked to go before it came into the crew");
+    state.review(answers);
+  }
+  give(answers);
+  return "";
+}
+
+int Desk::next_rank() {
+  const Lock lock(state_->mutex);
+  return state_->next_number++;
 }
 
 void Desk::disconnected(uint64_t member) {
@@ -438,6 +684,7 @@ Snapshot Desk::snapshot() const {
   result.reason = state.decision.reason;
   result.failures = state.failures;
   result.keys = state.values.size();
+  result.crew = state.crew_now();
   return result;
 }
 

@@ -28,7 +28,7 @@ struct CoordinatorLimits {
   size_t waiting = 100'000;           // gets that wait at a time
 };
 
-enum class Refused { token, argument, mismatch, limit, failed, cancelled };
+enum class Refused { token, argument, mismatch, limit, failed, cancelled, over };
 
 /// Why a request was not served.
 struct Refusal {
@@ -52,6 +52,7 @@ struct Welcome {
   std::string host;  // the coordinator's
   std::vector<std::string> warnings;
   JobSpec spec;
+  bool elastic = false;  // the job goes on when a rank is lost
 };
 
 /// The way back to a member. Must not block, nor call the desk.
@@ -63,6 +64,8 @@ class Line {
   virtual void heartbeat(const std::string& waiting) = 0;
   virtual void notice(const Failure& failure) = 0;
   virtual void crew(const CrewChange& change) = 0;
+  /// It is not needed any more.
+  virtual void dismissed(const std::string& reason) = 0;
   virtual void farewell() = 0;
   /// Ends the stream after what was said before; nothing follows.
   virtual void close(const std::optional<Refusal>& refusal) = 0;
@@ -78,6 +81,24 @@ struct DeskOptions {
   JobSpec spec;
 };
 
+/// The crew of a job at one moment, where it may change.
+struct CrewSnapshot {
+  bool elastic = false;
+  uint64_t epoch = 0;
+  std::vector<int> ranks;      // of the crew
+  std::vector<int> spares;     // ready, and in no crew
+  std::vector<int> preparing;  // registered, and not ready yet
+  std::vector<int> leaving;    // still there: dismissed, or to be drained
+  std::vector<int> lost;       // ever
+  bool settled = false;        // all of the crew are in it: neither a change nor newcomers are awaited
+  bool waiting = false;        // too few are left, and newcomers are awaited
+  int least = 1, target = 1, most = 0;
+  std::string reason;  // of the last change
+};
+
+/// "epoch 3: ranks 0, 2, 4 row; spares: 5; lost: 1; 3 wanted, at least 2"
+std::string describe(const CrewSnapshot& crew);
+
 /// A job at one moment.
 struct Snapshot {
   struct Entry {
@@ -92,6 +113,7 @@ struct Snapshot {
   std::string reason;             // "2 of 4 ranks have registered; ranks 1 and 3 have not"
   std::vector<Failure> failures;  // the first is the cause
   size_t keys = 0;
+  CrewSnapshot crew;
 };
 
 class Desk {
@@ -111,6 +133,10 @@ class Desk {
   void heartbeat(const std::string& token, uint64_t member, const std::string& metrics = "");
   void leave(const std::string& token, uint64_t member, int exit_code, const std::string& reason, int rank,
              int server = -1);
+  /// A newcomer can row, and shares that memory with its neighbours.
+  void ready(const std::string& token, uint64_t member, const std::string& machine);
+  /// A worker is in the crew of that epoch.
+  void confirm(const std::string& token, uint64_t member, uint64_t epoch, const std::string& machine);
   /// Its stream ended, with or without a goodbye. Needs no token: it comes from the transport.
   void disconnected(uint64_t member);
 
@@ -124,6 +150,13 @@ class Desk {
   /// Carries out what time alone decides: silent members. `blind` is how much longer than planned the caller slept:
   /// silence that says nothing about members.
   void tick(Seconds blind);
+  /// How many workers are wanted from now on, between the least and the most. "", or a sentence why not.
+  std::string set_target(int workers);
+  /// Lets a worker go in peace, after a step: "" when it will go as soon as the others can do without it, or a sentence
+  /// why not.
+  std::string drain(int rank);
+  /// The number of the next newcomer. No other one gets it.
+  int next_rank();
   /// Fails the job, for a reason outside of it.
   void fail_job(const std::string& reason);
   /// Answers everybody who waits, and closes all lines.

@@ -28,8 +28,13 @@ struct Member {
   int slots = 0;     // agent: ranks that it starts; 0: as many as the job's host list says
   std::string host;  // as messages name it; an agent's is looked for in the host list
   int pid = 0;
-  int servers = 0;  // parameter servers of the job as this member was told; 0: it was not
+  int servers = 0;        // parameter servers of the job as this member was told; 0: it was not
+  bool newcomer = false;  // it comes when the job is under way
+  std::string machine;    // worker: which memory it shares with its neighbours; "": it has not said yet
 };
+
+/// A rank number is below this, and never used twice in a job.
+constexpr int kRankNumbers = 1 << 16;
 
 /// What a rank that was lost, once all had come, means.
 enum class OnLoss {
@@ -37,11 +42,13 @@ enum class OnLoss {
   change_crew  // the others go on without it, in the next epoch
 };
 
-/// The ranks that are left.
+/// Who rows from now on.
 struct CrewChange {
-  uint64_t epoch = 0;      // 0: none has been lost; 1 more with each change
-  std::vector<int> ranks;  // in order
-  std::string reason;      // a full sentence: who was lost, where, why
+  uint64_t epoch = 0;         // 0: the first crew; 1 more with each change
+  std::vector<int> ranks;     // in order; empty: too few are left, and they wait for newcomers
+  std::string reason;         // a full sentence: who was lost, where, why; who comes in, who goes
+  bool announced = false;     // nobody was lost: it interrupts nobody, and begins when the crew before is ready for it
+  std::vector<int> machines;  // of each rank: the same number, the same memory. Empty: as at the job's start
 };
 
 /// Why a job cannot go on.

@@ -132,6 +132,24 @@ std::optional<Departure> departure_of_victim(Clock::time_point now, const Attend
 
 std::string describe(const Member& member) { return fmt::format("host {} (process {})", member.host, member.pid); }
 
+/// Of a process that comes when the job is under way.
+std::string newcomer_refusal(const Member& newcomer, const MembershipOptions& options) {
+  if (options.on_loss != OnLoss::change_crew)
+    return fmt::format(
+        "host {} brings a newcomer, but the crew of this job does not change: start the job with --workers "
+        "LEAST:MOST, or with --on-failure continue or replace",
+        newcomer.host);
+  if (newcomer.kind == Member::server)
+    return fmt::format("host {} brings a server to a job that is under way: only workers can come later",
+                       newcomer.host);
+  if (newcomer.rank < -1 || newcomer.rank + std::max(1, newcomer.slots) > kRankNumbers)
+    return fmt::format("host {} registers as rank {}: rank numbers are 0 to {}", newcomer.host, newcomer.rank,
+                       kRankNumbers - 1);
+  if (newcomer.slots < 0 || newcomer.slots > kMostSlots)
+    return fmt::format("host {} offers {} slots; a host has 1 to {}", newcomer.host, newcomer.slots, kMostSlots);
+  return "";
+}
+
 std::string number_refusal(const Member& newcomer, const MembershipOptions& options) {
   const std::string& host = newcomer.host;
   if (host.empty()) return "a member without a host name cannot register";
@@ -142,6 +160,7 @@ std::string number_refusal(const Member& newcomer, const MembershipOptions& opti
         "--servers",
         host);
   const int most = places(newcomer.kind, options);
+  if (newcomer.newcomer) return newcomer_refusal(newcomer, options);
   if (newcomer.rank < -1 || newcomer.rank >= most)
     return fmt::format(
         "host {} registers as {} {}, but the job has {} {}, 0 to {}: start as many processes as the coordinator "
@@ -206,7 +225,7 @@ std::string conflict(const Member& newcomer, const std::vector<Attendee>& attend
   long taken = 0;
   std::string hosts;
   for (const Attendee& other : attendees) {
-    if (!present(other) || other.member.kind != newcomer.kind) continue;
+    if (!present(other) || other.member.kind != newcomer.kind || other.member.newcomer) continue;
     const int both = std::max(newcomer.rank, other.member.rank);
     if (newcomer.rank >= 0 && other.member.rank >= 0 && both < std::min(end_of(newcomer), end_of(other.member)))
       return fmt::format("{} {} is taken: {} registered with it before {} did. Give every process a {} of its own",
@@ -220,6 +239,25 @@ std::string conflict(const Member& newcomer, const std::vector<Attendee>& attend
   return fmt::format("host {} brings {} {}, but of the job's {} {}s {} {} taken{}{}", newcomer.host, weight(newcomer),
                      counted(word, static_cast<size_t>(weight(newcomer))), most, word, taken, taken == 1 ? "is" : "are",
                      taken > 0 ? ", by " : "", hosts);
+}
+
+/// A number that anybody has had is not given again: what it left behind would be taken for the newcomer's.
+std::string newcomer_conflict(const Member& newcomer, const std::vector<Attendee>& attendees,
+                              const MembershipOptions& options) {
+  const int end = newcomer.rank + weight(newcomer);
+  const auto refusal = [&](const std::string& holder) {
+    return fmt::format(
+        "rank {} is taken: {} has it or had it before {} came. Give every newcomer a rank of its own; "
+        "the next one is {}",
+        newcomer.rank, holder, describe(newcomer), next_number(attendees, options));
+  };
+  if (newcomer.rank < options.ranks) return refusal("one of the first crew");
+  for (const Attendee& other : attendees) {
+    if (other.member.kind != newcomer.kind || other.member.rank < 0) continue;
+    if (std::max(newcomer.rank, other.member.rank) < std::min(end, other.member.rank + weight(other.member)))
+      return refusal(describe(other.member));
+  }
+  return "";
 }
 
 /// The lowest first rank of `count` free neighbours, marked as taken; -1 when there are none.
@@ -262,7 +300,7 @@ void assign_kind(Member::Kind kind, std::vector<int>& result, const std::vector<
   long there = 0;
   for (size_t i = 0; i < attendees.size(); i++) {
     const Attendee& attendee = attendees[i];
-    if (!present(attendee) || attendee.member.kind != kind) continue;
+    if (!present(attendee) || attendee.member.kind != kind || attendee.member.newcomer) continue;
     there += weight(attendee.member);
     if (result[i] < 0) continue;
     for (int rank = result[i]; rank < std::min(most, result[i] + weight(attendee.member)); rank++)
@@ -288,9 +326,10 @@ Decision judge(Clock::time_point now, const std::vector<Attendee>& attendees, co
   const auto workers = places_seen(Member::worker, attendees, options),
              agents = places_seen(Member::agent, attendees, options);
   const auto servers = places_seen(Member::server, attendees, options);
-  decision.complete = all(agents) || (all(workers) && all(servers));
-  const bool crew_may_change = options.on_loss == OnLoss::change_crew && decision.complete;
-  const auto dispensable = [&](const Attendee& a) { return crew_may_change && a.member.kind == Member::worker; };
+  decision.underway = all(workers) && all(servers);
+  decision.complete = all(agents) || decision.underway;
+  const bool crew_may_change = options.on_loss == OnLoss::change_crew && decision.underway;
+  const auto dispensable = [&](const Attendee& a) { return crew_may_change && a.member.kind != Member::server; };
   const auto is_lost = [](const Attendee& a) { return a.standing == Standing::lost; };
   failed = failed || std::any_of(attendees.begin(), attendees.end(),
                                  [&](const Attendee& a) { return is_lost(a) && !dispensable(a); });
@@ -332,6 +371,12 @@ Admission admit(const Member& newcomer, std::string_view address, const std::vec
                         options.most_members),
             {}};
   Admission admission{"", newcomer};
+  if (newcomer.newcomer) {
+    if (newcomer.kind == Member::agent && newcomer.slots == 0) admission.member.slots = 1;
+    if (newcomer.rank < 0) admission.member.rank = next_number(attendees, options);
+    admission.refusal = newcomer_conflict(admission.member, attendees, options);
+    return admission;
+  }
   if (newcomer.kind == Member::agent && !options.hosts.empty())
     admission = admit_by_list(newcomer, address, attendees, options);
   if (!admission.refusal.empty()) return admission;
@@ -348,6 +393,14 @@ std::vector<int> assign(const std::vector<Attendee>& attendees, const Membership
   for (const Member::Kind kind : {Member::worker, Member::agent, Member::server})
     assign_kind(kind, result, attendees, options);
   return result;
+}
+
+int next_number(const std::vector<Attendee>& attendees, const MembershipOptions& options) {
+  int next = options.ranks;
+  for (const Attendee& attendee : attendees)
+    if (attendee.member.kind != Member::server && attendee.member.rank >= 0)
+      next = std::max(next, attendee.member.rank + weight(attendee.member));
+  return next;
 }
 
 uint64_t epoch_of(const std::vector<Attendee>& attendees) {

@@ -27,6 +27,10 @@ struct Attendee {
   std::string report;            // what it said then
   int reported_rank = -1;        // of which rank an agent said it; -1: of none
   int reported_server = -1;      // of which server; -1: of none. Neither: of itself
+  // A worker, as far as crews concern it: see Hand of crews.h.
+  bool ready = false, drained = false, dismissed = false;
+  int64_t confirmed = -1;
+  std::string loss;
 };
 
 struct MembershipOptions {
@@ -36,6 +40,10 @@ struct MembershipOptions {
   size_t most_members = 4096;
   int servers = 0;  // numbered apart from the ranks
   OnLoss on_loss = OnLoss::end_job;
+  // Where the crew may change:
+  int least = 1;              // workers; fewer do not go on
+  int most = 0;               // that may be wanted; 0: no limit
+  Seconds rejoin_timeout{0};  // how long too few wait for newcomers; 0: not at all
 };
 
 /// A member's end.
@@ -48,6 +56,7 @@ struct Departure {
 
 struct Decision {
   std::vector<Departure> departures;  // of members that were present until now
+  bool underway = false;              // all ranks and servers have registered themselves
   bool complete = false;              // all ranks and servers have registered, themselves or through their agents
   bool ended = false;                 // nobody is present any more, and the job was complete or has failed
   std::string reason;                 // "2 of 4 ranks have registered; ranks 1 and 3 have not"
@@ -65,6 +74,9 @@ struct Admission {
   std::string refusal;  // why the newcomer cannot be a member, or ""
   Member member;        // otherwise, the member: an agent of the host list has its ranks now
 };
+
+/// The lowest number that no rank has had, and none above it: who comes when the job is under way gets it.
+int next_number(const std::vector<Attendee>& attendees, const MembershipOptions& options);
 
 /// May a newcomer that connects from `address` be a member?
 Admission admit(const Member& newcomer, std::string_view address, const std::vector<Attendee>& attendees,

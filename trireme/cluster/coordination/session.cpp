@@ -20,6 +20,7 @@ namespace {
 
 constexpr Seconds kBetweenTries{0.1};
 constexpr Seconds kLastWords{1};
+constexpr Seconds kWhileHeld{60};  // between two looks at the same
 
 std::chrono::system_clock::time_point system_time(const Deadline& deadline) {
   return std::chrono::system_clock::now() +
@@ -91,11 +92,35 @@ class Session::State {
 
   CrewChange next_crew(uint64_t epoch, const Deadline& deadline) {
     Lock lock(mutex_);
-    bell_.wait_for(lock, deadline.left(), [&]() TRIREME_REQUIRES(mutex_) { return crew_.epoch > epoch || failure_; });
+    const auto held = [&]() TRIREME_REQUIRES(mutex_) { return crew_.epoch > epoch && crew_.ranks.empty(); };
+    do  // who is held hears from the coordinator that the crew is complete, or that the job has failed
+      bell_.wait_for(lock, held() ? kWhileHeld : deadline.left(), [&]() TRIREME_REQUIRES(mutex_) {
+        return (crew_.epoch > epoch && !crew_.ranks.empty()) || failure_ || dismissal_;
+      });
+    while (held() && !failure_ && !dismissal_);
     if (failure_) throw PeerLost(failure_->reason);
+    if (dismissal_) throw Dismissed(*dismissal_);
     if (crew_.epoch > epoch) return crew_;
     fail<Timeout>("{} has named no crew after epoch {} within {:g} s: nobody has been lost, as far as it knows",
                   coordinator(), epoch, deadline.limit().count());
+  }
+
+  std::vector<CrewChange> crews() const {
+    const Lock lock(mutex_);
+    return crews_;
+  }
+
+  void ready(const std::string& machine) {
+    wire::FromMember message;
+    message.mutable_ready()->set_machine(machine);
+    stream_->send(std::move(message));
+  }
+
+  void confirm(uint64_t epoch, const std::string& machine) {
+    wire::FromMember message;
+    message.mutable_confirm()->set_epoch(epoch);
+    message.mutable_confirm()->set_machine(machine);
+    stream_->send(std::move(message));
   }
 
   void on_crew(std::function<void(const CrewChange&)> notify) {
@@ -194,6 +219,7 @@ class Session::State {
     hello.set_slots(member_.slots);
     hello.set_host(member_.host);
     hello.set_pid(member_.pid);
+    hello.set_newcomer(member_.newcomer);
     hello.set_wall_clock(Seconds(std::chrono::system_clock::now().time_since_epoch()).count());
     stream_->send(std::move(message));
   }
@@ -252,8 +278,12 @@ class Session::State {
       set_failure(from_wire(message.notice()));
     } else if (message.has_crew()) {
       crew_ = from_wire(message.crew());
+      crews_.push_back(crew_);
+      if (!crew_.announced) ended_before_ = crew_;
       for (const auto& [context, within] : calls_)
-        if (within && *within < crew_.epoch) context->TryCancel();
+        if (within && *within < ended_before_.epoch) context->TryCancel();
+    } else if (message.has_dismissal()) {
+      dismissal_ = message.dismissal().reason();
     } else if (message.has_farewell()) {
       farewell_ = true;
     }
@@ -356,13 +386,13 @@ class Session::State {
       const Lock lock(mutex_);
       if (failure_) throw PeerLost(failure_->reason);
       if (leaving_) fail<InvalidArgument>("{} was told goodbye already", coordinator());
-      if (within && *within < crew_.epoch) throw PeerLost(crew_.reason);
+      if (within && *within < ended_before_.epoch) throw PeerLost(ended_before_.reason);
       calls_.emplace(&context, within);
     }
     grpc::Status status = run(context);
     Lock lock(mutex_);
     calls_.erase(&context);
-    if (!status.ok() && !failure_ && within && *within < crew_.epoch) throw PeerLost(crew_.reason);
+    if (!status.ok() && !failure_ && within && *within < ended_before_.epoch) throw PeerLost(ended_before_.reason);
     // With the connection gone, the stream is about to say so too: one failure, one sentence.
     if (status.error_code() == grpc::StatusCode::UNAVAILABLE || status.error_code() == grpc::StatusCode::CANCELLED)
       bell_.wait_for(lock, kLastWords, [&]() TRIREME_REQUIRES(mutex_) { return failure_ || leaving_; });
@@ -374,6 +404,8 @@ class Session::State {
     switch (status.error_code()) {
       case grpc::StatusCode::FAILED_PRECONDITION:
         throw PeerLost(status.error_message());
+      case grpc::StatusCode::OUT_OF_RANGE:
+        fail<Dismissed>("{} {}", coordinator(), status.error_message());
       case grpc::StatusCode::ABORTED:
         fail<Mismatch>("{} {}", coordinator(), status.error_message());
       case grpc::StatusCode::DEADLINE_EXCEEDED:
@@ -411,6 +443,9 @@ class Session::State {
   std::map<grpc::ClientContext*, std::optional<uint64_t>> calls_
       TRIREME_GUARDED_BY(mutex_);  // that run, and the epoch that they belong to
   CrewChange crew_ TRIREME_GUARDED_BY(mutex_);
+  CrewChange ended_before_ TRIREME_GUARDED_BY(mutex_);  // the last that followed a loss: it has ended all before it
+  std::vector<CrewChange> crews_ TRIREME_GUARDED_BY(mutex_);
+  std::optional<std::string> dismissal_ TRIREME_GUARDED_BY(mutex_);  // why this process is not needed any more
   uint64_t told_epoch_ TRIREME_GUARDED_BY(mutex_) = 0;
   std::function<void(const CrewChange&)> notify_crew_ TRIREME_GUARDED_BY(mutex_);
 
@@ -443,6 +478,10 @@ std::string Session::get_within(uint64_t epoch, const std::string& key, const De
   return state_->get(key, deadline, epoch);
 }
 CrewChange Session::next_crew(uint64_t epoch, const Deadline& deadline) { return state_->next_crew(epoch, deadline); }
+std::vector<CrewChange> Session::crews() const { return state_->crews(); }
+bool Session::elastic() const { return state_->welcome().elastic; }
+void Session::ready(const std::string& machine) { state_->ready(machine); }
+void Session::confirm(uint64_t epoch, const std::string& machine) { state_->confirm(epoch, machine); }
 void Session::on_crew(std::function<void(const CrewChange&)> notify) { state_->on_crew(std::move(notify)); }
 std::optional<Failure> Session::failure() const { return state_->failure(); }
 void Session::on_failure(std::function<void(const Failure&)> notify) { state_->on_failure(std::move(notify)); }

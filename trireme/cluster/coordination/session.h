@@ -32,7 +32,7 @@ class Session final : public comm::network::KeyValue {
  public:
   /// Registers; waits for a coordinator that is not up yet. Without a rank of its own, blocks until all others are
   /// there too. Throws Timeout, InvalidArgument (token, job, rank, certificates), Mismatch (version), PeerLost when the
-  /// job has failed already or `interrupt` says so.
+  /// job has failed already or `interrupt` says so, Dismissed for a newcomer to a job that is over.
   Session(SessionOptions options, Member member);
   ~Session() override;
 
@@ -57,11 +57,20 @@ class Session final : public comm::network::KeyValue {
   void put(const std::string& key, const std::string& value) override;
   std::string get(const std::string& key, const Deadline& deadline) override;
 
-  /// The same, but throws PeerLost when the crew's epoch is beyond `epoch`, or comes to be while it waits.
+  /// The same, but throws PeerLost when a loss has ended the crew of `epoch`, or does while it waits.
   std::string get_within(uint64_t epoch, const std::string& key, const Deadline& deadline);
-  /// The latest crew, once its epoch is beyond `epoch`: blocks until then. Throws Timeout, PeerLost when the job has
-  /// failed.
+  /// The latest crew, once its epoch is beyond `epoch`: blocks until then, and longer where newcomers are awaited: as
+  /// long as the coordinator waits for them. Throws Timeout, PeerLost when the job has failed or this process was given
+  /// up, Dismissed.
   CrewChange next_crew(uint64_t epoch, const Deadline& deadline);
+  /// All that came so far, in order.
+  std::vector<CrewChange> crews() const;
+  /// Whether the job goes on when a rank is lost.
+  bool elastic() const;
+  /// A newcomer can row. `machine`: which memory it shares with its neighbours.
+  void ready(const std::string& machine);
+  /// This rank is in the crew of that epoch.
+  void confirm(uint64_t epoch, const std::string& machine);
   /// Calls `notify`, from the session's thread, with each new crew, or only the latest of several. Must not destroy the
   /// session.
   void on_crew(std::function<void(const CrewChange&)> notify);

@@ -19,6 +19,8 @@ grpc::StatusCode code_of(Refused kind) {
       return grpc::StatusCode::FAILED_PRECONDITION;
     case Refused::cancelled:
       return grpc::StatusCode::CANCELLED;
+    case Refused::over:
+      return grpc::StatusCode::OUT_OF_RANGE;
   }
   return grpc::StatusCode::INTERNAL;
 }
@@ -67,6 +69,7 @@ Hello from_wire(const wire::Hello& hello, const std::string& address) {
   member.slots = hello.slots();
   member.host = hello.host();
   member.pid = hello.pid();
+  member.newcomer = hello.newcomer();
   return result;
 }
 
@@ -79,6 +82,7 @@ void to_wire(const Welcome& welcome, wire::Welcome& message) {
   message.set_host(welcome.host);
   for (const std::string& warning : welcome.warnings) message.add_warnings(warning);
   to_wire(welcome.spec, *message.mutable_spec());
+  message.set_elastic(welcome.elastic);
 }
 
 Welcome from_wire(const wire::Welcome& message) {
@@ -89,7 +93,8 @@ Welcome from_wire(const wire::Welcome& message) {
                   Seconds(message.heartbeat_limit()),
                   message.host(),
                   {},
-                  from_wire(message.spec())};
+                  from_wire(message.spec()),
+                  message.elastic()};
   welcome.warnings.assign(message.warnings().begin(), message.warnings().end());
   return welcome;
 }
@@ -103,13 +108,19 @@ void to_wire(const Failure& failure, wire::Notice& notice) {
 }
 
 CrewChange from_wire(const wire::Crew& message) {
-  return {message.epoch(), {message.ranks().begin(), message.ranks().end()}, message.reason()};
+  return {message.epoch(),
+          {message.ranks().begin(), message.ranks().end()},
+          message.reason(),
+          message.announced(),
+          {message.machines().begin(), message.machines().end()}};
 }
 
 void to_wire(const CrewChange& change, wire::Crew& message) {
   message.set_epoch(change.epoch);
   message.mutable_ranks()->Add(change.ranks.begin(), change.ranks.end());
   message.set_reason(change.reason);
+  message.set_announced(change.announced);
+  message.mutable_machines()->Add(change.machines.begin(), change.machines.end());
 }
 
 void serve(Desk& desk, const std::string& token, const wire::FromMember& message, const std::string& address,
@@ -118,6 +129,10 @@ void serve(Desk& desk, const std::string& token, const wire::FromMember& message
     member = desk.attend(token, from_wire(message.hello(), address), line);
   } else if (message.has_heartbeat()) {
     desk.heartbeat(token, member, message.heartbeat().metrics());
+  } else if (message.has_ready()) {
+    desk.ready(token, member, message.ready().machine());
+  } else if (message.has_confirm()) {
+    desk.confirm(token, member, message.confirm().epoch(), message.confirm().machine());
   } else if (message.has_leave()) {
     desk.leave(token, member, message.leave().exit_code(), message.leave().reason(), message.leave().rank(),
                message.leave().server());

@@ -96,8 +96,24 @@ Place of_server(const Variables& variables) {
   return place;
 }
 
+/// A process that comes when the job is under way.
+Place of_newcomer(const Variables& variables) {
+  Place place;
+  place.newcomer = variables.number("TRIREME_NEWCOMER", "TRIREME_NEWCOMER", 0, 1) == 1;
+  if (!place.newcomer) return ranked(variables, "TRIREME_RANK", "TRIREME_SIZE", "trireme launch");
+  place.rank = static_cast<int>(variables.number("TRIREME_RANK", "TRIREME_NEWCOMER", 0, kLargestRank));
+  place.size = static_cast<int>(variables.number("TRIREME_SIZE", "TRIREME_RANK", 1));
+  place.launcher = "trireme launch";
+  if (variables.text("TRIREME_DESK").empty() && variables.text("TRIREME_COORDINATOR").empty())
+    fail<InvalidArgument>(
+        "TRIREME_NEWCOMER=1, but neither TRIREME_DESK nor TRIREME_COORDINATOR says which job this process comes to; "
+        "set one of them, or unset TRIREME_NEWCOMER");
+  return place;
+}
+
 Place of_trireme(const Variables& variables) {
-  Place place = ranked(variables, "TRIREME_RANK", "TRIREME_SIZE", "trireme launch");
+  Place place = variables.has("TRIREME_NEWCOMER") ? of_newcomer(variables)
+                                                  : ranked(variables, "TRIREME_RANK", "TRIREME_SIZE", "trireme launch");
   place.coordinator = given_coordinator(variables);
   place.job_is_common = true;  // unless TRIREME_JOB names it
   return place;

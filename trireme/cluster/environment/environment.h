@@ -24,10 +24,11 @@ struct Place {
   int server = -1;              // this server's index; -1: it is none, or the coordinator assigns it
   int servers = 0;              // parameter servers of the job, beside its ranks
   bool job_is_common =
-      false;            // others may have a job of the same name: it follows from MASTER_PORT alone, or there is none
-  std::string slate;    // of slate.h: what TRIREME_SLATE says; "": no launcher of ours waits for signs of life
-  std::string desk;     // of local_desk.h: what TRIREME_DESK says; "": no launcher of ours has a desk for this job
-  std::string segment;  // of keeper.h: what TRIREME_SEGMENT says; "": no launcher of ours keeps the memory
+      false;              // others may have a job of the same name: it follows from MASTER_PORT alone, or there is none
+  std::string slate;      // of slate.h: what TRIREME_SLATE says; "": no launcher of ours waits for signs of life
+  std::string desk;       // of local_desk.h: what TRIREME_DESK says; "": no launcher of ours has a desk for this job
+  std::string segment;    // of keeper.h: what TRIREME_SEGMENT says; "": no launcher of ours keeps the memory
+  bool newcomer = false;  // TRIREME_NEWCOMER=1: the job is under way; `rank` is a number that nobody has had
 };
 
 /// The value of a variable, or nullptr.
@@ -42,6 +43,7 @@ using Lookup = std::function<const char*(const char* name)>;
 ///   DMLC_SERVER_ID    ps-lite OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_SIZE          Open
 ///   MPI's mpirun SLURM_PROCID, SLURM_STEP_ID and others                                          srun; scripts of
 ///   sbatch and shells of salloc are "alone"
+/// TRIREME_NEWCOMER=1 beside TRIREME_RANK: the job is under way, and the rank may be beyond its size.
 /// What people say goes before what schedulers leave in the environment. A server without TRIREME_SERVER takes
 /// JOB_COMPLETION_INDEX, or what the coordinator assigns. TRIREME_COORDINATOR (somebody runs it there),
 /// TRIREME_SERVERS, TRIREME_JOB, TRIREME_TOKEN, TRIREME_TLS and TRIREME_ENGINE are heard whoever launched. Throws

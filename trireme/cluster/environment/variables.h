@@ -12,6 +12,7 @@ namespace trireme::cluster {
 
 constexpr int64_t kLargestInt = 2147483647;
 constexpr int64_t kLargestPort = 65535;
+constexpr int64_t kLargestRank = 65535;
 
 /// A value as it may stand in a message: one line, not too long.
 std::string shown(std::string_view value);

@@ -56,8 +56,10 @@ Communicator::Communicator(Spot spot, int rank, int ranks, Options options)
   if (options_.group.empty()) options_.group = fmt::format("at {:x}", spot.offset);
   areas_.begin_behind(spot.offset + Rounds::bytes(ranks));
   const size_t stage = options_.stage_bytes;
-  sequence_.emplace(rounds_, *segment_, allocate(Stages::bytes(stage), "the ranks' staging buffers"), stage);
-  mail_.emplace(rounds_, allocate(Mail::bytes(ranks), "the ranks' mailboxes"));
+  const auto own = [&](const char* what) { return options_.own.empty() ? "" : options_.own + what; };
+  sequence_.emplace(rounds_, *segment_, allocate(Stages::bytes(stage), "the ranks' staging buffers", own("stages")),
+                    stage);
+  mail_.emplace(rounds_, allocate(Mail::bytes(ranks), "the ranks' mailboxes", own("mail")));
   rounds_.attend([this] {
     mail_->serve();
     return sequence_->attend();
@@ -65,7 +67,8 @@ Communicator::Communicator(Spot spot, int rank, int ranks, Options options)
 }
 
 void Communicator::allow_down() {
-  sequence_->add_down(allocate(Stages::bytes(options_.stage_bytes), "the ranks' staging buffers on the way down"));
+  sequence_->add_down(allocate(Stages::bytes(options_.stage_bytes), "the ranks' staging buffers on the way down",
+                               options_.own.empty() ? "" : options_.own + "down"));
 }
 
 /// Rank 0 claims memory, and all meet with what they think it is for: its offset.
