@@ -87,8 +87,8 @@ std::string table_of(const std::vector<Struck>& struck) {
     const std::string what = s.blow.kind == Blow::kill ? "kill -9"
                              : s.given_up              ? fmt::format("lost {:.2f} s", s.blow.lasts)
                                                        : fmt::format("stop {:.2f} s", s.blow.lasts);
-    text += fmt::format("{:>4}  {:>9.2f}  {:<14}  {:>6}  {:>9}  {:>7}  {:>9}  {:>9}  {:>9}\n", i + 1, s.at, what, s.rank,
-                        s.process, fmt::format("{}>{}", s.before, s.after), number_or_dash(s.step_ms, "{:.1f}"),
+    text += fmt::format("{:>4}  {:>9.2f}  {:<14}  {:>6}  {:>9}  {:>7}  {:>9}  {:>9}  {:>9}\n", i + 1, s.at, what,
+                        s.rank, s.process, fmt::format("{}>{}", s.before, s.after), number_or_dash(s.step_ms, "{:.1f}"),
                         number_or_dash(s.next_ms, "{:.1f}"), number_or_dash(s.full_ms, "{:.0f}"));
   }
   text += line_of("from a kill to the next step, beyond a step's own time", beyond_of(struck, Blow::kill));

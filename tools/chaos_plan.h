@@ -22,7 +22,7 @@ struct Blow {
 struct PlanOptions {
   uint64_t seed = 0;
   int kills = 10, stops = 0;
-  double every = 1;      // seconds between two blows, on average: each pause is half of it to one and a half
+  double every = 1;       // seconds between two blows, on average: each pause is half of it to one and a half
   double stop_for = 0.5;  // seconds that a worker is stopped, on average: alike
 };
 
@@ -41,11 +41,11 @@ struct Struck {
   double at = 0;  // seconds after the job has begun to train
   int rank = -1;
   int process = 0;
-  int before = 0, after = 0;       // workers in the crew: before the blow, and of the step that was made next
-  std::optional<double> step_ms;   // of a step before the blow
-  std::optional<double> next_ms;   // from the blow to the end of the next step of those who are left
-  std::optional<double> full_ms;   // to the end of the first step with as many workers as before
-  bool given_up = false;           // one that was stopped, and done without
+  int before = 0, after = 0;      // workers in the crew: before the blow, and of the step that was made next
+  std::optional<double> step_ms;  // of a step before the blow
+  std::optional<double> next_ms;  // from the blow to the end of the next step of those who are left
+  std::optional<double> full_ms;  // to the end of the first step with as many workers as before
+  bool given_up = false;          // one that was stopped, and done without
 
   /// What the blow cost: what the next step took longer than a step before. Never negative.
   std::optional<double> beyond_ms() const;

@@ -134,8 +134,9 @@ class Disturber {
   void note_steps() {
     const double now = steady_seconds();
     steps_.push_back({now, crew_[0]});
-    while (steps_.size() > 1 && (steps_.front().first < now - kWindow || steps_.front().second.process != crew_[0].process ||
-                                 steps_.front().second.epoch != crew_[0].epoch))
+    while (steps_.size() > 1 &&
+           (steps_.front().first < now - kWindow || steps_.front().second.process != crew_[0].process ||
+            steps_.front().second.epoch != crew_[0].epoch))
       steps_.erase(steps_.begin());
   }
   std::optional<double> step_ms() const {

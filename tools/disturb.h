@@ -10,10 +10,10 @@
 namespace trireme::tools {
 
 struct DisturbOptions {
-  int leave = 2;            // workers that are in the crew after any blow: one waits for others to come
-  int full = 0;             // a blow waits for as many workers in the crew; 0: for leave + 1
-  int spares = 0;           // and for as many others that answer
-  Seconds patience{120};    // for a step, and for a crew that is large enough; longer is a hang
+  int leave = 2;          // workers that are in the crew after any blow: one waits for others to come
+  int full = 0;           // a blow waits for as many workers in the crew; 0: for leave + 1
+  int spares = 0;         // and for as many others that answer
+  Seconds patience{120};  // for a step, and for a crew that is large enough; longer is a hang
   std::function<void(const Struck&)> tell = [](const Struck&) {};  // after each blow, when its next step was seen
 };
 

@@ -131,7 +131,8 @@ bool VictimJob::pass(Seconds time) {
                         static_cast<long>(std::fmod(deadline.left().count(), 1.0) * 1e9)};
     const int ready = ppoll(polls.data(), polls.size(), &left, nullptr);
     signalfd_siginfo info{};
-    if (ready > 0 && read(signals_.get(), &info, sizeof info) == sizeof info) signal_ = static_cast<int>(info.ssi_signo);
+    if (ready > 0 && read(signals_.get(), &info, sizeof info) == sizeof info)
+      signal_ = static_cast<int>(info.ssi_signo);
     if (ready > 0) reap();
     if (ready == 0 || (ready < 0 && errno != EINTR)) break;
   }
@@ -140,7 +141,8 @@ bool VictimJob::pass(Seconds time) {
 
 void VictimJob::end(Seconds patience) {
   const std::vector<pid_t> workers = processes();
-  for (const auto& [number, time] : {std::pair(SIGINT, patience), std::pair(SIGTERM, kToDie), std::pair(SIGKILL, kToDie)}) {
+  for (const auto& [number, time] :
+       {std::pair(SIGINT, patience), std::pair(SIGTERM, kToDie), std::pair(SIGKILL, kToDie)}) {
     if (code_ || (number == SIGINT && patience.count() <= 0)) continue;
     for (pid_t worker : workers) signal(worker, SIGCONT);  // one that is stopped cannot end
     kill(pid_, number);

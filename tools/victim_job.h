@@ -19,10 +19,10 @@ namespace trireme::tools {
 struct WorkerLook {
   int rank = -1;
   pid_t process = 0;
-  double updates = 0;           // that it took part in
-  double steps = 0, busy = 0;   // steps, and how long they took
-  double crew = 0, epoch = 0;   // of the crew that it is in; 0 workers: it is in none yet
-  double since = 0;             // when this crew's first step was made, on the machine's steady clock; 0: not yet
+  double updates = 0;          // that it took part in
+  double steps = 0, busy = 0;  // steps, and how long they took
+  double crew = 0, epoch = 0;  // of the crew that it is in; 0 workers: it is in none yet
+  double since = 0;            // when this crew's first step was made, on the machine's steady clock; 0: not yet
 };
 
 /// Those that are in the crew, by rank: of the newest epoch that anybody tells.

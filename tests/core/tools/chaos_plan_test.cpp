@@ -1,12 +1,11 @@
 // label: unit
 // What `trireme chaos` does is its seed's, whatever happens meanwhile.
 #include <gtest/gtest.h>
+#include <tools/chaos_plan.h>
 
 #include <algorithm>
 #include <numeric>
 #include <set>
-
-#include <tools/chaos_plan.h>
 
 namespace trireme::tools {
 namespace {
