@@ -168,6 +168,8 @@ int run_command(int argc, char** argv, const std::map<std::string, AddCommand>& 
   } catch (const InvalidArgument& error) {
     print_error(error.what());
     return 2;
+  } catch (const Dismissed&) {
+    return 0;  // a worker that is not needed any more
   } catch (const PeerLost& error) {
     print_error(error.what());
     return cluster::kPeerLostExit;

@@ -17,6 +17,8 @@
 #include <trireme/cluster/coordination/tls.h>
 
 #include "commands.h"
+#include "duration_flag.h"
+#include "elastic_flags.h"
 
 namespace trireme::tools {
 namespace {
@@ -25,9 +27,23 @@ constexpr Seconds kGrace{10};  // for the members of a failed job to leave
 
 struct Options {
   cluster::CoordinatorOptions coordinator;
-  std::string token_file;
-  double heartbeat_limit = 3;
+  std::string token_file, workers;
+  double heartbeat_limit = 3, rejoin_timeout = 60;
 };
+
+/// A job whose workers may come and go.
+void make_elastic(Options& options) {
+  if (options.workers.empty()) return;
+  const cluster::Workers workers = cluster::workers_named(options.workers);
+  cluster::CoordinatorOptions& o = options.coordinator;
+  if (o.ranks < workers.least || o.ranks > workers.most)
+    fail<InvalidArgument>("--ranks {} begin, but --workers {} is what there may be: that is not within", o.ranks,
+                          options.workers);
+  o.on_loss = cluster::OnLoss::change_crew;
+  o.least = workers.least;
+  o.most = workers.most;
+  o.rejoin_timeout = Seconds(options.rejoin_timeout);
+}
 
 /// From the file, the environment, or new. A new one is printed: members need it.
 std::string token_for(const Options& options) {
@@ -80,6 +96,16 @@ Run add_coordinator(CLI::App& app, const Invocation&) {
       "coordinator",
       "Run the coordinator of a job that spans machines, where no launcher brings one (Kubernetes, Slurm, by hand)");
   command->add_option("-n,--ranks", coordinator.ranks, "Ranks of the job, over all hosts")->required();
+  command
+      ->add_option("--workers", options->workers,
+                   "LEAST:MOST: the job goes on when ranks are lost, as long as LEAST are left, and takes up newcomers "
+                   "to MOST (docs/elastic.md)")
+      ->check(workers_flag());
+  command
+      ->add_option("--rejoin-timeout", options->rejoin_timeout,
+                   "--workers: with fewer than LEAST left, how long to wait for others: 60 (seconds), 10m")
+      ->transform(duration_flag())
+      ->capture_default_str();
   command->add_option("--servers", coordinator.servers, "Parameter servers of the job, beside its ranks")
       ->capture_default_str();
   command->add_option("--port", coordinator.port, "To listen on; 0: any that is free")->capture_default_str();
@@ -101,6 +127,7 @@ Run add_coordinator(CLI::App& app, const Invocation&) {
       "`tcpSocket`.\n"
       "Example:  trireme coordinator --ranks 8 --port 29400");
   return [options] {
+    make_elastic(*options);
     options->coordinator.heartbeat_limit = Seconds(options->heartbeat_limit);
     options->coordinator.token = token_for(*options);
     const Descriptor signals = caught_signals();  // before there are threads

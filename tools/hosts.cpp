@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include <trireme/base/error.h>
@@ -47,14 +48,28 @@ void add_hosts_flags(CLI::App& app, HostsFlags& flags) {
                  "Folder of certificates (`trireme tls init`), the same path on all hosts: encrypts and authenticates "
                  "the coordination")
       ->group(group);
-  app.add_option("--heartbeat-limit", flags.heartbeat_limit, "Seconds of silence after which a host counts as dead")
+  app.add_option(
+         "--heartbeat-limit", flags.heartbeat_limit,
+         "Seconds of silence after which a host counts as dead; of workers that may die and come, also a worker "
+         "(on one machine: 30)")
       ->group(group)
+      ->each([&flags](const std::string&) { flags.heartbeat_given = true; })
       ->capture_default_str();
 }
 
+int HostsFlags::ranks() const {
+  int ranks = 0;
+  for (const auto& [name, slots] : options("").hosts) ranks += slots;
+  return ranks;
+}
+
+void check_heartbeat_limit(double seconds) {
+  if (!(seconds >= 0.5 && seconds <= 3600))
+    fail<InvalidArgument>("--heartbeat-limit must be 0.5 to 3600 seconds, not {}", seconds);
+}
+
 cluster::HostsOptions HostsFlags::options(const std::string& program) const {
-  if (!(heartbeat_limit >= 0.5 && heartbeat_limit <= 3600))
-    fail<InvalidArgument>("--heartbeat-limit must be 0.5 to 3600 seconds, not {}", heartbeat_limit);
+  check_heartbeat_limit(heartbeat_limit);
   if (port < 0 || port > 65535) fail<InvalidArgument>("--port must be 0 to 65535, not {}", port);
   if (remote != cluster::kByHand)
     cluster::remote_command(remote, "", {});  // a template that is wrong is wrong on one host too
@@ -68,14 +83,20 @@ cluster::HostsOptions HostsFlags::options(const std::string& program) const {
           .by_hand = tell_by_hand};
 }
 
-void refuse_without_hosts(const CLI::App& command, const HostsFlags& flags) {
+void refuse_without_hosts(const CLI::App& command, const HostsFlags& flags, bool elastic) {
   if (flags.given()) return;
-  for (const char* flag : {"--remote", "--address", "--port", "--tls", "--heartbeat-limit"})
-    if (command.count(flag) > 0)
+  for (const std::string flag : {"--remote", "--address", "--port", "--tls", "--heartbeat-limit"})
+    if (command.count(flag) > 0 && !(elastic && flag == "--heartbeat-limit"))
       fail<InvalidArgument>("{} has no effect without --hosts or --hostfile: all ranks are on this machine", flag);
 }
 
 void explain_end(const cluster::LaunchResult& result, bool first_spoke) {
+  constexpr size_t kShown = 20;
+  const auto& losses = result.losses;
+  for (size_t i = 0; i < std::min(losses.size(), kShown); i++)
+    print_error(fmt::format("{} was lost; the others went on without it: {} (after {:.1f} s)", losses[i].who,
+                            losses[i].how, losses[i].after));
+  if (losses.size() > kShown) print_error(fmt::format("{} more were lost", losses.size() - kShown));
   if (!result.lost.empty()) print_error(result.lost);
   if (result.culprit.empty() || result.interrupted || first_spoke) return;
   const std::string label = result.first_failed >= 0 ? std::to_string(result.first_failed) : result.culprit;

@@ -52,6 +52,7 @@ bool convolutions(const Settings& s) {  // those without have the default, and m
 bool gives_back(const Settings& s) { return s.options.parallel.exchange.zero >= 2; }
 bool in_stages(const Settings& s) { return s.options.pipeline > 1; }
 bool on_hosts(const Settings& s) { return s.hosts.given(); }
+bool hears_of_silence(const Settings& s) { return on_hosts(s) || asks_for_elasticity(s.elastic, s.workers_given); }
 bool keeps(const Settings& s) { return !s.options.keeping.dir.empty(); }
 
 constexpr Rule kRules[] = {
@@ -82,7 +83,7 @@ constexpr Rule kRules[] = {
     {"--port", "--hosts", "", on_hosts},
     {"--engine", "--hosts", "", on_hosts},
     {"--tls", "--hosts", "", on_hosts},
-    {"--heartbeat-limit", "--hosts", "", on_hosts},
+    {"--heartbeat-limit", "--hosts", "", hears_of_silence},
 };
 
 std::string value_of(const std::string& decider, const Settings& s) {

@@ -45,7 +45,8 @@ Run add_join(CLI::App& app, const Invocation&) {
   CLI::App* command =
       app.add_subcommand("join", "Bring this host into a job that a coordinator elsewhere has: starts its ranks here");
   command->add_option("COORDINATOR", s->agent.coordinator, "Its address, HOST:PORT")->required();
-  command->add_option("--slots", s->agent.slots, "Ranks to start here (default: what the job's host list says)");
+  command->add_option("--slots", s->agent.slots,
+                      "Ranks to start here (default: what the job's host list says; of a host that comes later: one)");
   command->add_option("--host", s->agent.host, "This host's name in the job's host list (default: its host name)");
   command->add_option("--token-file", s->token_file,
                       "File with the job's token; -: standard input (default: the variable TRIREME_TOKEN)");
@@ -58,7 +59,8 @@ Run add_join(CLI::App& app, const Invocation&) {
   command->footer(
       "`trireme train --hosts` does this for you through ssh. By hand, where there is none:\n"
       "  trireme train lenet --hosts a:2,b:2 --remote none --port 7070     on a; says what to start on b, such as\n"
-      "  TRIREME_TOKEN=… trireme join a:7070 --host b                      on b");
+      "  TRIREME_TOKEN=… trireme join a:7070 --host b                      on b\n"
+      "A job whose workers may come and go (--workers LEAST:MOST) takes up any host, at any time: docs/elastic.md");
   return [s] {
     s->agent.token = token_from(s->token_file);
     s->agent.watch_input = s->token_file == "-";

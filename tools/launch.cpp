@@ -5,9 +5,11 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/base/process.h>
 #include <trireme/cluster/launching/launcher.h>
 
 #include "commands.h"
+#include "elastic_flags.h"
 #include "hosts.h"
 
 namespace trireme::tools {
@@ -16,11 +18,20 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
   auto options = std::make_shared<cluster::LaunchOptions>();
   auto hosts = std::make_shared<HostsFlags>();
   auto servers = std::make_shared<int>(0);
+  auto ranks = std::make_shared<std::string>("1");
+  auto elastic = std::make_shared<ElasticFlags>();
   auto serve_with = std::make_shared<std::string>();
   CLI::App* command = app.add_subcommand(
       "launch",
       "Start a program that uses the library once per rank, and stay with it: trireme launch -n N -- PROGRAM ARGS...");
-  command->add_option("-n,--ranks", options->ranks, "How many processes")->capture_default_str();
+  command
+      ->add_option(
+          "-n,--ranks", *ranks,
+          "How many processes. LEAST:MOST, such as 2:8: the job goes on when some die, as long as LEAST are "
+          "left, others are started in their place, and `trireme ctl scale` changes their number while it runs "
+          "(docs/elastic.md)")
+      ->capture_default_str()
+      ->check(workers_flag());
   command->add_option("--threads", options->threads, "Compute threads per rank; 0: cores divided by ranks");
   command
       ->add_option(
@@ -30,13 +41,7 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
       ->check(CLI::NonNegativeNumber);
   command->add_option("--serve-with", *serve_with,
                       "The servers' program, if not `trireme serve`: one that calls trireme::ps::serve()");
-  auto on_failure = std::make_shared<std::string>("stop");
-  command
-      ->add_option("--on-failure", *on_failure,
-                   "What a rank that dies means: stop (all end) or continue (the others are left to make a new group: "
-                   "World::regroup())")
-      ->capture_default_str()
-      ->check(CLI::IsMember({"stop", "continue"}));
+  add_elastic_flags(*command, *elastic, "rank");
   add_hosts_flags(*command, *hosts);
   command->prefix_command();
   command->footer(
@@ -47,33 +52,45 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
       "Examples:\n"
       "  trireme launch -n 4 -- ./my_training --lr 0.1\n"
       "  trireme launch -n 2 --servers 1 -- ./my_worker\n"
+      "  trireme launch -n 2:8 --spares 1 -- ./my_training     which goes through World::regroup() when ranks come and "
+      "go\n"
       "  trireme launch --hosts a:2,b:2 -- /shared/my_training --lr 0.1");
-  return [options, hosts, servers, serve_with, on_failure, command, invocation] {
+  return [options, hosts, servers, serve_with, ranks, elastic, command, invocation] {
     const std::vector<std::string> server_command =
         serve_with->empty() ? std::vector{invocation.program, std::string("serve")} : std::vector{*serve_with};
     options->command = command->remaining();
     if (!options->command.empty() && options->command[0].starts_with("-"))
-      fail<InvalidArgument>(
-          "unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
-          did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--serve-with", "--on-failure",
-                                             "--hosts", "--hostfile", "--remote", "--help"}));
+      fail<InvalidArgument>("unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
+                            did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--serve-with",
+                                                               "--on-failure", "--spares", "--rejoin-timeout",
+                                                               "--hosts", "--hostfile", "--remote", "--help"}));
     options->command.insert(options->command.end(), invocation.rest.begin(), invocation.rest.end());
     if (options->command.empty())
       fail<InvalidArgument>("nothing to launch. Usage: trireme launch -n N -- PROGRAM ARGS…");
-    refuse_without_hosts(*command, *hosts);
-    if (hosts->given() && command->count("--ranks") > 0)
+    refuse_without_hosts(*command, *hosts, asks_for_elasticity(*elastic, *ranks));
+    const cluster::Workers wanted = cluster::workers_named(*ranks);
+    if (hosts->given() && command->count("--ranks") > 0 && !wanted.range)
       fail<InvalidArgument>("-n {} and hosts: they say how many ranks there are, as in --hosts a:2,b:2. Leave -n out",
-                            options->ranks);
+                            *ranks);
     if (!serve_with->empty() && *servers == 0)
       fail<InvalidArgument>("--serve-with has no effect without --servers: say how many to start");
-    if (hosts->given() && command->count("--on-failure") > 0)
-      fail<InvalidArgument>("--on-failure is for ranks of this machine: leave it out, or --hosts");
-    if (*on_failure == "continue") options->on_loss = cluster::OnLoss::change_crew;
+    options->ranks = hosts->given() ? hosts->ranks()
+                     : wanted.range ? cluster::first_crew(wanted.least, wanted.most, usable_cores())
+                                    : wanted.most;
+    options->elasticity = elasticity_of(*elastic, wanted, options->ranks, "--ranks");
+    if (options->elasticity.elastic() && *servers > 0)
+      fail<InvalidArgument>("ranks cannot come and go beside parameter servers yet: leave --servers out, or {}",
+                            wanted.range ? "say how many ranks there are" : "--on-failure");
+    if (hosts->heartbeat_given) {
+      check_heartbeat_limit(hosts->heartbeat_limit);
+      options->silence = Seconds(hosts->heartbeat_limit);
+    }
     if (hosts->given()) {
       cluster::HostsOptions on_hosts = hosts->options(invocation.program);
       on_hosts.command = options->command;
       on_hosts.server_command = server_command;
       on_hosts.servers = *servers;
+      on_hosts.elasticity = options->elasticity;
       if (options->threads > 0) on_hosts.environment.emplace_back("OMP_NUM_THREADS", std::to_string(options->threads));
       on_hosts.say = print_error;
       const cluster::LaunchResult result = cluster::launch_on_hosts(on_hosts);
@@ -84,8 +101,6 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
     options->say = print_error;
     for (int server = 0; server < *servers; server++) options->servers.push_back(server);
     const cluster::LaunchResult result = cluster::launch(*options);
-    for (int rank : result.left_behind)
-      print_error(fmt::format("rank {} was lost; the others went on without it", rank));
     explain_end(result, false);
     return result.exit_code;
   };

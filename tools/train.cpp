@@ -52,6 +52,8 @@ cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invoca
                                  .ranks = settings.workers,
                                  .threads = settings.threads,
                                  .show = cluster::Show::first};
+  options.elasticity = settings.elasticity;
+  if (settings.hosts.heartbeat_given) options.silence = Seconds(settings.hosts.heartbeat_limit);
   options.server_command = server_command(settings, invocation);
   for (int server = 0; server < settings.servers; server++) options.servers.push_back(server);
   options.say = [&](const std::string& sentence) { say_over(settings, sentence); };
@@ -73,6 +75,7 @@ cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const clust
   if (options.tls.empty()) options.tls = place.tls;
   if (!place.engine.empty()) options.environment.emplace_back("TRIREME_ENGINE", place.engine);
   options.command = worker_command(settings, invocation);
+  options.elasticity = settings.elasticity;
   options.server_command = server_command(settings, invocation);
   options.servers = settings.servers;
   options.show = cluster::Show::first;

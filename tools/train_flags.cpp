@@ -130,7 +130,12 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       "the last part of it (default: 0.1)");
   app.add_option("--tokenizer", o.tokenizer,
                  "Text: FILE.model of sentencepiece, as spm_train writes it (default: tokens are bytes)");
-  app.add_option("--workers", s.workers, "Worker processes on this machine; 0: one per core")->check(whole_number(0));
+  app.add_option(
+         "--workers", s.workers_given,
+         "Worker processes on this machine; 0: one per core. LEAST:MOST, such as 2:8: the job goes on when "
+         "workers die, as long as LEAST are left, starts others in their place, and `trireme ctl scale` changes "
+         "their number while it runs (docs/elastic.md)")
+      ->check(workers_flag());
   app.add_option("--batch", o.batch,
                  "Samples per update, over all workers: up to rounding, the result does not depend on their number")
       ->check(whole_number(1));
@@ -214,6 +219,7 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--bucket-bytes", x.bucket_bytes, "Gradients travel in buckets of about this size")
       ->check(whole_number(1));
   add_division_flags(app, s);
+  add_elastic_flags(app, s.elastic, "worker");
   app.add_flag("--overlap,!--no-overlap", x.overlap, "Reduce complete buckets while the backward pass goes on");
   app.add_flag("--overlap-next,!--no-overlap-next", o.parallel.overlap_next,
                "Begin the next forward pass when the first parameters are there; off with --no-overlap");
@@ -252,13 +258,8 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       "  trireme train recipes/lenet.toml --epochs 2 --sync allreduce\n"
       "  trireme train recipes/lenet.toml --checkpoint runs/a --checkpoint-every 10min --keep-best\n"
       "  trireme train recipes/lenet.toml --checkpoint runs/a --resume latest\n"
-      "  trireme train recipes/lenet.toml --hosts a:2,b:2");
-}
-
-int ranks_on_hosts(const TrainSettings& settings) {
-  int ranks = 0;
-  for (const auto& [name, slots] : settings.hosts.options("").hosts) ranks += slots;
-  return ranks;
+      "  trireme train recipes/lenet.toml --hosts a:2,b:2\n"
+      "  trireme train recipes/lenet.toml --workers 2:8 --spares 1 --checkpoint runs/a");
 }
 
 /// "1:3"
@@ -294,13 +295,50 @@ void read_normalize(TrainSettings& settings) {
   settings.options.normalize = settings.normalize == "yes";
 }
 
-/// Hosts say how many workers there are; a number beside them has to be the same.
-void check_ranks(const TrainSettings& settings, const cluster::Place& place) {
-  if (place.launcher != "alone" || !settings.hosts.given() || settings.workers == 0) return;
-  if (const int ranks = ranks_on_hosts(settings); ranks != settings.workers)
+/// Hosts say how many workers there are; a number beside them has to be the same, and a range has to hold it.
+void check_ranks(const TrainSettings& settings, const cluster::Workers& workers) {
+  if (!settings.hosts.given() || workers.most == 0) return;
+  const int ranks = settings.hosts.ranks();
+  if (!workers.range && ranks != workers.most)
     fail<InvalidArgument>(
         "--workers {}, but the hosts have {} slots: leave --workers out, or say a:2,b:2 for two on each of two hosts",
-        settings.workers, ranks);
+        workers.most, ranks);
+  if (workers.range && (ranks < workers.least || ranks > workers.most))
+    fail<InvalidArgument>("--workers {}, but the hosts have {} slots to begin with: that is not within",
+                          settings.workers_given, ranks);
+}
+
+/// How many workers there are to begin with.
+int first_workers(const TrainSettings& settings, const cluster::Workers& workers, const cluster::Place& place) {
+  if (place.launcher != "alone") return workers.range || workers.most == 0 ? place.size : workers.most;
+  if (settings.hosts.given()) return settings.hosts.ranks();
+  if (workers.range) return cluster::first_crew(workers.least, workers.most, usable_cores());
+  return workers.most == 0 ? usable_cores() : workers.most;
+}
+
+/// What workers that die and come cannot do yet. All of it stands here.
+void refuse_elastic(const TrainSettings& settings) {
+  if (!settings.elasticity.elastic()) return;
+  const train::Options& o = settings.options;
+  const auto kind = o.parallel.exchange.sync.kind;
+  const struct {
+    bool there;
+    std::string what;
+  } refused[] = {
+      {kind != exchange::Sync::shared, fmt::format("--sync {}: use shared", settings.sync)},
+      {o.parallel.sync_batch_norm, "--sync-batch-norm"},
+      {o.tensor > 1, fmt::format("--tensor {}", o.tensor)},
+      {o.pipeline > 1, fmt::format("--pipeline {}", o.pipeline)},
+      {o.parallel.exchange.zero > 0 && settings.hosts.given(),
+       fmt::format("--zero {} across hosts", o.parallel.exchange.zero)},
+  };
+  for (const auto& [there, what] : refused)
+    if (there)
+      fail<InvalidArgument>(
+          "workers cannot come and go (--workers LEAST:MOST, --on-failure {}) together with {}, which is not there "
+          "yet: "
+          "leave one of them out",
+          settings.elastic.on_failure.empty() ? "replace" : settings.elastic.on_failure, what);
 }
 
 void check_engine(const std::string& name) {
@@ -367,12 +405,12 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   read_normalize(settings);
   data::check_options(o.data, {.label = o.label, .normalize = o.normalize, .test = o.test, .tokenizer = o.tokenizer});
   check_engine(settings.engine != "auto" || place.engine.empty() ? settings.engine : place.engine);
-  check_ranks(settings, place);
-  if (settings.workers == 0)
-    settings.workers = place.launcher != "alone" ? place.size
-                       : settings.hosts.given()  ? ranks_on_hosts(settings)
-                                                 : usable_cores();
-  if (x.virtual_workers > 0) exchange::check_runs(x.virtual_workers, settings.workers);
+  const cluster::Workers workers = cluster::workers_named(settings.workers_given);
+  if (place.launcher == "alone") check_ranks(settings, workers);
+  settings.workers = first_workers(settings, workers, place);
+  settings.elasticity = elasticity_of(settings.elastic, workers, settings.workers, "--workers");
+  refuse_elastic(settings);
+  if (x.virtual_workers > 0) exchange::check_runs(x.virtual_workers, std::max(settings.workers, workers.most));
   const cluster::Degrees degrees = cluster::degrees_of(settings.workers, {.pipeline = o.pipeline, .tensor = o.tensor});
   if (o.straggler >= settings.workers)
     fail<InvalidArgument>("--straggler {}: there is no worker {}; of {}, the last is {}", settings.straggler,

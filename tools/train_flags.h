@@ -9,13 +9,17 @@
 #include <trireme/cluster/environment/environment.h>
 #include <trireme/train/options.h>
 
+#include "elastic_flags.h"
 #include "hosts.h"
 
 namespace trireme::tools {
 
 struct TrainSettings {
   train::Options options;
-  int workers = 0;
+  std::string workers_given = "0";  // "4", "2:8"; "0": one per core
+  int workers = 0;                  // to begin with, once resolved
+  ElasticFlags elastic;
+  cluster::Elasticity elasticity;  // once resolved
   int servers = 0;
   int threads = 1;
   double timeout = 60;

@@ -35,11 +35,6 @@ class Desk(unittest.TestCase):
         self.assertEqual(done.returncode, 137, done.stdout + done.stderr)
         self.assertIn("rank 0", done.stderr)
 
-    def test_hosts_have_their_own_coordinator(self):
-        done = support.run("launch", "--hosts", "a:1", "--on-failure", "continue", "--", PROGRAM)
-        self.assertEqual(done.returncode, 2, done.stderr)
-        self.assertIn("--on-failure is for ranks of this machine", done.stderr)
-
 
 if __name__ == "__main__":
     unittest.main()

@@ -63,7 +63,12 @@ class Docs(support.CommandTest):
             100000,
             cwd=self.folder,
         )
+        elastic = support.start(
+            "launch", "-n", 3, "--on-failure", "replace", "--", support.PROGRAMS / "program_elastic", self.folder
+        )
         try:
+            scaled = lambda: docs.run_line("trireme ctl scale 3", self.folder, self.env).returncode == 0  # noqa: E731
+            self.assertTrue(support.wait_until(scaled, 60), "the job whose crew may change has not begun")
             begun = lambda: docs.run_line("trireme ctl delay 0 0", self.folder, self.env).returncode == 0  # noqa: E731
             self.assertTrue(support.wait_until(begun, 60), "the job has not begun")
             texts = {line.text for line in docs.all_lines() if line.text.startswith("trireme ctl")}
@@ -72,8 +77,9 @@ class Docs(support.CommandTest):
                 with self.subTest(line=text):
                     self.succeeds(text)
         finally:
-            job.kill()  # its workers end with it
-            job.communicate()
+            for started in (job, elastic):
+                started.kill()  # its workers end with it
+                started.communicate()
 
     def test_flags_that_are_mentioned_exist(self):
         """`trireme train --hosts` in the middle of a sentence."""

@@ -139,10 +139,12 @@ std::string resuming(const CLI::App& command, const train::Result& result) {
 int work(const TrainSettings& settings, const CLI::App& command) {
   take_signals();
   Screen screen(settings.progress);
-  World world = join({.timeout = Seconds(settings.timeout),
-                      .timeout_setting = "--timeout",
-                      .heartbeat_limit = Seconds(settings.hosts.heartbeat_limit),
-                      .engine = settings.engine});
+  World world =
+      join({.timeout = Seconds(settings.timeout),
+            .timeout_setting = "--timeout",
+            .heartbeat_limit = Seconds(settings.hosts.heartbeat_limit),
+            .engine = settings.engine,
+            .on_loss = settings.elasticity.elastic() ? cluster::OnLoss::change_crew : cluster::OnLoss::end_job});
   cluster::compare_terms(world.comm(), terms_of(command, settings.options, world.machines() == 1), advice_for(world));
   const train::Result result = train::run(world, settings.options, screen.listener(), stop_requested);
   if (!world.first()) return 0;

@@ -88,7 +88,18 @@ Segment::Segment(Descriptor file, size_t addresses)
   munmap(base_ + addresses_, kLargePage - before);
 }
 
-Segment::~Segment() { munmap(base_, addresses_); }
+Segment::~Segment() {
+  munmap(base_, addresses_);
+  for (const auto& [begin, bytes] : lent_) munmap(begin, bytes);
+}
+
+std::byte* Segment::lend(size_t bytes, const char* purpose) {
+  void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) fail<IoError>("no memory for {} ({} bytes): {}", purpose, bytes, errno_text());
+  const Lock lock(mutex_);
+  lent_.emplace_back(memory, bytes);
+  return static_cast<std::byte*>(memory);
+}
 
 bool Segment::is(int descriptor) const {
   struct stat mine {

@@ -5,6 +5,8 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <vector>
+#include <utility>
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/lock.h>
@@ -60,6 +62,9 @@ class Segment {
   /// by page. Where that fails they get it when they are touched.
   static void populate(std::byte* begin, size_t bytes);
 
+  /// Memory of this process alone, zeroed, as long as this lives. Throws IoError.
+  std::byte* lend(size_t bytes, const char* purpose);
+
   /// Where a mapped offset is in this process.
   std::byte* at(size_t offset) const { return base_ + offset; }
 
@@ -79,6 +84,7 @@ class Segment {
   std::byte* base_;
   Mutex mutex_;
   std::map<size_t, size_t> mapped_ TRIREME_GUARDED_BY(mutex_);  // blocks: their bytes by offset
+  std::vector<std::pair<void*, size_t>> lent_ TRIREME_GUARDED_BY(mutex_);
 };
 
 /// Bytes that this process could still use without swapping: the least of what the machine and its control group allow.

@@ -67,6 +67,7 @@ class Group::State final : public cluster::Site::Listener {
                                .registry = facts.registry,
                                .group = crew.name,
                                .epoch = crew.epoch,
+                               .alone = crew.newcomer,
                                .own = crew.newcomer ? cluster::kNewcomerMemory : cluster::kGroupMemory};
     if (crew.newcomer) options.stage_bytes = kPage;  // nobody else is there
     local = std::make_unique<comm::shm::Communicator>(Spot(facts.segment, control), number,

@@ -521,6 +521,7 @@ World join(const JoinOptions& options) {
   cluster::note_patience(options.timeout.count());
   cluster::keep_last_words();
   World world(place, options);
+  cluster::note_rank(world.rank());
   world.keep_last_words();
   world.open_status_door();
   return world;

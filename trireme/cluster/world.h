@@ -112,10 +112,6 @@ class World {
   /// The changes of the crew since this process is in it, with the one that took it in.
   const std::vector<cluster::CrewChange>& changes() const { return changes_; }
 
-  bool newcomer() const { return false; }
-  Group& enter() { return *group_; }
-  bool change_wanted() const { return false; }
-
   /// "shared memory", "shared memory, and Gloo of libtorch 1.13.1 between 2 machines"
   std::string engine() const;
   /// What the user should know, such as clocks that differ between machines.

@@ -65,6 +65,8 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
       all_buffers_(distinct(module.named_buffers())),
       work_(*this) {
   if (pipeline != nullptr) pipeline_ = *pipeline;
+  if (world != nullptr && world->elastic() && optimizer && !model_ && options_.exchange.sync == exchange::Sync::shared)
+    options_.exchange.elastic = true;
   check(options_);
   check_precision(options_.precision, all_);
   check_ranks(world);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <charconv>
 #include <deque>
 #include <numeric>
 #include <thread>
@@ -13,6 +12,7 @@
 #include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/control_door.h>
+#include <trireme/cluster/coordination/control.h>
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/member_metrics.h>
 #include <trireme/cluster/coordination/reach.h>
@@ -278,23 +278,6 @@ DeskOptions desk_options(const CoordinatorOptions& options) {
   return desk;
 }
 
-/// What `trireme ctl` asks for: "scale 4", "drain 2", "crew".
-Obeyed obey(Desk& desk, const std::string& words) {
-  const size_t space = words.find(' ');
-  const std::string verb = words.substr(0, space);
-  int number = -1;
-  const bool numbered =
-      space != std::string::npos &&
-      std::from_chars(words.data() + space + 1, words.data() + words.size(), number).ptr == words.data() + words.size();
-  if (verb == "crew") return {true, describe(desk.snapshot().crew)};
-  if (!numbered || (verb != "scale" && verb != "drain"))
-    return {false, fmt::format("'{}' is no order that this version knows", words)};
-  const std::string refusal = verb == "scale" ? desk.set_target(number) : desk.drain(number);
-  if (!refusal.empty()) return {false, refusal};
-  return {true, verb == "scale" ? fmt::format("{} workers are wanted from now on", number)
-                                : fmt::format("rank {} goes as soon as the others can do without it", number)};
-}
-
 }  // namespace
 
 struct Coordinator::State {
@@ -348,7 +331,8 @@ Coordinator::Coordinator(const CoordinatorOptions& options) {
   if (options.on_loss != OnLoss::change_crew) return;
   const std::string meeting = options.socket.empty() ? options.job + "/" + options.token : options.job;
   state_->control = std::make_unique<ControlDoor>(
-      job_id(meeting), [desk = state_->desk](const std::string& words) { return obey(*desk, words); });
+      job_id(meeting),
+      [desk = state_->desk, job = job_id(meeting)](const std::string& words) { return obey(*desk, words, job); });
 }
 
 Coordinator::~Coordinator() {

@@ -173,6 +173,15 @@ struct Desk::State {
     return {options.membership.least, target, options.membership.rejoin_timeout};
   }
 
+  /// Workers that a host brings are wanted, as far as they may be.
+  void want_more(int slots) TRIREME_REQUIRES(mutex) {
+    const auto there = std::count_if(attendees.begin(), attendees.end(), [](const Attendee& a) {
+      return a.member.kind == Member::worker && a.standing == Standing::present && !a.dismissed;
+    });
+    const int most = options.membership.most > 0 ? options.membership.most : kRankNumbers;
+    target = std::max(target, std::min(most, static_cast<int>(there) + slots));
+  }
+
   /// nullptr: none that is present.
   Attendee* worker_of(int rank) TRIREME_REQUIRES(mutex) {
     for (Attendee& a : attendees)
@@ -329,6 +338,8 @@ struct Desk::State {
     CrewSnapshot crew{.elastic = elastic(),
                       .epoch = book.epoch,
                       .spares = spares_of(hands(), book),
+                      .underway = decision.underway,
+                      .over = over,
                       .settled = !book.held,
                       .waiting = book.held,
                       .least = membership.least,
@@ -337,7 +348,10 @@ struct Desk::State {
                       .reason = crew_reason};
     for (const Hand& hand : hands()) {
       const bool member = std::find(book.ranks.begin(), book.ranks.end(), hand.rank) != book.ranks.end();
-      if (hand.standing == Standing::lost) crew.lost.push_back(hand.rank);
+      if (hand.standing == Standing::lost) {
+        crew.lost.push_back(hand.rank);
+        crew.losses.push_back(hand.loss);
+      }
       if (hand.standing != Standing::lost && member) crew.ranks.push_back(hand.rank);
       if (member && hand.confirmed < static_cast<int64_t>(book.epoch)) crew.settled = false;
       if (hand.standing != Standing::present) continue;
@@ -437,6 +451,10 @@ uint64_t Desk::attend(const std::string& token, const Hello& hello, const std::s
     state.forget_replaced();
     const MembershipOptions& membership = state.options.membership;
     Member wanted = hello.member;
+    if (wanted.kind == Member::agent && state.elastic() && state.decision.underway) {
+      wanted.newcomer = true;  // a host that comes later brings more workers, up to the most
+      state.want_more(std::max(1, wanted.slots));
+    }
     if (wanted.newcomer && wanted.rank < 0) wanted.rank = state.next_number;
     const Admission admission = admit(wanted, hello.address, state.attendees, membership);
     if (!admission.refusal.empty()) return line->close(Refusal{Refused::argument, "refuses: " + admission.refusal}), 0;

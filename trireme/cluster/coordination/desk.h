@@ -85,13 +85,16 @@ struct DeskOptions {
 struct CrewSnapshot {
   bool elastic = false;
   uint64_t epoch = 0;
-  std::vector<int> ranks;      // of the crew
-  std::vector<int> spares;     // ready, and in no crew
-  std::vector<int> preparing;  // registered, and not ready yet
-  std::vector<int> leaving;    // still there: dismissed, or to be drained
-  std::vector<int> lost;       // ever
-  bool settled = false;        // all of the crew are in it: neither a change nor newcomers are awaited
-  bool waiting = false;        // too few are left, and newcomers are awaited
+  std::vector<int> ranks;           // of the crew
+  std::vector<int> spares;          // ready, and in no crew
+  std::vector<int> preparing;       // registered, and not ready yet
+  std::vector<int> leaving;         // still there: dismissed, or to be drained
+  std::vector<int> lost;            // ever
+  std::vector<std::string> losses;  // why, for each of them
+  bool underway = false;            // the first crew has come
+  bool over = false;                // it, or one after it, has done its work
+  bool settled = false;             // all of the crew are in it: neither a change nor newcomers are awaited
+  bool waiting = false;             // too few are left, and newcomers are awaited
   int least = 1, target = 1, most = 0;
   std::string reason;  // of the last change
 };

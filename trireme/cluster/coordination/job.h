@@ -17,6 +17,7 @@ struct JobSpec {
   std::vector<std::pair<std::string, std::string>> environment;  // added to every rank's
   int show = 0;                             // a Show of the launcher: what becomes of the ranks' output
   std::vector<std::string> server_command;  // program and arguments of a parameter server; empty: agents start none
+  int on_failure = 0;                       // an OnFailure of the launcher: what the death of a rank means
 };
 
 /// A process that registers: a rank, a parameter server, or the agent that starts those of a host.

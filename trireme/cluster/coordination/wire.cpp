@@ -32,6 +32,7 @@ JobSpec from_wire(const wire::JobSpec& message) {
   for (const auto& variable : message.environment()) spec.environment.emplace_back(variable.name(), variable.value());
   spec.show = std::clamp(message.show(), 0, 2);
   spec.server_command.assign(message.server_command().begin(), message.server_command().end());
+  spec.on_failure = std::clamp(message.on_failure(), 0, 2);
   return spec;
 }
 
@@ -44,6 +45,7 @@ void to_wire(const JobSpec& spec, wire::JobSpec& message) {
   for (const std::string& word : spec.command) message.add_command(word);
   for (const std::string& word : spec.server_command) message.add_server_command(word);
   message.set_show(spec.show);
+  message.set_on_failure(spec.on_failure);
   for (const auto& [name, value] : spec.environment) {
     auto* variable = message.add_environment();
     variable->set_name(name);

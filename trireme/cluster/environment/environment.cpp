@@ -101,7 +101,7 @@ Place of_newcomer(const Variables& variables) {
   Place place;
   place.newcomer = variables.number("TRIREME_NEWCOMER", "TRIREME_NEWCOMER", 0, 1) == 1;
   if (!place.newcomer) return ranked(variables, "TRIREME_RANK", "TRIREME_SIZE", "trireme launch");
-  place.rank = static_cast<int>(variables.number("TRIREME_RANK", "TRIREME_NEWCOMER", 0, kLargestRank));
+  place.rank = static_cast<int>(variables.number("TRIREME_RANK", "TRIREME_NEWCOMER", -1, kLargestRank));
   place.size = static_cast<int>(variables.number("TRIREME_SIZE", "TRIREME_RANK", 1));
   place.launcher = "trireme launch";
   if (variables.text("TRIREME_DESK").empty() && variables.text("TRIREME_COORDINATOR").empty())

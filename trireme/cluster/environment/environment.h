@@ -28,7 +28,8 @@ struct Place {
   std::string slate;      // of slate.h: what TRIREME_SLATE says; "": no launcher of ours waits for signs of life
   std::string desk;       // of local_desk.h: what TRIREME_DESK says; "": no launcher of ours has a desk for this job
   std::string segment;    // of keeper.h: what TRIREME_SEGMENT says; "": no launcher of ours keeps the memory
-  bool newcomer = false;  // TRIREME_NEWCOMER=1: the job is under way; `rank` is a number that nobody has had
+  bool newcomer = false;  // TRIREME_NEWCOMER=1: the job is under way; `rank` is a number that nobody has had, or -1:
+                          // the coordinator gives it one
 };
 
 /// The value of a variable, or nullptr.

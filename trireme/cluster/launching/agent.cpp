@@ -24,6 +24,23 @@ namespace {
 
 constexpr Seconds kBetweenLooks{0.5};  // at signals, while hosts are waited for
 
+/// It came when the job was under way: its ranks are beyond those of the start.
+bool is_late(const Session& session) { return session.rank() >= session.size(); }
+
+/// Who is in the crew, as the session hears it. Of an agent, `target` are its own ranks.
+CrewView crew_of(const Session& session) {
+  CrewView view{.target = session.slots(), .complete = true};
+  const std::vector<CrewChange> crews = session.crews();
+  for (const CrewChange& change : crews)
+    if (!change.ranks.empty()) {  // otherwise they wait for newcomers
+      view.epoch = change.epoch;
+      view.ranks = change.ranks;
+    }
+  for (int rank = 0; crews.empty() && rank < session.size(); rank++) view.ranks.push_back(rank);
+  if (const auto failure = session.failure()) view.failure = failure->reason;
+  return view;
+}
+
 /// Where programs with torchrun's variables meet: a port that is free on the host of rank 0.
 std::string meeting_point(Session& session, Seconds timeout) {
   if (session.rank() == 0) session.put("torchrun meeting point", fmt::format("{}:{}", session.address(), free_port()));
@@ -169,7 +186,7 @@ std::string prepare(Session& session, const AgentOptions& options, const Wishes&
         "--hosts ... "
         "--remote none` is what `trireme join` joins",
         own_host_name(), options.coordinator);
-  wait_for_hosts(session, options, wishes);
+  if (!is_late(session)) wait_for_hosts(session, options, wishes);
   return meeting_point(session, options.timeout);
 } catch (const PeerLost&) {
   session.leave(kPeerLostExit);
@@ -198,18 +215,31 @@ LaunchResult run_agent(const AgentOptions& options) {
     const uint64_t one = 1;
     [[maybe_unused]] const auto written = write(failed.get(), &one, sizeof one);
   });
+  const Descriptor crew_changed(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  session.on_crew([&](const CrewChange&) { eventfd_write(crew_changed.get(), 1); });
   const std::string meeting = prepare(session, options, wishes);
   const size_t colon = meeting.rfind(':');
   LaunchOptions launched{.command = session.spec().command,
                          .ranks = session.slots(),
                          .show = static_cast<Show>(session.spec().show),
                          .environment = session.spec().environment,
+                         .elasticity = {.on_failure = static_cast<OnFailure>(session.spec().on_failure),
+                                        .least = 1,
+                                        .most = session.slots()},
                          .first_rank = session.rank(),
+                         .newcomers = is_late(session),
                          .size = session.size(),
                          .job = session.job(),
                          .master = meeting.substr(0, colon),
                          .master_port = std::stoi(meeting.substr(colon + 1)),
                          .failed = failed.get(),
+                         .crew =
+                             [&] {
+                               eventfd_t rung = 0;
+                               eventfd_read(crew_changed.get(), &rung);
+                               return crew_of(session);
+                             },
+                         .crew_changed = crew_changed.get(),
                          .hangup = options.watch_input ? 0 : -1,
                          .say = options.say,
                          .server_command = session.spec().server_command,

@@ -124,6 +124,16 @@ void Pipe::put(std::string_view text) const {
   }
 }
 
+void Child::show() {
+  for (size_t i = 0; i < streams.size(); i++) streams[i].set_sink(static_cast<int>(i) + 1);
+}
+
+void Child::retire() {
+  process.reset();
+  input.reset();
+  slate.close();
+}
+
 std::string Child::uncaught() const {
   if (std::string text = slate.failure(); !text.empty()) return text;
   return lines.uncaught.text();
@@ -141,6 +151,8 @@ std::string Child::how_it_ended() const {
 }
 
 int Child::exit_code() const { return WIFSIGNALED(*status) ? 128 + WTERMSIG(*status) : WEXITSTATUS(*status); }
+
+bool Child::killed() const { return WIFSIGNALED(*status) && WTERMSIG(*status) != SIGABRT; }
 
 bool Child::victim() const { return exit_code() == kPeerLostExit || slate.lost_peer_at() > 0; }
 

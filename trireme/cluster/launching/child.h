@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include <trireme/base/clock.h>
 #include <trireme/base/descriptor.h>
 #include <trireme/cluster/launching/keeper.h>
 #include <trireme/cluster/launching/slate.h>
@@ -51,6 +52,9 @@ class Pipe {
       : source_(std::move(source)), sink_(sink), prefix_(std::move(prefix)) {}
 
   int descriptor() const { return source_.get(); }
+  /// From now on lines go there.
+  void set_sink(int sink) { sink_ = sink; }
+  void set_prefix(std::string prefix) { prefix_ = std::move(prefix); }
 
   /// Reads what is there. At the end of the stream the descriptor becomes -1.
   void pump(Lines& lines);
@@ -82,6 +86,11 @@ struct ChildOptions {
 /// does neither.
 struct Child {
   std::string name;
+  int number = -1;         // rank or server; of an agent, its place in the list
+  bool is_server = false;  // otherwise a rank, or an agent
+  bool newcomer = false;   // it was started when the job was under way
+  bool rowed = false;      // of an elastic job: it has been in the crew
+  Clock::time_point began = Clock::now();
   pid_t pid = 0;
   Descriptor process;  // readable when it has ended
   Descriptor input;    // the other end of its standard input
@@ -91,13 +100,20 @@ struct Child {
   std::optional<int> status;  // of waitpid, once it ended
   double ended = 0;           // seconds after the start
   bool pressed = false;       // it ended after it was asked to
+  bool dispensable = false;   // it ended badly, and the others went on
 
+  /// What it writes from now on is shown.
+  void show();
+  /// Gives back what is of no use once it has ended.
+  void retire();
   /// The text of the exception that ended it, or "".
   std::string uncaught() const;
   /// "uncaught exception: …", "killed by signal 9 (SIGKILL; …)" or "exit code 3".
   std::string how_it_ended() const;
   /// As a shell gives it: 128 + signal for one that was killed.
   int exit_code() const;
+  /// By a signal, and not by an error of its own that became one (SIGABRT).
+  bool killed() const;
   /// It ended because of somebody else.
   bool victim() const;
   /// When it began to end, as far as is known, on the clock of slates; 0: nothing is known.

@@ -149,6 +149,17 @@ bool somebody_lives(const Snapshot& job, Seconds limit) {
   });
 }
 
+/// For the launcher of the agents: which of them live does not matter to the crew.
+CrewView crew_of(const Coordinator& coordinator) {
+  const Snapshot now = coordinator.snapshot();
+  return {.epoch = now.crew.epoch,
+          .ranks = now.crew.ranks,
+          .target = now.crew.target,
+          .complete = now.crew.underway,
+          .over = now.crew.over,
+          .failure = now.failures.empty() ? "" : now.failures.front().reason};
+}
+
 }  // namespace
 
 LaunchResult launch_on_hosts(const HostsOptions& options) {
@@ -180,13 +191,20 @@ LaunchResult launch_on_hosts(const HostsOptions& options) {
                            .ranks = ranks,
                            .servers = options.servers,
                            .heartbeat_limit = options.heartbeat_limit,
+                           .on_loss = options.elasticity.elastic() ? OnLoss::change_crew : OnLoss::end_job,
                            .spec = {.hosts = options.hosts,
                                     .command = options.command,
                                     .environment = options.environment,
                                     .show = static_cast<int>(options.show),
-                                    .server_command = options.server_command}});
+                                    .server_command = options.server_command,
+                                    .on_failure = static_cast<int>(options.elasticity.on_failure)},
+                           .least = options.elasticity.elastic() ? options.elasticity.least : 1,
+                           .most = options.elasticity.elastic() ? options.elasticity.most : 0,
+                           .rejoin_timeout = options.elasticity.rejoin_timeout});
   LaunchOptions agents{.show = Show::plain,
                        .grace = options.heartbeat_limit + Seconds(2),
+                       .elasticity = {.on_failure = options.elasticity.on_failure},
+                       .crew = [&] { return crew_of(coordinator); },
                        .say = options.say,
                        .saves = options.saves,
                        .patience = options.heartbeat_limit + Seconds(2),

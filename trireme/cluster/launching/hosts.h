@@ -41,6 +41,7 @@ struct HostsOptions {
   int port = 0;                // of the coordinator; 0: any
   std::string tls;             // folder of certificates, here and there; "": none
   Seconds heartbeat_limit{3};  // silence that counts as death
+  Elasticity elasticity;       // LaunchOptions::elasticity; `most` over all hosts. Spares are not kept on hosts
   Seconds timeout{60};         // for the agents to find the coordinator and each other
   Show show = Show::labelled;
   std::function<void(const std::string&)> say;  // LaunchOptions::say
@@ -58,14 +59,15 @@ LaunchResult launch_on_hosts(const HostsOptions& options);
 struct AgentOptions {
   std::string coordinator, token, tls;
   std::string host;  // as the host list names this one; "": its host name
-  int slots = 0;     // ranks to start; 0: what the host list says
+  int slots = 0;     // ranks to start; 0: what the host list says; of a host that comes later, one
   Seconds timeout{60};
   bool watch_input = false;  // standard input is LaunchOptions::hangup: from whoever started this agent, and its end
                              // says that they are gone
   std::function<void(const std::string&)> say;  // LaunchOptions::say
 };
 
-/// Registers this host, starts its ranks and stays with them.
+/// Registers this host, starts its ranks and stays with them. To a job that is under way, whose workers may come and
+/// go, they come as newcomers.
 LaunchResult run_agent(const AgentOptions& options);
 
 }  // namespace trireme::cluster

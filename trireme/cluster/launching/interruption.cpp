@@ -89,7 +89,7 @@ std::string lost_sentence(const std::vector<Child>& children, double asked_at, c
 std::string unended(std::span<const Child> children) {
   std::vector<std::string> names;
   for (const Child& child : children)
-    if (!child.status) names.push_back(child.name);
+    if (!child.status && !child.is_server) names.push_back(child.name);
   return fmt::format("{} {}", fmt::join(names, names.size() == 2 ? " and " : ", "), names.size() == 1 ? "has" : "have");
 }
 

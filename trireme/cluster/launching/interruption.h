@@ -42,7 +42,7 @@ std::string stop_sentence(int signal, const std::optional<std::string>& saves);
 std::string lost_sentence(const std::vector<Child>& children, double asked_at, const std::optional<std::string>& saves,
                           bool at_once);
 
-/// "rank 1 has", "rank 0 and rank 1 have": those that have not ended, for a sentence.
+/// "rank 1 has", "rank 0 and rank 1 have": ranks that have not ended, for a sentence.
 std::string unended(std::span<const Child> children);
 
 }  // namespace trireme::cluster

@@ -1,4 +1,5 @@
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <future>
@@ -56,7 +57,21 @@ void tell_last_words() {
 
 namespace {
 
+/// Who is not needed any more ends in peace, also in a program that knows nothing of it.
+void leave_if_dismissed() {
+  const std::exception_ptr exception = std::current_exception();
+  if (!exception) return;
+  try {
+    std::rethrow_exception(exception);
+  } catch (const Dismissed& dismissed) {
+    std::fprintf(stderr, "%s\n", dismissed.what());
+    std::_Exit(0);
+  } catch (...) {
+  }
+}
+
 [[noreturn]] void on_terminate() {
+  leave_if_dismissed();
   static std::atomic<bool> dying{false};
   if (!dying.exchange(true)) tell_last_words();
   if (before != nullptr) before();

@@ -9,13 +9,14 @@
 
 #include <trireme/base/clock.h>
 #include <trireme/cluster/coordination/job.h>
+#include <trireme/cluster/launching/staffing.h>
 
 namespace trireme::cluster {
 
 /// What becomes of the processes' output.
 enum class Show {
   labelled,  // everybody's, each line with "[rank] " or "[server 0] " before it
-  first,     // that of rank 0 alone, unchanged
+  first,     // that of the first rank of the crew alone, unchanged: of rank 0, and when it is lost of the next one
   plain      // everybody's, unchanged
 };
 
@@ -26,18 +27,23 @@ struct LaunchOptions {
   Show show = Show::labelled;
   Seconds grace{1.0};  // between one rank's death and the end of those who do not end by themselves
   std::vector<std::pair<std::string, std::string>> environment;  // added to every rank's
-  OnLoss on_loss = OnLoss::end_job;  // of a job that is all on this machine: what a rank's bad end means. With
-                                     // change_crew the others are left to go on (World::regroup), as long as one is
+  Elasticity elasticity;  // what a rank's bad end means, and how many workers there may be. Where the others go on
+                          // (World::regroup) they do so as long as one is left, and the desk finds them enough
+  Seconds silence{30};    // of a job that is all on this machine: how long a rank that lives may not be heard of. Its
+                          // death is seen at once
 
   // A job that spans machines: this process starts a part of it.
-  int first_rank = 0;  // of those started here
-  int size = 0;        // of the job; 0: `ranks`
-  std::string job;     // its name; "": a new one
+  int first_rank = 0;      // of those started here
+  bool newcomers = false;  // the job is under way, and they come to it
+  int size = 0;            // of the job; 0: `ranks`
+  std::string job;         // its name; "": a new one
   std::string master = "127.0.0.1";
   int master_port = 0;  // where programs with torchrun's variables meet; 0: one that is free here
   int failed = -1;      // descriptor: when it becomes readable the job has failed elsewhere, and the ranks end
-  int hangup = -1;      // descriptor: "stop" on it, and its end, are as if SIGINT had come; "end", and its end after
-                        // "stop", as if it had come again
+  std::function<CrewView()> crew;  // of an elastic one: what its coordinator says; null: the desk here
+  int crew_changed = -1;           // descriptor: readable when that has changed. Whoever looks reads it
+  int hangup = -1;  // descriptor: "stop" on it, and its end, are as if SIGINT had come; "end", and its end after
+                    // "stop", as if it had come again
 
   // When somebody interrupts.
   std::function<void(const std::string&)>
@@ -62,17 +68,23 @@ struct LaunchOptions {
   std::string input;  // on everybody's standard input, which then stays open, and where `hangup` listens; "": nothing
 };
 
+/// A rank that ended badly, and was done without.
+struct Loss {
+  std::string who;   // "rank 2", "the agent of host b"
+  std::string how;   // "killed by signal 9 (SIGKILL; …)"
+  double after = 0;  // seconds after the job's start
+};
+
 struct LaunchResult {
   int exit_code = 0;       // 0, or that of whoever failed first (128 + signal when one killed it)
   int first_failed = -1;   // rank (with `commands`: index), or -1: nobody, or a server
   int failed_server = -1;  // its index, when a server failed first
   std::string culprit;     // "rank 1", "server 0", "the agent of host b": who failed first, or ""
   bool interrupted = false;
-  bool failed = false;  // somebody ended badly, interrupted or not
-  std::string lost;     // after an interruption: which model was not saved, a sentence without a full stop, or ""
-  std::vector<int>
-      left_behind;     // ranks that ended badly while others went on to a good end, see LaunchOptions::on_loss
-  std::string reason;  // "rank 1 died first: killed by signal 9 (SIGKILL) (after 3.2 s)", or ""
+  bool failed = false;       // somebody ended badly, interrupted or not
+  std::string lost;          // after an interruption: which model was not saved, a sentence without a full stop, or ""
+  std::vector<Loss> losses;  // ranks that ended badly while others went on, see LaunchOptions::elasticity
+  std::string reason;        // "rank 1 died first: killed by signal 9 (SIGKILL) (after 3.2 s)", or ""
   std::vector<std::string> last_lines;  // of the culprit
 };
 

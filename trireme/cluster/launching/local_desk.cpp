@@ -1,3 +1,5 @@
+#include <numeric>
+
 #include <trireme/base/error.h>
 #include <trireme/cluster/coordination/reach.h>
 #include <trireme/cluster/launching/launcher.h>
@@ -6,28 +8,47 @@
 namespace trireme::cluster {
 namespace {
 
-/// A death is seen at once, by a stream that ends. Silence is a machine with too much to do.
-constexpr Seconds kSilence{30};
+constexpr Seconds kSilence{30};  // of the desk: it is a machine with too much to do
 
 CoordinatorOptions options_of(const std::string& name, const std::string& token, const std::string& job, int ranks,
-                              OnLoss on_loss) {
+                              const Elasticity& elasticity, Seconds silence) {
   CoordinatorOptions options;
   options.socket = name;
   options.job = job;
   options.token = token;
   options.ranks = ranks;
-  options.heartbeat_limit = kSilence;
-  options.on_loss = on_loss;
+  options.heartbeat_limit = silence;
+  options.on_loss = elasticity.elastic() ? OnLoss::change_crew : OnLoss::end_job;
+  options.least = elasticity.least;
+  options.most = elasticity.most;
+  options.rejoin_timeout = elasticity.rejoin_timeout;
   return options;
 }
 
 }  // namespace
 
-LocalDesk::LocalDesk(const std::string& job, int ranks, OnLoss on_loss)
+LocalDesk::LocalDesk(const std::string& job, int ranks, const Elasticity& elasticity, Seconds silence)
     : name_("trireme-desk-" + random_name()),
       token_(random_name() + random_name()),
       variable_(name_ + "/" + token_),
-      coordinator_(options_of(name_, token_, job, ranks, on_loss)) {}
+      ranks_(ranks),
+      coordinator_(options_of(name_, token_, job, ranks, elasticity, silence)) {}
+
+CrewView LocalDesk::crew() {
+  coordinator_.take_events();
+  const Snapshot now = coordinator_.snapshot();
+  std::vector<int> ranks = now.crew.ranks;
+  if (!now.crew.underway) {  // some may not have come yet
+    ranks.resize(static_cast<size_t>(ranks_));
+    std::iota(ranks.begin(), ranks.end(), 0);
+  }
+  return {.epoch = now.crew.epoch,
+          .ranks = std::move(ranks),
+          .target = now.crew.target,
+          .complete = now.crew.underway,
+          .over = now.crew.over,
+          .failure = now.failures.empty() ? "" : now.failures.front().reason};
+}
 
 SessionOptions desk_session(const std::string& variable) {
   const size_t slash = variable.find('/');

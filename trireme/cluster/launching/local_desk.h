@@ -9,21 +9,29 @@
 
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/session.h>
+#include <trireme/cluster/launching/staffing.h>
 
 namespace trireme::cluster {
 
 /// The launcher's side. Serves from its construction to its destruction. Thread-safe.
 class LocalDesk {
  public:
-  /// Throws IoError when it cannot listen.
-  LocalDesk(const std::string& job, int ranks, OnLoss on_loss);
+  /// `silence` of a rank counts as its death. Throws IoError when it cannot listen.
+  LocalDesk(const std::string& job, int ranks, const Elasticity& elasticity, Seconds silence);
   /// For TRIREME_DESK.
   const std::string& variable() const { return variable_; }
   const Coordinator& coordinator() const { return coordinator_; }
+  /// Readable when something has happened since the last crew().
+  int descriptor() const { return coordinator_.descriptor(); }
+  CrewView crew();
+  /// For the next newcomer: nobody has had it.
+  int next_rank() { return coordinator_.next_rank(); }
+  void fail_job(const std::string& reason) { coordinator_.fail_job(reason); }
 
  private:
   const std::string name_, token_, variable_;
-  const Coordinator coordinator_;
+  const int ranks_;  // of the first crew
+  Coordinator coordinator_;
 };
 
 /// The rank's side: how to reach the desk that TRIREME_DESK, whose value this is, stands for. Throws InvalidArgument

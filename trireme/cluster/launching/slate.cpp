@@ -87,6 +87,10 @@ void take_slate(const std::string& variable) {
   PeerLost::on_construction(&note_lost_peer);
 }
 
+void note_rank(int rank) {
+  if (SlatePage* page = own_page.load()) page->numbered.store(rank + 1);
+}
+
 void note_beat() {
   if (SlatePage* page = own_page.load(std::memory_order_relaxed)) page->beats.fetch_add(1, std::memory_order_relaxed);
 }

@@ -34,6 +34,7 @@ struct SlatePage {
   std::atomic<int64_t> saved_updates;  // of the model that was saved
   Text<1024> failure;                  // of an exception that nobody caught
   Text<1024> saved;                    // path of the last model
+  std::atomic<int32_t> numbered;       // rank + 1; 0: it has none yet
 };
 
 /// The launcher's side: makes the page, and reads it.
@@ -53,7 +54,11 @@ class Slate {
   /// To be inherited by the process, which finds `variable()` in TRIREME_SLATE.
   int descriptor() const { return file_.get(); }
   std::string variable() const;
+  /// No other process inherits it from now on. What is written on it can still be read.
+  void close() { file_.reset(); }
 
+  /// -1: it has none yet.
+  int rank() const { return page_ == nullptr ? -1 : page_->numbered.load() - 1; }
   uint64_t beats() const { return page_ == nullptr ? 0 : page_->beats.load(); }
   int64_t updates() const { return page_ == nullptr ? 0 : page_->updates.load(); }
   int64_t saved_updates() const { return page_ == nullptr ? 0 : page_->saved_updates.load(); }
@@ -85,6 +90,8 @@ double slate_now();
 /// passed over. Once per process; thread-safe.
 void take_slate(const std::string& variable);
 
+/// It is this rank of its job.
+void note_rank(int rank);
 /// This process gets on with its work. Costs an increment.
 void note_beat();
 /// It has made an update of a model, or taken part in one.

@@ -102,6 +102,8 @@ SharedBlock Communicator::map_parts(const Area& area, const char* purpose, Segme
 }
 
 SharedBlock Communicator::allocate(size_t bytes, const char* purpose, const std::string& what) {
+  if (options_.alone && !what.empty())
+    return {.parts = {segment_->lend(std::max<size_t>(1, bytes), purpose)}, .bytes = bytes};
   Area area{0, bytes, size(), options_.epoch};
   const auto claim = [&] {
     if (what.empty()) return areas_.claim(area.total(), purpose);

@@ -24,6 +24,7 @@ struct Options {
   std::string group{};  // what its named areas begin with: the same in all its ranks, and no other group's in its
                         // epoch. Default: by its place in the segment
   uint64_t epoch = 0;   // of the membership
+  bool alone = false;   // one process that will be in other groups: what it allocates by name is its own
   std::string own{};    // what the names of its own memory (stages, mailboxes) begin with, after the group's, so that
                         // somebody can give it back; "": it has no names
 };
