@@ -43,6 +43,7 @@ Exchange::Exchange(space::Layout layout, const Options& options, const Traits& t
 
 bool Exchange::begin(double lr, std::optional<int64_t> leased) {
   lr_ = lr;
+  std::fill(losses_.begin(), losses_.end(), 0.0);
   return begin_step(leased);
 }
 
@@ -64,7 +65,6 @@ std::vector<space::Range> Exchange::bucket_ranges() const {
 void Exchange::open() {
   land();
   for (int seat = 0; seat < seats(); seat++) std::fill_n(flags(seat), layout_.size(), uint8_t{0});
-  std::fill(losses_.begin(), losses_.end(), 0.0);
   sound_ = true;
   seen_.reset();
   seen_in_sum_.reset();
@@ -218,6 +218,7 @@ std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout&
   const auto optimizer = looking_ahead(asked, options, group.all.size());
   if (layout.size() == 0) fail<InvalidArgument>("the model has no parameters");
   check(options);
+  if (options.virtual_workers > 0) check_runs(options.virtual_workers, group.all.size());
   if (!optimizer && options.sync != Sync::allreduce)
     fail<InvalidArgument>("sync '{}' updates the parameters itself; with an optimizer of your own use 'allreduce'",
                           name_of(options.sync));

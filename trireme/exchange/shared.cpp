@@ -62,7 +62,6 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
       berth_->one("parameters", layout_.bytes(), "the model's parameters", slices_, divided && options_.zero == 3);
   gradients_ = berth_->each("gradients", layout_.bytes(), "the ranks' gradients", options_.zero >= 2);
   const int pieces = options_.virtual_workers, ranks = group.all.size();
-  if (pieces > 0) check_runs(pieces, ranks);
   const int seats = pieces == 0 ? 1 : most_seats(pieces, pieces - ranks + 1);
   flags_ = berth_->each("flags", layout_.size() * static_cast<size_t>(seats), "the gradients' flags");
   notes_ = berth_->each("notes", sizeof(Note), "the ranks' losses");

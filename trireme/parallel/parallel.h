@@ -119,6 +119,9 @@ class Parallel {
   /// After a PeerLost of a collective outside of step(): on with those who are left. What comes back is what has become of
   /// a step that was under way. Collective among them: others may be inside of step(), which does the same.
   Step change_crew();
+  /// What step() is given next is made of these samples, the sum of whose signs (data::sign_of) this is. Batches of a Feed
+  /// say so themselves.
+  void count_samples(int64_t epoch, double samples, double signs);
   /// With batches of a Feed: which samples of the epoch that is under way, or was the last, steps were made with.
   const exchange::Ledger& ledger() const;
   /// What ranks have settled together outside of steps, such as the result of an evaluation: `number` grows. After a change
@@ -174,7 +177,6 @@ class Parallel {
  private:
   /// Batches come from a loader with these terms: found to differ between ranks, they are a Mismatch.
   void use_loader(const std::shared_ptr<const std::string>& terms);
-  void count_samples(int64_t epoch, double samples, double signs);
 
   class Impl;
   std::unique_ptr<Impl> impl_;

@@ -75,8 +75,10 @@ void Run::adopt_settled(const Parallel& train) {
   owes_end_ = false;
   guard_.set_ended(text.front() == '1');
   history_ = History::parse(text.substr(1));
+  const size_t known = result_.epochs.size();
   result_.epochs = history_.epochs;
   result_.seconds = history_.seconds;
+  for (size_t i = known; train.group().first() && i < result_.epochs.size(); i++) listener_.epoch(result_.epochs[i]);
 }
 
 /// Whether each sample of the epoch was in exactly one step that was made.

@@ -135,6 +135,7 @@ Step Run::step(Parallel& train, const data::Batch& batch) {
     if (world_.rank() == options_.straggler && timed_ == kStepsToTime)
       std::this_thread::sleep_for(Seconds(usual_) * (options_.straggler_factor - 1));
   };
+  train.count_samples(batch.epoch, static_cast<double>(batch.samples()), batch.signs);
   Step done;
   if (pipe_) {
     dawdle();

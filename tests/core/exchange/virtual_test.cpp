@@ -115,11 +115,11 @@ Ended train(const std::vector<int>& machine_of, const Options& options, const st
       EXPECT_TRUE(exchange->sound());
       losses.push_back((*exchange->told())[0]);
     }
-    const std::vector<std::byte> parameters(exchange->parameters(), exchange->parameters() + kLayout.bytes());
     {
       const std::lock_guard lock(mutex);
+      const std::vector<std::byte> parameters(exchange->parameters(), exchange->parameters() + kLayout.bytes());
       if (ended.parameters.empty()) ended = {parameters, losses};
-      EXPECT_EQ(ended, (Ended{parameters, losses})) << "rank " << rank.all.rank();
+      EXPECT_TRUE(ended == (Ended{parameters, losses})) << "rank " << rank.all.rank();
     }
     rank.all.barrier("read");
   }));

@@ -19,6 +19,7 @@ CoordinatorOptions options_of(const std::string& name, const std::string& token,
   options.ranks = ranks;
   options.heartbeat_limit = silence;
   options.on_loss = elasticity.elastic() ? OnLoss::change_crew : OnLoss::end_job;
+  if (!elasticity.elastic()) return options;
   options.least = elasticity.least;
   options.most = elasticity.most;
   options.rejoin_timeout = elasticity.rejoin_timeout;
