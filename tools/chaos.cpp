@@ -79,10 +79,13 @@ std::vector<std::string> command_of(const Settings& s, const Invocation& invocat
   return words;
 }
 
+/// Of ours: what other programs of the machine do meanwhile is their business.
 std::vector<std::string> shared_memory() {
   std::vector<std::string> names;
   std::error_code none;
-  for (const auto& entry : fs::directory_iterator("/dev/shm", none)) names.push_back(entry.path().filename().string());
+  for (const auto& entry : fs::directory_iterator("/dev/shm", none))
+    if (const std::string name = entry.path().filename().string(); name.find("trireme") != std::string::npos)
+      names.push_back(name);
   std::sort(names.begin(), names.end());
   return names;
 }
