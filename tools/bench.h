@@ -92,14 +92,16 @@ int measure_model(const std::string& out, const ModelMeasure& what);
 
 /// What `trireme bench pipeline` measures: a model in stages, one for each rank.
 struct PipelineMeasure {
-  std::string subject = "gpt";  // gpt, resnet18, or sleep: stages that sleep instead of computing
+  std::string subject = "gpt";  // gpt, resnet18, wide: large linear layers, or sleep: stages that sleep instead
   std::vector<std::string> schedules = {"1f1b"};
   std::vector<int> micro = {16};  // micro-batches; of bubbles, each of them with each schedule
   double sleep_ms = 5;            // of a stage's forward pass, and of each half of its backward pass
   bool channels_last = false;     // of resnet18
+  double clip = 0;                // gradients, by their norm; 0: not
+  bool waits = false;             // with clip: no update begins before the norm is known
   ModelMeasure model;             // the GPT; samples and steps of any
 };
-inline constexpr std::array kPipelineSubjects = {"gpt", "resnet18", "sleep"};
+inline constexpr std::array kPipelineSubjects = {"gpt", "resnet18", "wide", "sleep"};
 /// {"ms_per_step": …} with the first schedule and number of micro-batches. The schedule "none" is the ordinary model,
 /// whose samples the ranks divide.
 int measure_pipeline(const std::string& out, const PipelineMeasure& what);

@@ -25,6 +25,8 @@ void add_pipeline_measure(CLI::App& command, PipelineMeasure& pipeline) {
   command.add_option("--schedules", pipeline.schedules, "Separated by commas; none: not in stages")->delimiter(',');
   command.add_option("--micro", pipeline.micro, "Numbers of micro-batches, separated by commas")->delimiter(',');
   command.add_option("--sleep-ms", pipeline.sleep_ms, "Of a stage's forward pass that sleeps");
+  command.add_option("--clip", pipeline.clip, "Norm above which gradients are scaled down");
+  command.add_flag("--waits", pipeline.waits, "Updates wait for the norm of all stages");
   command.add_flag("--channels-last", pipeline.channels_last, "Convolutions' weights as N, H, W, C");
 }
 
@@ -40,6 +42,8 @@ std::vector<std::string> words_of(const PipelineMeasure& pipeline) {
   words.push_back(fmt::format("--schedules={}", fmt::join(pipeline.schedules, ",")));
   words.push_back(fmt::format("--micro={}", fmt::join(pipeline.micro, ",")));
   words.push_back(fmt::format("--sleep-ms={}", pipeline.sleep_ms));
+  words.push_back(fmt::format("--clip={}", pipeline.clip));
+  if (pipeline.waits) words.emplace_back("--waits");
   if (pipeline.channels_last) words.emplace_back("--channels-last");
   return words;
 }

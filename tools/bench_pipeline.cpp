@@ -22,7 +22,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-const Words kLocalCases = {"bubble-gpt", "bubble-4", "bubble-8", "gpt", "resnet18"};
+const Words kLocalCases = {"bubble-gpt", "bubble-4", "bubble-8", "gpt", "resnet18", "clip"};
 const std::string kHostsCase = "large";
 const Words kSchedules = {"gpipe", "1f1b", "interleaved:2", "zero-bubble"};
 constexpr std::array kMicro = {4, 8, 16};
@@ -34,7 +34,8 @@ struct Settings {
   int micro = 16;
   double sleep_ms = 5;
   HostsFlags hosts;
-  ModelMeasure model, large;
+  ModelMeasure model, large, images;
+  int images_micro = 8;
 };
 
 Words command_of(const Settings& s, const PipelineMeasure& what) {
@@ -134,12 +135,14 @@ double pipe(const Settings& s, int threads) {
 
 /// Two stages against one worker on the same batch, whole and in the same micro-batches (one stage).
 void bench_speed(const Settings& s, const std::string& subject) {
-  PipelineMeasure measure{.subject = subject, .micro = {s.micro}};
-  measure.channels_last = subject == "resnet18";
-  measure.model = s.model;
+  const bool images = subject == "resnet18";
+  const int micro = images ? s.images_micro : s.micro;
+  PipelineMeasure measure{.subject = subject, .micro = {micro}};
+  measure.channels_last = images;
+  measure.model = images ? s.images : s.model;
   std::map<std::string, Measurement> rows;
   for (const char* schedule : {"1f1b", "zero-bubble"})
-    rows[schedule] = {"pipeline", fmt::format("{}-2x{}-{}", subject, s.micro, schedule), "ms", {}};
+    rows[schedule] = {"pipeline", fmt::format("{}-2x{}-{}", subject, micro, schedule), "ms", {}};
   const auto with = [&](const std::string& schedule) {
     PipelineMeasure one = measure;
     one.schedules = {schedule};
@@ -157,6 +160,31 @@ void bench_speed(const Settings& s, const std::string& subject) {
   if (subject == "gpt" && has_python_torch())
     for (const int threads : {1, 2})
       who.emplace_back([&, threads] { add_peer(threads == 1 ? "pipe" : "pipe-2-threads", pipe(s, threads)); });
+  alternate(s.rounds, who);
+  for (const auto& [schedule, row] : rows) print_measurement(row);
+}
+
+/// Two stages of large layers, whose gradients are clipped by a norm that they never have: updates that may begin
+/// before it is known, against those that wait for it, and against none.
+void bench_clip(const Settings& s) {
+  PipelineMeasure measure{.subject = "wide", .micro = {4}};
+  measure.model = s.model;
+  measure.model.layers = 4;
+  measure.model.width = 2048;
+  measure.clip = 1e9;
+  std::map<std::string, Measurement> rows;
+  std::vector<std::function<void()>> who;
+  for (const char* schedule : {"1f1b", "zero-bubble"}) {
+    Measurement& row = rows[schedule] = {"pipeline", fmt::format("clip-2x4-{}", schedule), "ms", {}};
+    measure.schedules = {schedule};
+    const auto add = [&](const std::string& name, const PipelineMeasure& one) {
+      who.emplace_back([&s, &row, name, one] { add_sample(row, name, step_of(s, name, 2, one)); });
+    };
+    PipelineMeasure waits = measure, none = measure;
+    waits.waits = true;
+    none.clip = 0;
+    add("ours", measure), add("waits", waits), add("no-clip", none);
+  }
   alternate(s.rounds, who);
   for (const auto& [schedule, row] : rows) print_measurement(row);
 }
@@ -182,6 +210,7 @@ void bench_large(const Settings& s) {
 void bench_case(const Settings& s, const std::string& name) {
   if (name == "bubble-gpt") return bench_bubbles(s, "gpt", 2);
   if (name.starts_with("bubble-")) return bench_bubbles(s, "sleep", std::stoi(name.substr(7)));
+  if (name == "clip") return bench_clip(s);
   bench_speed(s, name);
 }
 
@@ -200,7 +229,15 @@ int bench(const Settings& s) {
   return 0;
 }
 
-/// What was not said is as large as the case needs it.
+/// What was not said is as large as the case needs it. Convolutions of few images are slow: a micro-batch has 16.
+void size_images(const CLI::App& command, Settings& s) {
+  s.images = s.model;
+  if (command.count("--samples") == 0) s.images.batch = 128;
+  if (command.count("--steps") == 0) s.images.steps = 3;
+  if (command.count("--micro") > 0) s.images_micro = s.micro;
+}
+
+/// The same.
 ModelMeasure large_model(const CLI::App& command, const ModelMeasure& given) {
   ModelMeasure large = given;
   const auto unless = [&](const char* flag, int64_t& value, int64_t otherwise) {
@@ -228,16 +265,21 @@ Run add_bench_pipeline(CLI::App& bench_command, const Invocation& invocation) {
       "and activations held at most, against the schedule's check: of a GPT in 2 stages (bubble-gpt), and of 4 and 8 "
       "stages that sleep instead of computing (bubble-4, bubble-8). Cases gpt and resnet18: a step in 2 stages against "
       "one worker (the ratio is the speed-up), against one stage with the same micro-batches, and against PyTorch's "
-      "Pipe. With --hosts the case large: a GPT with large layers and few samples in stages, against data parallelism");
+      "Pipe. Case clip: updates that begin before the norm is known that they are clipped by, against those that wait "
+      "for it. With --hosts the case large: a GPT with large layers and few samples in stages, against data "
+      "parallelism");
   command
       ->add_option("--case", s->cases,
-                   "bubble-gpt, bubble-4, bubble-8, gpt, resnet18, separated by commas; default: "
+                   "bubble-gpt, bubble-4, bubble-8, gpt, resnet18, clip, separated by commas; default: "
                    "all")
       ->delimiter(',');
   command->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->add_option("--micro", s->micro, "Micro-batches of gpt, resnet18 and large; bubbles are of 4, 8 and 16")
+  command
+      ->add_option("--micro", s->micro,
+                   "Micro-batches of gpt and large, and if it is given of resnet18, which has 8; bubbles are of 4, 8 "
+                   "and 16")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
   command->add_option("--sleep-ms", s->sleep_ms, "Of a forward pass that sleeps, and of each half of a backward pass")
@@ -248,6 +290,7 @@ Run add_bench_pipeline(CLI::App& bench_command, const Invocation& invocation) {
   return [s, command] {
     refuse_without_hosts(*command, s->hosts);
     s->large = large_model(*command, s->model);
+    size_images(*command, *s);
     return bench(*s);
   };
 }

@@ -103,7 +103,7 @@ class Schedule(support.CommandTest):
             with self.subTest(says=says):
                 (self.folder / "my.schedule").write_text(head + rows)
                 self.refused("schedule", "file:my.schedule", "--check", says=[says], code=2)
-        self.refused("schedule", "file:none", says=["cannot open none: No such file or directory"], code=1)
+        self.refused("schedule", "file:none", says=["cannot open none: No such file or directory"], code=2)
 
     def test_bad_input(self):
         for args, says in (

@@ -58,6 +58,24 @@ class Pipelines(training.HostsTest):
         self.assertIn("data 2 × pipeline 2: each copy of the model is inside one machine", out)
         self.expect_same(model, report, {"data": 2, "pipeline": 2, "tensor": 1})
 
+    def test_all_three_axes_learn_what_one_worker_learns(self):
+        settings = (*GPT, "--lr", 3e-3, "--clip", 1)
+
+        def alone(steps):
+            path = self.folder / "alone.json"
+            flags = ("--max-steps", steps, "--workers", 1, "--report", path)
+            result = support.run("train", *settings, *flags, limit=120)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            return json.loads(path.read_text())["epochs"][-1]["test_loss"]
+
+        learnt = alone(40)
+        self.assertLess(learnt, 0.9 * alone(1))
+        mesh = ("--pipeline", 2, "--tensor", 2, "--zero", 1, "--micro", 2, "--schedule", "zero-bubble")
+        _, report, out = self.train("a:4,b:4", *settings, *mesh, "--max-steps", 40, limit=240)
+        self.assertIn("data 2 × pipeline 2 × tensor 2: ", out)
+        self.assertEqual(report["mesh"], {"data": 2, "pipeline": 2, "tensor": 2})
+        self.assertLess(abs(report["epochs"][-1]["test_loss"] - learnt), 0.01 * learnt)
+
     def test_a_killed_stage_ends_the_job_by_name(self):
         for mesh in (("--pipeline", 4), ("--pipeline", 2, "--tensor", 2)):
             for host, index, rank in (("a", 1, 1), ("b", 1, 3)):

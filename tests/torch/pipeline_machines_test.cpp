@@ -377,6 +377,115 @@ TEST(PipelineModels, ALossThatIsNoNumberIsNamedOnAllStages) {
   }
 }
 
+/// Of this rank: the micro-batch's backward pass gives no numbers, though its loss is one.
+thread_local bool spoiling = false;
+
+struct Spoil : torch::autograd::Function<Spoil> {
+  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) { return x.clone(); }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return {spoiling ? gradients[0] * std::nan("") : gradients[0]};
+  }
+};
+
+struct Spoilt : torch::nn::Module, layers::Sectioned {
+  Spoilt() {
+    for (int64_t i = 0; i < 4; i++)
+      all.push_back(register_module(std::to_string(i), torch::nn::Linear(kWidth, kWidth)));
+  }
+  torch::Tensor run(size_t i, const torch::Tensor& x) { return Spoil::apply(torch::tanh(all[i]->forward(x))); }
+  torch::Tensor forward(torch::Tensor x) {
+    for (size_t i = 0; i < all.size(); i++) x = run(i, x);
+    return x;
+  }
+  std::vector<layers::Section> sections() override {
+    std::vector<layers::Section> list;
+    for (size_t i = 0; i < all.size(); i++)
+      list.push_back(layers::section(std::to_string(i), {std::to_string(i)},
+                                     [this, i](const torch::Tensor& x) { return run(i, x); }));
+    return list;
+  }
+  std::vector<torch::nn::Linear> all;
+};
+
+Kind spoilt() {
+  return {"linear layers",
+          [] { return std::make_shared<Spoilt>(); },
+          [](torch::nn::Module& net, const torch::Tensor& x) { return dynamic_cast<Spoilt&>(net).forward(x); },
+          {kWidth},
+          {kWidth}};
+}
+
+/// AdamW, which counts steps, as if there had been no batch number `bad`.
+Reference without(const Kind& kind, int64_t bad, double clip) {
+  Reference result;
+  const auto net = kind();
+  torch::optim::AdamW optimizer(net->parameters(), torch::optim::AdamWOptions(0.01).weight_decay(0).eps(1e-6));
+  for (int64_t step = 0; step < kSteps; step++) {
+    if (step == bad) continue;
+    const auto [x, y] = kind.batch_of(step);
+    optimizer.zero_grad();
+    mean_of_squares(kind.forward(*net, x), y).backward();
+    if (clip > 0) torch::nn::utils::clip_grad_norm_(net->parameters(), clip);
+    optimizer.step();
+  }
+  for (const auto& item : net->named_parameters()) result.parameters[item.key()] = item.value().detach().clone();
+  return result;
+}
+
+/// Stages that have updated by then have no NaN of their own, and take it back.
+void expect_skipped(const Case& c, int bad_stage, double clip) {
+  constexpr int64_t kBad = 7;
+  const Kind kind = spoilt();
+  const Reference wanted = without(kind, kBad, clip);
+  expect_well(run_world(c.machine_of, [&](Group& all, cluster::Site&) {
+    at::set_num_threads(1);
+    spoiling = false;
+    const Mesh mesh(all, {{"data", c.data}, {"pipeline", c.pipeline}});
+    const auto net = kind();
+    auto pipe =
+        pipeline(mesh, cut(net, c.pipeline), {.micro = c.micro, .schedule = stages::parse_schedule(c.schedule)});
+    auto train = parallel(mesh, pipe, adamw({.lr = 0.01, .epsilon = 1e-6}),
+                          {.exchange = {.bucket_bytes = 128,
+                                        .clip = clip,
+                                        .on_nan = OnNan::skip,
+                                        .zero = c.zero,
+                                        .ahead = exchange::Ahead::always}});
+    int64_t updates = 0;
+    for (int64_t step = 0; step < kSteps; step++) {
+      const auto [x, y] = kind.batch_of(step);
+      const int64_t share = kBatch / c.data, first = share * mesh.coordinate("data");
+      spoiling = step == kBad && pipe.stage() == bad_stage;
+      const Step done = train.step(1.0 / c.data, x.narrow(0, first, share), y.narrow(0, first, share), mean_of_squares);
+      EXPECT_EQ(done.skipped, step == kBad) << c.name() << ", step " << step;
+      EXPECT_EQ(done.number, updates += done.skipped ? 0 : 1);
+    }
+    const metrics::Snapshot counted = all.registry().snapshot();
+    if (clip == 0) {  // behind the bad stage gradients are sound
+      EXPECT_EQ(counted.total("updates_taken_back").value, pipe.stage() > bad_stage ? 1 : 0) << c.name();
+      EXPECT_EQ(counted.total("updates_ahead").value, kSteps - (pipe.stage() > bad_stage ? 0 : 1)) << c.name();
+    }
+    train.settled([&] {
+      for (const auto& item : net->named_parameters()) {
+        if (!pipe.uses(pipe.stage(), item.key())) continue;
+        const double off = (item.value() - wanted.parameters.at(item.key())).abs().max().item<double>();
+        EXPECT_LT(off, 1e-9) << c.name() << ", " << item.key();
+      }
+    });
+  }));
+}
+
+TEST(PipelineModels, AGradientThatIsNoNumberInOneStageIsTakenBackInTheOthers) {
+  for (const char* schedule : {"1f1b", "zero-bubble"}) {
+    for (const int bad : {0, 1, 2})
+      expect_skipped({.machine_of = {0, 0, 0, 0}, .pipeline = 4, .schedule = schedule}, bad, 0);
+    expect_skipped({.machine_of = {0, 1}, .schedule = schedule}, 0, 0);
+    expect_skipped({.machine_of = {0, 0, 0, 0}, .data = 2, .schedule = schedule}, 0, 0);
+    for (const int zero : {0, 1, 2})  // data ranks on two machines
+      expect_skipped({.machine_of = {0, 0, 1, 1}, .data = 2, .schedule = schedule, .zero = zero}, 0, 0.2);
+  }
+}
+
 TEST(BadPipeline, IsRefusedInASentence) {
   const Kind kind = skipping();
   const auto make = [&](int parts, const PipelineOptions& options, const ParallelOptions& parallel_options = {}) {

@@ -73,7 +73,7 @@ std::vector<double> section_costs(World& world, const PipelineMeasure& what, con
 }
 
 space::UpdaterOptions updater_of(const PipelineMeasure& what) {
-  if (what.subject == "gpt") return space::adamw({.lr = 3e-4});
+  if (what.subject == "gpt" || what.subject == "wide") return space::adamw({.lr = 3e-4});
   return space::momentum({.lr = 0.01, .momentum = 0.9});
 }
 
@@ -106,7 +106,10 @@ struct Staged {
     if (watch != nullptr) watch->over(cut);
     pipe.emplace(mesh, std::move(cut),
                  PipelineOptions{.micro = micro, .schedule = schedule, .record = watch != nullptr});
-    train.emplace(mesh, *pipe, updater_of(what), ParallelOptions{.channels_last = what.channels_last});
+    train.emplace(mesh, *pipe, updater_of(what),
+                  ParallelOptions{.exchange = {.clip = what.clip,
+                                               .ahead = what.waits ? exchange::Ahead::never : exchange::Ahead::idle},
+                                  .channels_last = what.channels_last});
   }
   void step() { train->step(1, subject.x, subject.y, subject.loss); }
 

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 #include <torch/autograd.h>
 #include <torch/nn/functional/loss.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
 #include <thread>
 
 #include <trireme/base/clock.h>
+#include <trireme/layers/sections.h>
 #include <trireme/models/resnet.h>
 #include <trireme/models/transformer.h>
 
@@ -76,11 +78,22 @@ PipelineSubject images(int64_t samples) {
   return subject;
 }
 
+/// Few samples: the update takes as long as the passes.
+PipelineSubject wide(const ModelMeasure& m, int64_t samples) {
+  torch::nn::Sequential net;
+  for (int64_t i = 0; i < m.layers; i++) net->push_back(torch::nn::Linear(m.width, m.width));
+  PipelineSubject subject{
+      net.ptr(), layers::sections_of(*net), torch::randn({samples, m.width}), torch::zeros({samples, m.width}), {}};
+  subject.loss = [](const Tensor& output, const Tensor& y) { return torch::nn::functional::mse_loss(output, y); };
+  return subject;
+}
+
 }  // namespace
 
 PipelineSubject make_subject(const PipelineMeasure& what, int64_t samples, int stages, int parts) {
   torch::manual_seed(0);
   if (what.subject == "sleep") return sleeping(what, samples, stages, parts);
+  if (what.subject == "wide") return wide(what.model, samples);
   return what.subject == "gpt" ? language_model(what.model, samples) : images(samples);
 }
 

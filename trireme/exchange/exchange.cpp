@@ -68,6 +68,8 @@ void Exchange::open() {
   sound_ = true;
   seen_.reset();
   seen_in_sum_.reset();
+  ahead_ = 0;
+  went_ahead_ = taken_back_ = false;
   opened_++;
   if (updater_) updater_->begin_step(lr_);
   if (berth_) berth_->begin(updater_ ? updater_->steps() : opened_);
@@ -118,14 +120,20 @@ double Exchange::of_all_parts(double squares) const {
   return std::accumulate(all.begin(), all.end(), 0.0);
 }
 
+/// From the squares of all parts; nothing: not to be applied.
+std::optional<double> Exchange::factor_by(double squares) {
+  if (!watches() || std::isfinite(squares)) return space::clip_factor(squares, options_.clip);
+  sound_ = false;
+  return {};
+}
+
 bool Exchange::clip_by(double squares) {
-  squares = of_all_parts(squares);
-  if (watches() && !std::isfinite(squares)) return sound_ = false;
-  const double factor = space::clip_factor(squares, options_.clip);
-  if (updater_) return updater_->scale(factor), true;
-  for (size_t slot = 0; factor < 1 && slot < layout_.size(); slot++)
+  const std::optional<double> factor = factor_by(of_all_parts(squares));
+  if (!factor) return false;
+  if (updater_) return updater_->scale(*factor), true;
+  for (size_t slot = 0; *factor < 1 && slot < layout_.size(); slot++)
     if (flags()[slot] != 0)
-      space::kernels().scale(layout_[slot].dtype, gradients() + layout_[slot].range.begin, factor,
+      space::kernels().scale(layout_[slot].dtype, gradients() + layout_[slot].range.begin, *factor,
                              layout_[slot].elements());
   return true;
 }

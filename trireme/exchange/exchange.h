@@ -94,6 +94,9 @@ class Exchange {
   virtual void ready(size_t bucket) = 0;
   /// All buckets are ready. Blocks until told() is valid.
   virtual void close() = 0;
+  /// Before close(), where this rank would wait for others until `enough`: updates what may be updated by then, see
+  /// Options::ahead. Does not wait.
+  virtual void go_ahead(const std::function<bool()>& /*enough*/) {}
   /// After close(): blocks until this step's parameters in a part of the flat vector are in place on this rank and may
   /// be used.
   virtual void await(space::Range /*part*/) {}
@@ -160,6 +163,9 @@ class Exchange {
   /// ranks get the same answer. Parameters and state have nothing of it: with Options::clip or OnNan::skip they are as
   /// before the step, otherwise the blocks of space::kBlock elements that had it are, while others were updated.
   bool sound() const { return sound_; }
+  /// After land(), of the step: something was updated before the norm was known; and it was wrong, and taken back.
+  bool went_ahead() const { return went_ahead_; }
+  bool taken_back() const { return taken_back_; }
   /// A gradient that is not finite.
   struct Flaw {
     size_t slot;
@@ -233,6 +239,12 @@ class Exchange {
   bool clip_by(double squares);
   /// The same by the gradients as they stand here.
   bool clip_here();
+  using OfBucket = std::function<void(size_t bucket)>;
+  /// The same, and calls `update` for every bucket unless nothing is to be applied, ahead if it may; in any case
+  /// `settled` for each when its parameters are as they will be.
+  void clip_and_update(double squares, const OfBucket& update, const OfBucket& settled);
+  /// Updates the next buckets before `end` by a guess, until `known`. `squares`: what is known of the norm.
+  void update_ahead(double squares, size_t end, const OfBucket& update, const std::function<bool()>& known);
   /// What is not finite in a part of a summed gradient that will be given back: flaw() still knows it then.
   void look_at_sum(size_t bucket, space::Range part);
   /// Whether gradients() are there until the next open().
@@ -273,8 +285,13 @@ class Exchange {
                                                  const std::optional<space::UpdaterOptions>&, const Options&);
   bool finite(size_t slot, space::Range part) const;
   double of_all_parts(double squares) const;
-  comm::Communicator* model_ = nullptr;       // Group::model
-  int64_t opened_ = 0;                        // steps
+  std::optional<double> factor_by(double squares);
+  bool may_guess(double squares) const;
+  comm::Communicator* model_ = nullptr;  // Group::model
+  int64_t opened_ = 0;                   // steps
+  size_t ahead_ = 0;                     // buckets of this step that were updated by a guess
+  bool went_ahead_ = false, taken_back_ = false;
+  bool would_hold_ = true;                    // whether the guess was right in the step before, or would have been
   std::optional<size_t> seen_;                // by look(): a slot with a flaw of this rank's
   std::optional<size_t> seen_in_sum_;         // by look_at_sum()
   std::shared_ptr<space::Originals> last_{};  // of the last snapshot: the next one takes over its memory

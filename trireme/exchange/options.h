@@ -13,6 +13,15 @@
 
 namespace trireme::exchange {
 
+/// Whether updates may begin before the norm is known that they are clipped by, or by which they are left out: as if
+/// nothing had to be. One that was wrong is taken back, and made again as it should be. For ranks that have stages of
+/// a model, of which the others' part of the norm comes late; with Sync::shared. The result is the same.
+enum class Ahead : uint8_t {
+  never,  //
+  idle,   // while this rank would wait for the others, unless the step before was clipped or left out
+  always  // whether or not they are there, and whatever the step before was: for tests
+};
+
 struct Options {
   Sync sync = Sync::shared;
   size_t bucket_bytes = 1 << 20;  // gradients travel in buckets of about this size
@@ -30,11 +39,14 @@ struct Options {
                                 // docs/virtual.md); 0: one of each rank, in their order
   bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
                                 // need them. Where that cannot be had, the buckets stay until close()
-  bool elastic = false;         // with Sync::shared: those who are left after a loss go on with the step that it was lost
-                                // in, or the next (Exchange::take_over). No update begins before all gradients are there
-  Rate rate = Rate::share;      // what one gradient counts where they are applied one by one: how staleness is weighed;
-                                // begin() has the rate itself
-  Terms terms{};                // of the caller's: what ranks must agree on besides
+  bool elastic = false;       // with Sync::shared: those who are left after a loss go on with the step that it was lost
+                              // in, or the next (Exchange::take_over). No update begins before all gradients are there
+  Ahead ahead = Ahead::idle;  // not with elastic: a step that is not decided changes nothing
+  size_t ahead_bytes = size_t{256} << 20;  // of parameters and state that are kept to take an update back: what is
+                                           // more is not updated ahead
+  Rate rate = Rate::share;  // what one gradient counts where they are applied one by one: how staleness is weighed;
+                            // begin() has the rate itself
+  Terms terms{};            // of the caller's: what ranks must agree on besides
   std::vector<std::string> notes{};  // of the caller's: names of scalars that are kept beside the model in shared
                                      // memory (Exchange::note), four at most
 

@@ -231,8 +231,7 @@ void Sharded::update_next() {
   const space::Bucket& b = buckets_[bucket];
   const space::Source sum[] = {{gradients(), lane_flags_.data() + b.first}};
   if (whole_first()) {
-    squares_[bucket] =
-        space::squares_present(layout_, b.first, b.last, slices_[bucket], b.dtype, nullptr, sum);
+    squares_[bucket] = space::squares_present(layout_, b.first, b.last, slices_[bucket], b.dtype, nullptr, sum);
     return;
   }
   const bool sound_before = std::exchange(sound_, true);
@@ -263,15 +262,14 @@ void Sharded::close() {
 void Sharded::close_clipped() {
   while (!travelling_.empty()) land_sum();
   while (!waiting_.empty()) update_next();
-  const bool apply = clip_together();
-  for (size_t b = 0; b < buckets_.size(); b++) {
+  const auto update_sum = [&](size_t b) {
     const space::Source sum[] = {{gradients(), lane_flags_.data() + buckets_[b].first}};
-    if (apply)
-      update(b, slices_[b], sum);
-    else
-      look_at_sum(b, slices_[b]);
-    if (apply && !stage3()) gatherer_->start(b);
-  }
+    update(b, slices_[b], sum);
+  };
+  clip_and_update(squares_together(), update_sum, [&](size_t b) {
+    if (!sound_) return look_at_sum(b, slices_[b]);
+    if (!stage3()) gatherer_->start(b);
+  });
   finish_updates();
   hear();
   land();

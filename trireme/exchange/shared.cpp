@@ -211,16 +211,11 @@ void Shared::close() {
     if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
     return;
   }
-  const bool applies = clip_together();
-  if (transaction_) {
-    update_whole(applies);
-  } else if (applies) {
-    for (size_t b = 0; b < buckets_.size(); b++) {
-      const space::Source sum[] = {{gradients(), any_.data() + buckets_[b].first}};
-      const bool summed_here = watches() || squares_by_block();
-      update(b, slices_[b], summed_here ? std::span<const space::Source>(sum) : sources_of(b));
-    }
-  }
+  if (transaction_)
+    update_whole(clip_by(squares_together()));
+  else
+    clip_and_update(
+        squares_together(), [&](size_t b) { update_gathered(b); }, [](size_t) {});
   complete();
   local_.barrier("updated");
   if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
@@ -233,14 +228,23 @@ bool Shared::sound_here() const {
 }
 
 /// In the order of buckets and ranks, so that the bits do not depend on what came first.
-bool Shared::clip_together() {
+double Shared::squares_together() {
   if (squares_by_block()) {
     local_.barrier("squares of the gradient");
-    return clip_by(std::accumulate(blocks_.begin(), blocks_.end(), 0.0));
+    return std::accumulate(blocks_.begin(), blocks_.end(), 0.0);
   }
   double squares = std::accumulate(squares_.begin(), squares_.end(), 0.0);
   norm_group().allreduce(&squares, 1, DType::f64, Op::sum, "the norm of the gradient");
-  return clip_by(squares);
+  return squares;
+}
+
+/// Between machines sums are not there before close(). A step that is not decided changes nothing.
+void Shared::go_ahead(const std::function<bool()>& enough) {
+  if (!whole_first() || traits_.patient || transaction_) return;
+  work_arrived();
+  const double squares = std::accumulate(squares_.begin(), squares_.begin() + static_cast<ptrdiff_t>(worked_), 0.0);
+  update_ahead(
+      squares, worked_, [&](size_t b) { update_gathered(b); }, enough);
 }
 
 void Shared::work_next() {

@@ -27,6 +27,7 @@ class Shared : public Exchange {
   void open() override;
   void ready(size_t bucket) override;
   void close() override;
+  void go_ahead(const std::function<bool()>& enough) override;
   void rewritten(int64_t updates, int64_t position) override;
   Reached give_up() override;
   Reached reached() const override { return transaction_ ? transaction_->last().reached : Reached{}; }
@@ -71,8 +72,9 @@ class Shared : public Exchange {
   bool sound_here() const;
   /// The machine will hear that something was left out in this step.
   void note_flaw() { note_of(local_.rank()).flawed = step_; }
-  /// The factor of clipping, from all ranks' squares_. False when nothing is to be applied. A round of its own.
-  bool clip_together();
+  /// Of the summed gradient, from all ranks' squares_ or blocks_, in a round of its own: for clip_by() and
+  /// clip_and_update().
+  double squares_together();
   /// Those among whom squares_ are divided.
   virtual comm::Communicator& norm_group() { return local_; }
   /// The sum of a slice over this machine, into this rank's own gradients, where nobody else reads it. `any`, by slot:
@@ -83,8 +85,8 @@ class Shared : public Exchange {
   /// The first one, with what was published.
   void begin_crew();
   void begin_rewriting() override;
-  /// With Options::elastic, when all gradients of the step are in this machine's memory: decides it, and makes this rank's
-  /// part of it. `applies`: false where nothing is to change.
+  /// With Options::elastic, when all gradients of the step are in this machine's memory: decides it, and makes this
+  /// rank's part of it. `applies`: false where nothing is to change.
   void update_whole(bool applies = true);
   /// The slice of a bucket that a rank of this machine updates.
   virtual space::Range slice_on(int rank, size_t bucket) const {
@@ -92,6 +94,8 @@ class Shared : public Exchange {
   }
   /// What a rank of this machine updates its slice with.
   virtual std::vector<space::Source> sources_on(int rank, size_t bucket);
+  /// With whole_first(), when the sum of this rank's slice is known.
+  void update_gathered(size_t bucket) { update(bucket, slices_[bucket], sources_on(local_.rank(), bucket)); }
   /// Brings the state to machines that lack it, from those who have it. Collective.
   virtual void bring(bool /*has*/, std::span<int64_t> /*steps*/) {}
   /// This rank's part of a bucket at which all ranks of the machine have arrived.
@@ -113,8 +117,8 @@ class Shared : public Exchange {
   uint32_t last_round_ = 0;           // at which this rank has arrived
   std::vector<uint32_t> rounds_of_;   // the buckets', in this step
   uint32_t step_ = 0;
-  std::vector<double> squares_;  // with clip: of this rank's slices of the summed gradient, by bucket
-  space::StateMemory state_;     // the machine's
+  std::vector<double> squares_;             // with clip: of this rank's slices of the summed gradient, by bucket
+  space::StateMemory state_;                // the machine's
   std::optional<Transaction> transaction_;  // with Options::elastic
   bool began_ = false;                      // this crew, with Options::elastic
 

@@ -182,17 +182,19 @@ void Spread::close() {
 /// norm.
 void Spread::close_whole() {
   while (!travelling_.empty()) land_first();
-  const bool applies = !whole_first() || clip_together();
+  const auto settled = [&](size_t b) {
+    if (!slices_[b].empty()) mark_landed(b);
+  };
   if (transaction_) {
+    const bool applies = !whole_first() || clip_by(squares_together());
     if (local_.rank() == speaker_) total() = told_;
     local_.barrier("sums are here");
     told_ = total();
     update_whole(applies);
-  }
-  for (size_t b = 0; b < buckets_.size(); b++) {
-    if (slices_[b].empty()) continue;
-    if (applies && !transaction_) update(b, slices_[b], sources_on(local_.rank(), b));
-    mark_landed(b);
+    for (size_t b = 0; b < buckets_.size(); b++) settled(b);
+  } else {
+    clip_and_update(
+        squares_together(), [&](size_t b) { update_gathered(b); }, settled);
   }
   land();
   told_ = total();

@@ -15,6 +15,7 @@ namespace {
 /// What a rank has of a crew before.
 struct Standing {
   int64_t crew = 0;  // its epoch, + 1; 0: the rank has nothing
+  int64_t size = 0;  // ranks that were in it
   Reached reached;
 };
 
@@ -138,7 +139,10 @@ Reached Shared::take_over(Exchange* exchange, const Reached& reached) {
     fail<PeerLost>("a rank was lost while the state of the model was restored: resume from a checkpoint");
   comm::Communicator& all = group();
   std::vector<Standing> everywhere(static_cast<size_t>(all.size())), here(static_cast<size_t>(local_.size()));
-  const Standing mine{before != nullptr ? static_cast<int64_t>(before->local_.epoch()) + 1 : 0, reached};
+  const Standing mine =
+      before == nullptr
+          ? Standing{}
+          : Standing{static_cast<int64_t>(before->local_.epoch()) + 1, before->group().size(), reached};
   constexpr size_t kNumbers = sizeof(Standing) / sizeof(int64_t);  // of which one is not whole, but moved as it is
   all.all_gather(&mine, everywhere.data(), kNumbers, DType::i64, "where the crew before was");
   local_.all_gather(&mine, here.data(), kNumbers, DType::i64, "where it was on this machine");
@@ -146,8 +150,11 @@ Reached Shared::take_over(Exchange* exchange, const Reached& reached) {
     return std::pair(a.crew != 0 ? a.reached.position : -1, a.crew) <
            std::pair(b.crew != 0 ? b.reached.position : -1, b.crew);
   };
-  const Standing best = *std::max_element(everywhere.begin(), everywhere.end(), further);
+  Standing best = *std::max_element(everywhere.begin(), everywhere.end(), further);
   if (best.crew == 0) fail<PeerLost>("nobody is left of the crew before: resume from a checkpoint");
+  const auto stays = std::count_if(everywhere.begin(), everywhere.end(), [](const Standing& s) { return s.crew != 0; });
+  best.reached.ledger.lost += best.size - stays;
+  best.reached.ledger.joined += all.size() - stays;
   const Standing best_here = *std::max_element(here.begin(), here.end(), further);
   const bool up_to_date = best_here.crew != 0 && best_here.reached.position == best.reached.position;
   const auto shares = [&](const Standing& one) { return up_to_date && one.crew == best_here.crew; };

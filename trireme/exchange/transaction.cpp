@@ -11,7 +11,7 @@ namespace trireme::exchange {
 struct alignas(64) Transaction::Page {
   std::atomic<uint64_t> word;
   std::atomic<uint64_t> spoiled;
-  std::array<std::atomic<uint64_t>, 11> decided[2];  // by the number of steps. All ranks write the same
+  std::array<std::atomic<uint64_t>, 13> decided[2];  // by the number of steps. All ranks write the same
 
   void write(uint64_t steps, const Decided& what) {
     const auto bits = [](double value) { return std::bit_cast<uint64_t>(value); };
@@ -23,6 +23,8 @@ struct alignas(64) Transaction::Page {
                               static_cast<uint64_t>(what.reached.ledger.epoch),
                               bits(what.reached.ledger.samples),
                               bits(what.reached.ledger.signs),
+                              static_cast<uint64_t>(what.reached.ledger.lost),
+                              static_cast<uint64_t>(what.reached.ledger.joined),
                               bits(what.lr),
                               bits(what.scale),
                               what.applies};
@@ -32,8 +34,8 @@ struct alignas(64) Transaction::Page {
     const auto word = [&](size_t i) { return decided[steps % 2][i].load(std::memory_order_relaxed); };
     const auto count = [&](size_t i) { return static_cast<int64_t>(word(i)); };
     const auto number = [&](size_t i) { return std::bit_cast<double>(word(i)); };
-    const Ledger ledger{count(5), number(6), number(7)};
-    return {{count(0), count(1), count(2), number(3), count(4), ledger}, number(8), number(9), word(10) != 0};
+    const Ledger ledger{count(5), number(6), number(7), count(8), count(9)};
+    return {{count(0), count(1), count(2), number(3), count(4), ledger}, number(10), number(11), word(12) != 0};
   }
 };
 

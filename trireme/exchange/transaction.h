@@ -20,6 +20,7 @@ namespace trireme::exchange {
 struct Ledger {
   int64_t epoch = -1;
   double samples = 0, signs = 0;
+  int64_t lost = 0, joined = 0;  // ranks, in all epochs so far
 };
 
 /// Where a run is after its steps so far.

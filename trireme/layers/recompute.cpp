@@ -13,6 +13,7 @@
 #include <trireme/base/error.h>
 #include <trireme/layers/as_before.h>
 #include <trireme/layers/recompute.h>
+#include <trireme/layers/sections.h>
 
 namespace trireme {
 namespace {
@@ -153,7 +154,9 @@ Part changing_once(const Part& part, const variable_list& buffers) {
   };
 }
 
+/// What comes in is needed once more: a first layer that would change it gets a copy.
 Tensor run_layers(torch::nn::SequentialImpl& net, size_t begin, size_t end, Tensor x) {
+  if (begin < end && layers::works_in_place(*net.ptr(begin))) x = x.clone();
   for (size_t i = begin; i < end; i++) x = (net.begin() + static_cast<ptrdiff_t>(i))->forward<Tensor>(x);
   return x;
 }

@@ -23,13 +23,6 @@ bool is_or_in(const std::string& name, const std::string& module) {
   return name == module || name.starts_with(module + ".");
 }
 
-/// A leaf that needs a gradient cannot be changed in place, and a part's input is one. Layers print the setting.
-bool works_in_place(const torch::nn::Module& layer) {
-  std::ostringstream text;
-  layer.pretty_print(text);
-  return text.str().find("inplace=true") != std::string::npos;
-}
-
 void glue(Section& first, const Section& second) {
   first.uses.insert(first.uses.end(), second.uses.begin(), second.uses.end());
   first.run = [one = first.run, two = second.run](Carried carried) { return two(one(std::move(carried))); };
@@ -132,6 +125,13 @@ Section section(std::string name, std::vector<std::string> uses, std::function<T
             carried.x = run(carried.x);
             return carried;
           }};
+}
+
+/// Layers print the setting.
+bool works_in_place(const torch::nn::Module& layer) {
+  std::ostringstream text;
+  layer.pretty_print(text);
+  return text.str().find("inplace=true") != std::string::npos;
 }
 
 bool is_row(const torch::nn::Module& module) {

@@ -83,6 +83,9 @@ struct Used {
 /// there is not, and for a parameter that no section uses.
 std::vector<Used> used_by(const torch::nn::Module& whole, const std::vector<Section>& sections);
 
+/// A layer that changes its input. A leaf that needs a gradient cannot be changed in place, and a part's input is one.
+bool works_in_place(const torch::nn::Module& layer);
+
 /// "Sequential" of torch::nn::SequentialImpl.
 std::string kind_of(const torch::nn::Module& module);
 

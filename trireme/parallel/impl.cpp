@@ -225,6 +225,7 @@ void Parallel::Impl::check_parts(const space::Layout& layout,
 exchange::Options Parallel::Impl::exchange_options() const {
   exchange::Options options = options_.exchange;
   options.backward_waits = options.backward_waits || options_.sync_batch_norm || model_;
+  if (!pipeline_ || pipeline_->stages() == 1) options.ahead = exchange::Ahead::never;
   options.terms.add(own_terms());
   options.notes = {own_scalar("updates"), own_scalar("clock")};
   return options;

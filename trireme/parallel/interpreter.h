@@ -8,7 +8,6 @@
 // there yet is not over when it comes (docs/architecture.md). Not installed.
 #include <torch/types.h>
 
-#include <deque>
 #include <map>
 #include <optional>
 #include <utility>

@@ -176,7 +176,7 @@ void Pipeline::take_first(const std::string& name, Tensor& parameter) {
   state_->parcels->flush();
 }
 
-Tensor Pipeline::sum(const std::string& name, const Tensor& mine) {
+Tensor Pipeline::sum(const std::string& name, const Tensor& mine, const Meanwhile& meanwhile) {
   const torch::NoGradGuard no_grad;
   const std::vector<int> all = users(name);
   const stages::Label label = state_->shared_label(name);
@@ -185,6 +185,10 @@ Tensor Pipeline::sum(const std::string& name, const Tensor& mine) {
   if (whole.defined()) views.push_back(view_of("", whole));
   for (const int stage : all)
     if (stage != state_->stage) state_->parcels->send(stage, label, views);
+  meanwhile([&] {
+    return std::all_of(all.begin(), all.end(),
+                       [&](int stage) { return stage == state_->stage || state_->parcels->arrived(stage, label); });
+  });
   Tensor sum;
   const auto add = [&](const Tensor& one) { sum = sum.defined() ? sum.add_(one) : one.clone(); };
   for (const int stage : all) {

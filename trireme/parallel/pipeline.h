@@ -76,9 +76,11 @@ class Pipeline {
   std::vector<int> users(const std::string& name) const;
   /// Collective among the users of a parameter: it becomes that of the first of them.
   void take_first(const std::string& name, torch::Tensor& parameter);
+  /// What a rank does before it waits, until `enough`.
+  using Meanwhile = std::function<void(const std::function<bool()>& enough)>;
   /// Collective among the users of a parameter: the sum of what they have, in their order; who gives nothing
   /// (undefined) gets the others'. Undefined when nobody gives anything.
-  torch::Tensor sum(const std::string& name, const torch::Tensor& mine);
+  torch::Tensor sum(const std::string& name, const torch::Tensor& mine, const Meanwhile& meanwhile);
   /// Chunks of this stage that use a parameter.
   std::vector<int> chunks_of(const std::string& name) const;
 

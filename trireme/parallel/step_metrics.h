@@ -10,6 +10,9 @@ struct StepMetrics {
   explicit StepMetrics(metrics::Registry& registry)
       : updates(&registry, {"updates", "updates", "Of models that this rank took part in"}),
         skipped(&registry, {"skipped_updates", "updates", "Left out because of a NaN, with OnNan::skip"}),
+        ahead(&registry, {"updates_ahead", "updates", "Of a pipeline, begun before the norm of all stages was known"}),
+        taken_back(&registry, {"updates_taken_back", "updates",
+                               "Of those, the ones that were clipped or left out: made again as they should be"}),
         micro_batches(&registry, {"micro_batches", "micro-batches", "Forward and backward passes"}),
         forward_seconds(&registry, {"forward_seconds", "seconds",
                                     "From the call of step() to its loss, with the wait for leave to begin"}),
@@ -41,7 +44,7 @@ struct StepMetrics {
     if (std::isnan(crew_since.value())) crew_since.set(Seconds(Clock::now().time_since_epoch()).count());
   }
 
-  metrics::Counter updates, skipped, micro_batches;
+  metrics::Counter updates, skipped, ahead, taken_back, micro_batches;
   metrics::Histogram forward_seconds, backward_seconds, exchange_seconds;
   metrics::Gauge crew, crew_epoch, crew_since;
   metrics::Spans spans;

@@ -240,7 +240,9 @@ void Parallel::Impl::ready_next() {
   if (elastic())
     exchange_->aim({.updates = updates_ + 1,
                     .position = clock_ + 1,
-                    .ledger = own_.epoch == ledger_.epoch ? ledger_ : exchange::Ledger{own_.epoch, 0, 0}});
+                    .ledger = own_.epoch == ledger_.epoch
+                                  ? ledger_
+                                  : exchange::Ledger{own_.epoch, 0, 0, ledger_.lost, ledger_.joined}});
   exchange_->ready(next_bucket_++);
 }
 

@@ -22,6 +22,8 @@ Step Parallel::Impl::step(double weight, const torch::Tensor& x, const torch::Te
   laps.end("schedule", count_.backward_seconds);
   sum_shared();
   Step done = update();
+  if (exchange_->went_ahead()) count_.ahead.add();
+  if (exchange_->taken_back()) count_.taken_back.add();
   laps.end("exchange", count_.exchange_seconds);
   check_time(done);
   return done;
@@ -67,11 +69,12 @@ void Parallel::Impl::chunk_done(int chunk) {
     if (--backwards_left_[slot] == 0 && trained_[slot]) passed(slot);
 }
 
-/// A tensor that several stages have, such as GPT's embedding, which is its output layer too.
+/// A tensor that several stages have, such as GPT's embedding, which is its output layer too. Stages that are done
+/// first wait for the others here.
 void Parallel::Impl::sum_shared() {
   for (size_t slot : shared_slots()) {
-    const torch::Tensor sum =
-        pipeline_->sum(parameters_[slot].name, filled_[slot] ? gradients_[slot] : torch::Tensor());
+    const torch::Tensor sum = pipeline_->sum(parameters_[slot].name, filled_[slot] ? gradients_[slot] : torch::Tensor(),
+                                             [&](const std::function<bool()>& enough) { exchange_->go_ahead(enough); });
     if (!sum.defined()) continue;
     gradients_[slot].copy_(sum);
     exchange_->present(slot);

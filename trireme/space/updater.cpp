@@ -223,12 +223,13 @@ bool Updater::apply(size_t index, Range range, DType dtype, std::byte* parameter
   update.correction2 = 1 - std::pow(options_.beta2, static_cast<double>(steps));
   update.scale = scale_;
   update.watch = watch_;
-  return followers_.empty() && journal_ == nullptr ? kernels().update(update) : update_in_pieces(update, index, range);
+  const bool at_once = followers_.empty() && journal_ == nullptr && !guessing_;
+  return at_once ? kernels().update(update) : update_in_pieces(update, index, range);
 }
 
 /// What is saved or written down is in a cache when it is updated. In whole blocks, so that those which watch() leaves
 /// out stay the same.
-bool Updater::update_in_pieces(const Update& all, size_t index, Range range) const {
+bool Updater::update_in_pieces(const Update& all, size_t index, Range range) {
   constexpr size_t kChunk = Originals::kChunk / sizeof(float);
   static_assert(kChunk % kBlock == 0 && Journal::kPiece % kBlock == 0);
   const size_t length = journal_ != nullptr ? Journal::kPiece : kChunk;
@@ -249,6 +250,7 @@ bool Updater::update_in_pieces(const Update& all, size_t index, Range range) con
       *home = static_cast<std::byte*>(*home) + at * width;
       homes[count++] = static_cast<const std::byte*>(*home);
       for (const auto& originals : followers_) originals->save(homes[count - 1], bytes);
+      if (guessing_) undo_.save(*home, bytes);
     }
     if (journal_ != nullptr) {
       const size_t begin = range.begin + at * width;
@@ -271,6 +273,34 @@ bool Updater::keeps(const std::byte* state) const {
 void Updater::save_originals() {
   for (const auto& originals : followers_) originals->save_all();
   followers_.clear();
+}
+
+void Updater::begin_guess(size_t most_bytes) {
+  size_t all = 0;
+  for (const Range& range : owned_) all += range.size() * (1 + vectors_.size());
+  most_kept_ = std::min(most_bytes, all);
+  undo_.reserve(most_kept_);
+  guessing_ = true;
+}
+
+bool Updater::can_guess(size_t index) const {
+  return guessing_ && owned_[index].size() * (1 + vectors_.size()) <= most_kept_ - undo_.saved_bytes();
+}
+
+void Updater::confirm() {
+  guessing_ = false;
+  undo_.forget();
+}
+
+void Updater::take_back() {
+  guessing_ = false;
+  undo_.put_back();
+  for (Counts& counts : counts_)
+    for (size_t slot = 0; slot < counts.last.size(); slot++)
+      if (counts.last[slot] == steps_) {
+        counts.steps[slot]--;
+        counts.last[slot] = 0;  // no step that is to come
+      }
 }
 
 bool update_present(Updater& updater, size_t index, const Layout& layout, size_t first, size_t last, Range range,

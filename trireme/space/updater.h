@@ -12,6 +12,7 @@
 #include <trireme/space/layout.h>
 #include <trireme/space/originals.h>
 #include <trireme/space/range.h>
+#include <trireme/space/undo.h>
 
 namespace trireme::space {
 
@@ -122,6 +123,16 @@ class Updater {
   void write_down(Journal* journal) { journal_ = journal; }
   /// Somebody else will write to parameters or state: all that is followed is saved.
   void save_originals();
+
+  /// By a guess, in this step: what is overwritten from now on is kept, at most so many bytes of it.
+  void begin_guess(size_t most_bytes);
+  /// Whether an update of all of owned range `index` can be kept too.
+  bool can_guess(size_t index) const;
+  /// What was updated since begin_guess() stays, and what is updated from now on too.
+  void confirm();
+  /// Parameters, state and counts of steps are as they were at begin_guess(), bit by bit.
+  void take_back();
+
   /// So many steps have been: the next begin_step() starts another one.
   void restart(int64_t steps);
 
@@ -138,7 +149,7 @@ class Updater {
   int64_t steps_of(size_t index, size_t slot) const { return counts() ? counts_[index].steps[slot] : steps_; }
   bool apply(size_t index, Range range, DType dtype, std::byte* parameters, std::span<const std::byte* const> gradients,
              const uint8_t* adds, int64_t steps);
-  bool update_in_pieces(const Update& all, size_t index, Range range) const;
+  bool update_in_pieces(const Update& all, size_t index, Range range);
 
   UpdaterOptions options_;
   bool shared_;
@@ -154,6 +165,9 @@ class Updater {
   bool watch_ = false;
   std::vector<std::shared_ptr<Originals>> followers_;
   Journal* journal_ = nullptr;
+  bool guessing_ = false;
+  size_t most_kept_ = 0;  // bytes, of a guess
+  Undo undo_;
 };
 
 /// Updates `range`, which lies inside owned range `index` and covers slots [first, last) or parts of them, with the sum

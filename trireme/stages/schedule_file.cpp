@@ -185,7 +185,18 @@ class Reading {
 
 Schedule schedule_from_text(std::string_view text, const std::string& where) { return Reading(text, where).schedule(); }
 
-Schedule read_schedule(const std::string& path) { return schedule_from_text(read_text_file(path, kMostBytes), path); }
+Schedule read_schedule(const std::string& path) {
+  std::string text;
+  try {
+    text = read_text_file(path, kMostBytes);
+  } catch (const IoError& error) {  // the caller has named it
+    fail<InvalidArgument>(
+        "{}. A schedule file:PATH is one of yours: `trireme schedule 1f1b --stages 2 --micro 8 --save PATH` writes one "
+        "to begin with",
+        error.what());
+  }
+  return schedule_from_text(text, path);
+}
 
 std::string to_text(const Schedule& schedule) {
   std::string out = fmt::format("{} {}\n", kMagic, kVersion);

@@ -79,6 +79,7 @@ void Checkpoints::follow_crew() {
     saved_step_ = -1;
   }
   crew_ = train_.group().epoch();
+  folder_is_ours_ = folder_is_ours_ || *crew_ > 0;  // the first crew has looked
   saver_ = std::make_unique<Saver>(train_, saver_options(options_, feed_));
 }
 

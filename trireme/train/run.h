@@ -26,6 +26,8 @@ class Run {
  public:
   Run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop);
   Result run();
+  /// There is a model, which its workers share.
+  bool has_begun() const { return steps_ > 0 && !crew_.empty(); }
 
  private:
   /// How far an epoch is.
@@ -151,7 +153,6 @@ class Run {
   int64_t settled_ = 0;      // epochs that were trained, evaluated and saved
   bool owes_end_ = false;    // of the next one, only the first is done
   std::vector<int> crew_;    // ranks
-  int lost_ = 0, joined_ = 0;  // since the last epoch was settled
   int timed_ = 0;            // steps, as far as kStepsToTime
   double usual_ = 0;         // seconds of the quickest of them
   bool warned_ = false;

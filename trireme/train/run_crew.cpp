@@ -37,8 +37,6 @@ void Run::through_changes(Parallel& train, const std::function<void()>& part) {
 void Run::follow(Parallel& train, const Step& change) {
   const std::vector<int>& now = train.group().ranks();
   const int lost = missing(crew_, now), joined = missing(now, crew_);
-  lost_ += lost;
-  joined_ += joined;
   crew_ = now;
   position_ = train.source().next_step();
   result_.updates = change.number;
@@ -47,8 +45,8 @@ void Run::follow(Parallel& train, const Step& change) {
   if (!train.group().first()) return;
   std::string who = lost > 0 ? counted(lost, "lost") : "";
   if (joined > 0) who += (who.empty() ? "" : ", ") + counted(joined, "joined");
-  listener_.note(fmt::format("{}: {} on with step {}, after {:.0f} ms{}{}", who, counted(static_cast<int>(now.size()), "go"),
-                             position_ + 1, change.change_seconds * 1e3, change.reason.empty() ? "" : ". ",
+  listener_.note(fmt::format("{}: {} on with step {}, after {:.0f} ms{}{}", who,
+                             counted(static_cast<int>(now.size()), now.size() == 1 ? "goes" : "go"), position_ + 1, change.change_seconds * 1e3, change.reason.empty() ? "" : ". ",
                              change.reason));
 }
 
@@ -89,8 +87,10 @@ void Run::audit(const Parallel& train, const data::Dataset& set, EpochResult& ep
   if (!whole || ledger.epoch != epoch.epoch - 1) return;
   epoch.samples = static_cast<int64_t>(ledger.samples);
   epoch.each_once = epoch.samples == static_cast<int64_t>(set.count) && ledger.signs == data::sign_of_all(set.count);
-  epoch.lost += std::exchange(lost_, 0);
-  epoch.joined += std::exchange(joined_, 0);
+  epoch.lost = static_cast<int>(ledger.lost);
+  epoch.joined = static_cast<int>(ledger.joined);
+  for (const EpochResult& other : result_.epochs)
+    if (other.epoch < epoch.epoch) epoch.lost -= other.lost, epoch.joined -= other.joined;
   if (!train.group().first()) return;
   std::string text = fmt::format("epoch {}: {} of {} samples, {}", epoch.epoch, epoch.samples, set.count,
                                  epoch.each_once ? "each once" : "NOT each once");

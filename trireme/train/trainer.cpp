@@ -12,8 +12,26 @@
 
 namespace trireme::train {
 
+namespace {
+
+/// A crew that loses a worker before it has a model begins anew, with those who are left.
+Result begun(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop) {
+  while (true) {
+    Run run(world, options, listener, stop);
+    try {
+      return run.run();
+    } catch (const PeerLost& lost) {
+      if (!world.elastic() || world.newcomer() || run.has_begun()) throw;
+      world.regroup();
+      if (world.first()) listener.note(fmt::format("{}. The others begin anew", lost.what()));
+    }
+  }
+}
+
+}  // namespace
+
 Result run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop) {
-  Result result = Run(world, options, listener, stop).run();
+  Result result = begun(world, options, listener, stop);
   if (world.first() && !options.report.empty()) {
     std::ofstream file(options.report);
     file << report_json(options, world.size(), result) << '\n';

@@ -67,6 +67,69 @@ std::vector<UpdaterOptions> all_options() {
           adamw({.lr = 0.01, .beta1 = 0.85, .beta2 = 0.99, .weight_decay = 0.1})};
 }
 
+/// What was done by a guess is as if it had not been; what follows, as if there had been no guess.
+TEST(Updater, TakesBackWhatWasAGuess) {
+  for (const UpdaterOptions& options : all_options()) {
+    const Layout layout({{"a", DType::f64, {40000}}, {"b", DType::f64, {7}}, {"unused", DType::f64, {5}}});
+    const Range owned[] = {layout[0].range, {layout[1].range.begin, layout[2].range.end}};
+    const size_t first[] = {0, 1}, last[] = {1, 3};
+    std::vector<double> gradients(layout.bytes() / sizeof(double));
+    struct Run {
+      std::vector<double> parameters;
+      Updater updater;
+    };
+    const std::vector<double> initial(gradients.size(), 0.5);
+    Run plain{initial, Updater(options, owned)}, guessing{initial, Updater(options, owned)};
+    const auto update = [&](Run& run, size_t index) {
+      const uint8_t present[] = {1, 1, 0};
+      const Source sources[] = {{reinterpret_cast<const std::byte*>(gradients.data()), present + first[index]}};
+      update_present(run.updater, index, layout, first[index], last[index], owned[index], DType::f64,
+                     reinterpret_cast<std::byte*>(run.parameters.data()), sources);
+    };
+    const auto state_of = [](Run& run) {
+      std::vector<std::byte> bytes;
+      for (const auto& view : run.updater.views()) bytes.insert(bytes.end(), view.bytes.begin(), view.bytes.end());
+      for (size_t index = 0; index < 2; index++)
+        for (const int64_t steps : run.updater.slot_steps(index, index == 0 ? 1 : 2))
+          bytes.push_back(static_cast<std::byte>(steps));
+      return bytes;
+    };
+    for (int step = 0; step < 6; step++) {
+      for (size_t i = 0; i < gradients.size(); i++) gradients[i] = gradient(step, i);
+      plain.updater.begin_step(options.lr);
+      guessing.updater.begin_step(options.lr);
+      const std::vector<double> before = guessing.parameters;
+      const std::vector<std::byte> state_before = state_of(guessing);
+      const bool right = step % 3 == 0, left_out = step % 3 == 1;
+      guessing.updater.begin_guess(size_t{1} << 30);
+      for (size_t index = 0; index < 2; index++) {
+        ASSERT_TRUE(guessing.updater.can_guess(index));
+        update(guessing, index);
+      }
+      EXPECT_NE(guessing.parameters, before);
+      if (!right) {
+        guessing.updater.take_back();
+        EXPECT_EQ(guessing.parameters, before);
+        EXPECT_EQ(state_of(guessing), state_before);
+      }
+      guessing.updater.confirm();
+      if (left_out) continue;
+      for (Run* run : {&plain, &guessing}) run->updater.scale(right ? 1 : 0.25);
+      for (size_t index = 0; index < 2; index++) {
+        update(plain, index);
+        if (!right) update(guessing, index);
+      }
+      EXPECT_EQ(guessing.parameters, plain.parameters) << name_of(options.kind) << ", step " << step;
+      EXPECT_EQ(state_of(guessing), state_of(plain)) << name_of(options.kind) << ", step " << step;
+    }
+    guessing.updater.begin_step(options.lr);
+    guessing.updater.begin_guess(1000);
+    EXPECT_FALSE(guessing.updater.can_guess(0));
+    EXPECT_TRUE(guessing.updater.can_guess(1));
+    guessing.updater.confirm();
+  }
+}
+
 TEST(Updater, FollowsTorchForAHundredSteps) {
   constexpr size_t kCount = 1501;
   for (const UpdaterOptions& options : all_options()) {
