@@ -161,7 +161,6 @@ ParallelOptions Run::parallel_options(int64_t steps, bool channels_last) const {
   options.schedule.total = options_.most_steps() > 0 ? options_.most_steps() : steps * epochs_;
   options.schedule.step_size = std::max<int64_t>(1, std::llround(options_.step_epochs * static_cast<double>(steps)));
   options.exchange.seed = options_.seed;
-  options.exchange.elastic = options.exchange.elastic || world_.elastic();
   options.channels_last = channels_last;
   return options;
 }
