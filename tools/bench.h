@@ -61,6 +61,8 @@ int measure_step(const std::string& out, const std::string& name, bool alone);
 /// models in one program take turns of a few steps, so that the machine's moods meet all of them; a line for each turn.
 int measure_guards(const std::string& out, const std::string& name, int turns);
 inline constexpr std::array kGuards = {"none", "watch", "clip"};
+/// The same, of steps that survive a rank's death ("on") and steps that do not ("off").
+int measure_elastic(const std::string& out, const std::string& name, int turns);
 
 /// A model of 100 MB whose state is taken in one of several ways, in turn; a line for each way, with the steps beside
 /// it.

@@ -107,7 +107,7 @@ std::string explain_value(const Invocation& invocation, const CLI::ParseError& e
   return place_of(text.substr(0, text.find(':')), invocation) + text;
 }
 
-/// What stands after "--" of `launch` belongs to another program: CLI11 never sees it.
+/// What stands after "--" of `launch` and `chaos` belongs to another program: CLI11 never sees it.
 Invocation invocation_of(Expanded line) {
   const std::string program = own_path();
   Invocation invocation{program,
@@ -116,7 +116,8 @@ Invocation invocation_of(Expanded line) {
                         {},
                         std::move(line.origins)};
   const auto dashes = std::find(invocation.args.begin(), invocation.args.end(), "--");
-  if (invocation.args.empty() || invocation.args[0] != "launch" || dashes == invocation.args.end()) return invocation;
+  const bool takes_rest = !invocation.args.empty() && (invocation.args[0] == "launch" || invocation.args[0] == "chaos");
+  if (!takes_rest || dashes == invocation.args.end()) return invocation;
   invocation.rest.assign(dashes + 1, invocation.args.end());
   invocation.args.erase(dashes, invocation.args.end());
   return invocation;

@@ -17,7 +17,7 @@ struct Invocation {
   std::string program;                         // path of this executable
   std::string worker;                          // path of the program that loads libtorch
   std::vector<std::string> args;               // after the program's name, recipes already replaced by their flags
-  std::vector<std::string> rest;               // launch: what stands after "--"
+  std::vector<std::string> rest;               // launch, chaos: what stands after "--"
   std::map<std::string, std::string> origins;  // "recipe.toml, line 3" by "--epochs": flags that a recipe has set
 };
 
@@ -34,11 +34,13 @@ Run add_coordinator(CLI::App& app, const Invocation& invocation);
 Run add_tls(CLI::App& app, const Invocation& invocation);
 Run add_serve(CLI::App& app, const Invocation& invocation);
 Run add_ctl(CLI::App& app, const Invocation& invocation);
+Run add_chaos(CLI::App& app, const Invocation& invocation);
 Run add_bench(CLI::App& app, const Invocation& invocation);
 Run add_bench_ps(CLI::App& bench, const Invocation& invocation);  // a sub-command of that
 Run add_bench_checkpoint(CLI::App& bench, const Invocation& invocation);
 Run add_bench_model(CLI::App& bench, const Invocation& invocation);
 Run add_bench_pipeline(CLI::App& bench, const Invocation& invocation);
+Run add_bench_elastic(CLI::App& bench, const Invocation& invocation);
 Run add_evaluate(CLI::App& app, const Invocation& invocation);
 Run add_predict(CLI::App& app, const Invocation& invocation);
 Run add_generate(CLI::App& app, const Invocation& invocation);

@@ -15,6 +15,7 @@ int main(int argc, char** argv) {
                       {"tls", add_tls},
                       {"serve", add_serve},
                       {"ctl", add_ctl},
+                      {"chaos", add_chaos},
                       {"bench", add_bench},
                       {"evaluate", add_evaluate},
                       {"predict", add_predict},

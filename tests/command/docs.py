@@ -35,6 +35,7 @@ RULES = [
     (r"^export |^(TRIREME_)?RANK=|DMLC_ROLE=|TRIREME_TOKEN=|MASTER_ADDR", HOSTS, ""),
     (r"^trireme ctl ", HERE, "beside a training that runs"),
     (r"^trireme bench ", SHORT, ""),
+    (r"^trireme chaos ", SHORT, ""),
     (r"\btrireme (train|compare) ", SHORT, ""),
     (r"^trireme (evaluate|predict|generate|checkpoint) ", HERE, "on MODELS"),
     (r"^spm_train ", HERE, ""),
@@ -117,6 +118,9 @@ def shortened(text):
     text = re.sub(r"^(trireme bench checkpoint\b)", r"\1 --rounds 1 --turns 1 --width 64", text)
     small = "--rounds 1 --layers 1 --model-width 32 --heads 2 --context 16 --samples 4 --steps 2"
     text = re.sub(r"^(trireme bench (?:model|pipeline)\b)", rf"\1 {small}", text)
+    text = re.sub(r"^(trireme bench elastic) --tries \d+", r"\1 --rounds 1 --case lenet-32 --tries 2 --peer-tries 1", text)
+    if text.startswith("trireme chaos "):
+        text = re.sub(r"--kills \d+", "--kills 1", text).replace("fashion-mnist", "synthetic:2000")
     text = re.sub(r"^(trireme tune\b)", r"\1 --rounds 1", text)
     return re.sub(
         r"^(torchrun )", r"\1--tee 1 --redirects 1 ", text

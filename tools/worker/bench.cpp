@@ -12,7 +12,7 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   struct Settings {
     std::string out, name, collective = "allreduce";
     std::vector<size_t> sizes;
-    int guards = 0, snapshots = 0;
+    int guards = 0, elastic = 0, snapshots = 0;
     bool alone = false, private_memory = false, gpt = false, bubbles = false;
     ModelMeasure model;
     PipelineMeasure pipeline;
@@ -23,6 +23,7 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   command->add_option("--out", s->out, "File for the result, JSON lines")->required();
   command->add_option("--case", s->name, "Such as lenet-32")->check(CLI::IsMember(kTrainCases));
   command->add_option("--guards", s->guards, "Turns of steps that look for nothing, for NaN, and that clip");
+  command->add_option("--elastic", s->elastic, "Turns of steps that survive a death, and that do not");
   command->add_option("--snapshots", s->snapshots, "Turns of steps beside which state is taken, in several ways")
       ->excludes("--case");
   command->add_option("--checkpoints", s->checkpoints.dir, "Folder for checkpoints: what they cost")
@@ -51,6 +52,7 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
     }
     if (s->gpt) return measure_model(s->out, s->model);
     if (s->snapshots > 0) return measure_snapshots(s->out, s->snapshots);
+    if (s->elastic > 0) return measure_elastic(s->out, s->name, s->elastic);
     return s->guards > 0 ? measure_guards(s->out, s->name, s->guards) : measure_step(s->out, s->name, s->alone);
   };
 }

@@ -3,7 +3,6 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/utils.h>
 
-#include <array>
 #include <deque>
 #include <fstream>
 
@@ -68,34 +67,56 @@ double timed(Subject& subject, Parallel& train, int before, int steps) {
   return seconds_since(start) / steps * 1e3;
 }
 
-}  // namespace
+/// One of several ways to make a step.
+struct Way {
+  std::string name;
+  ParallelOptions options;
+};
 
-int measure_guards(const std::string& out, const std::string& name, int turns) {
+/// A model for each way, which take turns of a few steps. Rank 0 writes a line for each turn: milliseconds of a step,
+/// by way.
+int take_turns(const std::string& out, const std::string& name, int turns, const std::vector<Way>& ways) {
   const Case c = case_named(name);
   World world = join({.timeout_setting = ""});
   std::deque<Subject> subjects;
   std::deque<std::unique_ptr<Parallel>> trained;
-  for (const char* guard : kGuards) {
-    ParallelOptions options;
-    if (guard == std::string("none")) options.exchange.on_nan = exchange::OnNan::ignore;
-    if (guard == std::string("clip")) options.exchange.clip = 1e-6;  // below any norm: all of them are scaled
-    trained.push_back(subjects.emplace_back(world, name, c).prepare(world, options));
-  }
+  for (const Way& way : ways) trained.push_back(subjects.emplace_back(world, name, c).prepare(world, way.options));
   std::ofstream file;
   if (world.first()) file.open(out, std::ios::app);
   const int steps = std::max(4, c.steps / 20);
   for (int turn = 0; turn < turns + 1; turn++) {  // the first is not counted
-    std::array<double, kGuards.size()> ms{};
-    for (size_t i = 0; i < kGuards.size(); i++) {
-      const size_t who = (i + static_cast<size_t>(turn)) % kGuards.size();
+    std::vector<double> ms(ways.size());
+    for (size_t i = 0; i < ways.size(); i++) {
+      const size_t who = (i + static_cast<size_t>(turn)) % ways.size();
       ms[who] = timed(subjects[who], *trained[who], 2, steps);
     }
-    if (world.first() && turn > 0)
-      file << fmt::format("{{\"{}\": {:.4f}, \"{}\": {:.4f}, \"{}\": {:.4f}}}\n", kGuards[0], ms[0], kGuards[1], ms[1],
-                          kGuards[2], ms[2]);
+    if (!world.first() || turn == 0) continue;
+    std::string line;
+    for (size_t i = 0; i < ways.size(); i++)
+      line += fmt::format("{}\"{}\": {:.4f}", i == 0 ? "" : ", ", ways[i].name, ms[i]);
+    file << "{" << line << "}\n";
   }
   while (!trained.empty()) trained.pop_back();
   return 0;
+}
+
+}  // namespace
+
+int measure_guards(const std::string& out, const std::string& name, int turns) {
+  std::vector<Way> ways;
+  for (const char* guard : kGuards) {
+    ParallelOptions options;
+    if (guard == std::string("none")) options.exchange.on_nan = exchange::OnNan::ignore;
+    if (guard == std::string("clip")) options.exchange.clip = 1e-6;  // below any norm: all of them are scaled
+    ways.push_back({guard, options});
+  }
+  return take_turns(out, name, turns, ways);
+}
+
+int measure_elastic(const std::string& out, const std::string& name, int turns) {
+  ParallelOptions on;
+  on.exchange.elastic = true;
+  return take_turns(out, name, turns, {{"on", on}, {"off", {}}});
 }
 
 int measure_step(const std::string& out, const std::string& name, bool alone) {

@@ -107,4 +107,13 @@ Status ask_for_status(Seconds timeout) {
   return status;
 }
 
+std::optional<MemberMetrics> ask_process(int process, Seconds timeout) {
+  std::vector<MemberMetrics> members;
+  for (const Door& door : doors_of(kDoors))
+    if (door.process == process) ask(door, timeout, members);
+  for (MemberMetrics& member : members)
+    if (member.member.pid == process) return std::move(member);
+  return std::nullopt;
+}
+
 }  // namespace trireme::cluster

@@ -3,6 +3,7 @@
 // user on this machine. A rank and a server answer for themselves, at once and whatever else they do; a coordinator
 // says what it has heard from members, on other machines too.
 #include <functional>
+#include <optional>
 #include <thread>
 #include <vector>
 
@@ -37,5 +38,9 @@ struct Status {
 
 /// Asks at all doors of this user on this machine. Waits so long at most for each.
 Status ask_for_status(Seconds timeout);
+
+/// Asks at the door of one process; nothing: it has none, or has not answered within that time. Of a coordinator, what
+/// it says of itself.
+std::optional<MemberMetrics> ask_process(int process, Seconds timeout);
 
 }  // namespace trireme::cluster

@@ -38,6 +38,7 @@ Step Parallel::Impl::through_changes(const std::function<Step()>& step) {
   if (!elastic()) return step();
   try {
     Step done = step();
+    if (done.updated) count_.note_step();
     if (!std::exchange(change_, false)) return done;
     const Step after = change_crew();
     done.regrouped = true;
@@ -151,6 +152,7 @@ Step Parallel::Impl::change_crew() {
     throw;
   }
   group_.attached<Trained>().exchanges.push_back(exchange_.get());
+  count_.enter_crew(group_.size(), group_.epoch());
   placement_->forget();
   unchecked_ = false;
   leased_.reset();

@@ -91,6 +91,7 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
   drop_other_stages();
   listen();
   group_.attached<Trained>().exchanges.push_back(exchange_.get());
+  count_.enter_crew(group_.size(), group_.epoch());
   follow_freezing();
 }
 

@@ -1,5 +1,7 @@
 #pragma once
 // What a rank counts of its steps. Written by the thread that calls step(). Without torch.
+#include <cmath>
+
 #include <trireme/metrics/metrics.h>
 
 namespace trireme {
@@ -20,11 +22,31 @@ struct StepMetrics {
         exchange_seconds(&registry, {"exchange_seconds", "seconds",
                                      "From the end of an update's last backward pass to its parameters: reducing, "
                                      "updating and waiting"}),
+        crew(&registry, {"crew", "workers", "That train a model with this rank"}),
+        crew_epoch(&registry, {"crew_epoch", "changes", "Of the crew, before this one"}),
+        crew_since(&registry,
+                   {"crew_since", "seconds",
+                    "When the first step of this crew was made, on the machine's steady clock; null: not yet, "
+                    "or a crew that does not change"}),
         spans(&registry),
-        timed(registry.timed()) {}
+        timed(registry.timed()) {
+    crew_since.set(NAN);
+  }
+
+  /// There is another crew from now on.
+  void enter_crew(int size, uint64_t epoch) {
+    crew.set(size);
+    crew_epoch.set(static_cast<double>(epoch));
+    crew_since.set(NAN);
+  }
+  /// A step of it was made.
+  void note_step() {
+    if (std::isnan(crew_since.value())) crew_since.set(Seconds(Clock::now().time_since_epoch()).count());
+  }
 
   metrics::Counter updates, skipped, ahead, taken_back, micro_batches;
   metrics::Histogram forward_seconds, backward_seconds, exchange_seconds;
+  metrics::Gauge crew, crew_epoch, crew_since;
   metrics::Spans spans;
   const bool timed;
 };
