@@ -197,6 +197,9 @@ std::unique_ptr<Exchange> make(const Group& group, const space::Layout& layout,
   switch (options.sync.kind) {
     case Sync::shared:
       if (group.one_machine()) return std::make_unique<Shared>(group, layout, *optimizer, options);
+      if (options.zero > 0 && options.elastic)
+        fail<InvalidArgument>("with ZeRO (zero {}) across machines a lost one takes its part of the state with it: leave "
+                              "out zero, or let a loss end the job (--on-failure stop)", options.zero);
       if (options.zero > 0) return std::make_unique<Sharded>(group, layout, *optimizer, options);
       return std::make_unique<Spread>(group, layout, *optimizer, options);
     case Sync::allreduce:

@@ -90,7 +90,7 @@ class Shared : public Exchange {
   void update_whole(bool applies = true);
   /// The slice of a bucket that a rank of this machine updates.
   virtual space::Range slice_on(int rank, size_t bucket) const {
-    return space::part_of(buckets_[bucket].range, rank, local_.size());
+    return space::part_of(buckets_[bucket].range, rank, local_.size(), grain_of(options_));
   }
   /// What a rank of this machine updates its slice with.
   virtual std::vector<space::Source> sources_on(int rank, size_t bucket);

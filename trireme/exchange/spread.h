@@ -62,7 +62,7 @@ class Spread final : public Shared {
   /// Every sum is here before anything is updated.
   bool sums_first() const { return whole_first() || transaction_; }
   space::Range slice_on(int rank, size_t bucket) const override {
-    return rank < lanes_ ? space::part_of(buckets_[bucket].range, rank, lanes_) : space::Range{};
+    return rank < lanes_ ? space::part_of(buckets_[bucket].range, rank, lanes_, grain_of(options_)) : space::Range{};
   }
   std::vector<space::Source> sources_on(int rank, size_t bucket) override;
   void bring(bool has, std::span<int64_t> steps) override;
