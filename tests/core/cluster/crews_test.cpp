@@ -178,6 +178,17 @@ TEST(Crews, NewcomersReplaceAWholeCrewOnlyIfItIsDead) {
   EXPECT_NE(plan.reason.find("newcomers must not go on in their place"), std::string::npos) << plan.reason;
 }
 
+/// One who was dismissed rows to the end of its step, and may end the whole job with it.
+TEST(Crews, NewcomersWaitForOneWhoGoesAndMayStillRow) {
+  Job job(2);
+  job.come(2, false);
+  job.hand(1).drained = true;
+  EXPECT_EQ(job.next().ranks, (Ranks{0}));
+  job.hand(2).ready = true;
+  job.lose(0);
+  EXPECT_EQ(job.next().kind, CrewPlan::give_up);
+}
+
 TEST(Crews, NobodyComesInWhenTheWorkIsDone) {
   Job job(2);
   job.policy.target = 4;

@@ -45,9 +45,9 @@ class Planner {
     settled_ = confirmed && !book.held;
     for (const Hand& hand : hands) {
       const bool rows = has(book.ranks, hand.rank) || (!settled_ && has(book.before, hand.rank));
+      if (rows && hand.rowed) all_dead_ = all_dead_ && hand.standing == Standing::lost && hand.dead;
       if (!rows || hand.standing != Standing::lost) continue;
       losses_ += (losses_.empty() ? "" : "; ") + hand.loss;
-      all_dead_ = all_dead_ && hand.dead;
       lost_++;
     }
   }
@@ -142,7 +142,8 @@ class Planner {
               {},
               {},
               fmt::format("{}: newcomers are awaited for {:g} s", shortage(losses_), policy_.rejoin_timeout.count()),
-              losses_};
+              losses_,
+              settled_ ? Ranks{} : book_.before};
     const bool nobody = std::none_of(hands_.begin(), hands_.end(), is_there);
     if (nobody) return {};  // the job has ended with its last worker
     return {CrewPlan::give_up, false, {}, {}, fmt::format("{}. {}", shortage(losses_), kAdvice)};
@@ -171,7 +172,8 @@ class Planner {
   const CrewBook& book_;
   const CrewPolicy& policy_;
   bool settled_ = false;                       // all of the crew have confirmed that they are in it
-  bool placed_ = true, all_dead_ = true;       // of the crew; of the lost
+  bool placed_ = true;                         // machines of the crew are known
+  bool all_dead_ = true;                       // all who may row; newcomers that have not rowed yet do not count
   int at_peace_ = 0, staying_ = 0, lost_ = 0;  // of the crew; newcomers that have not rowed yet do not stay
   std::string losses_;
 };
@@ -186,7 +188,7 @@ CrewPlan plan_crew(Clock::time_point now, const std::vector<Hand>& hands, const 
 CrewBook book_after(Clock::time_point now, const CrewBook& book, const CrewPlan& plan) {
   if (plan.kind == CrewPlan::change)
     return {book.epoch + 1, plan.ranks, plan.announced ? book.ranks : Ranks{}, false, {}, ""};
-  if (plan.kind == CrewPlan::hold) return {book.epoch + 1, book.ranks, {}, true, now, plan.losses};
+  if (plan.kind == CrewPlan::hold) return {book.epoch + 1, book.ranks, plan.rowing, true, now, plan.losses};
   return book;
 }
 

@@ -60,11 +60,12 @@ struct CrewPlan {
     over      // the crew has done its work: spares may go
   };
   Kind kind = stay;
-  bool announced = false;    // change: it interrupts nobody
-  std::vector<int> ranks;    // change: the crew, in order
-  std::vector<int> leaving;  // change: who is dismissed by it
-  std::string reason;        // a full sentence
-  std::string losses{};      // hold: of the reason, who was lost
+  bool announced = false;     // change: it interrupts nobody
+  std::vector<int> ranks;     // change: the crew, in order
+  std::vector<int> leaving;   // change: who is dismissed by it
+  std::string reason;         // a full sentence
+  std::string losses{};       // hold: of the reason, who was lost
+  std::vector<int> rowing{};  // hold: who was in the crew before an announced change, and may not have left it
 };
 
 CrewPlan plan_crew(Clock::time_point now, const std::vector<Hand>& hands, const CrewBook& book,
