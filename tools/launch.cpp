@@ -52,8 +52,6 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
       "Examples:\n"
       "  trireme launch -n 4 -- ./my_training --lr 0.1\n"
       "  trireme launch -n 2 --servers 1 -- ./my_worker\n"
-      "  trireme launch -n 2:8 --spares 1 -- ./my_training     which goes through World::regroup() when ranks come and "
-      "go\n"
       "  trireme launch --hosts a:2,b:2 -- /shared/my_training --lr 0.1");
   return [options, hosts, servers, serve_with, ranks, elastic, command, invocation] {
     const std::vector<std::string> server_command =

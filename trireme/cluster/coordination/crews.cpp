@@ -39,6 +39,8 @@ class Planner {
       if (!has(book.ranks, hand.rank)) continue;
       confirmed = confirmed && hand.confirmed >= static_cast<int64_t>(book.epoch);
       at_peace_ += hand.standing == Standing::left && !hand.dismissed ? 1 : 0;
+      left_before_ = left_before_ || (hand.standing == Standing::left && !hand.dismissed &&
+                                      hand.confirmed < static_cast<int64_t>(book.epoch));
       staying_ += is_there(hand) && hand.rowed && !hand.dismissed ? 1 : 0;
       placed_ = placed_ && (hand.placed || !is_there(hand));
     }
@@ -57,6 +59,7 @@ class Planner {
     if (lost_ > 0) return replace();
     if (at_peace_ > 0 && staying_ == 0)
       return {CrewPlan::over, false, {}, {}, "the job is over: the crew has done its work"};
+    if (left_before_) return without_the_done();
     return settled_ && at_peace_ == 0 ? adjust() : CrewPlan{};
   }
 
@@ -131,6 +134,15 @@ class Planner {
                         losses)};
   }
 
+  /// Somebody had done its work before it heard of the crew: the others need not wait for it.
+  CrewPlan without_the_done() const {
+    Ranks crew;
+    for (const Hand& hand : hands_)
+      if (has(book_.ranks, hand.rank) && is_there(hand) && !hand.dismissed) crew.push_back(hand.rank);
+    std::sort(crew.begin(), crew.end());
+    return changed(crew, false, "others have done their work");
+  }
+
   CrewPlan replace() const {
     const Ranks crew = compose();
     if (staying_ == 0 && at_peace_ > 0)
@@ -173,6 +185,7 @@ class Planner {
   const CrewPolicy& policy_;
   bool settled_ = false;                       // all of the crew have confirmed that they are in it
   bool placed_ = true;                         // machines of the crew are known
+  bool left_before_ = false;                   // somebody of the crew, before it was in it
   bool all_dead_ = true;                       // all who may row; newcomers that have not rowed yet do not count
   int at_peace_ = 0, staying_ = 0, lost_ = 0;  // of the crew; newcomers that have not rowed yet do not stay
   std::string losses_;
