@@ -95,13 +95,13 @@ TEST(Feed, PreparesInTheBackgroundInEveryMode) {
 
 /// A source that gives what the test says.
 struct Given final : exchange::WorkSource {
-  Given(int ranks, std::vector<int64_t> pieces) : WorkSource(0, ranks), pieces(std::move(pieces)) {}
+  Given(int ranks, std::vector<int64_t> given) : WorkSource(0, ranks), given(std::move(given)) {}
   ps::Lease take() override {
-    if (next == pieces.size()) return {ps::Lease::end};
-    const int64_t piece = pieces[next++];
-    return {ps::Lease::piece, piece / ranks(), piece};
+    if (next == given.size()) return {ps::Lease::end};
+    const int64_t piece = given[next++];
+    return {ps::Lease::piece, piece / pieces(), piece};
   }
-  std::vector<int64_t> pieces;
+  std::vector<int64_t> given;
   size_t next = 0;
 };
 
