@@ -31,8 +31,8 @@ class Chaos(support.CommandTest):
         self.expect_all_well(*self.chaos("--kills", 10, "--every", 0.3, "--seed", 3), kills=10)
 
     def test_the_same_bits_with_virtual_workers(self):
-        code, text, found = self.chaos("--kills", 2, "--every", 1.5, "--virtual", 4, "--spares", 1)
-        self.expect_all_well(code, text, found, kills=2)
+        code, text, found = self.chaos("--kills", 3, "--stops", 1, "--every", 0.3, "--virtual", 4, "--spares", 1)
+        self.expect_all_well(code, text, found, kills=3, stops=1)
         self.assertIn("same bits", {check["name"] for check in found["checks"]})
 
     def test_what_is_wrong_is_said(self):

@@ -10,9 +10,13 @@
 namespace trireme {
 namespace {
 
+Group& crew_of(World& world) { return world.newcomer() ? world.enter() : world.group(); }
+
+}  // namespace
+
 /// A crew's exchange counts from when its state is whole: one that lost a rank before that is thrown away. An exchange goes
 /// before its group does.
-struct Attempt {
+struct Parallel::Impl::Attempt {
   Attempt() = default;
   Attempt(const Group& its, comm::shm::Communicator* its_local, std::unique_ptr<exchange::Exchange> its_exchange)
       : group(its), local(its_local), exchange(std::move(its_exchange)) {}
@@ -27,10 +31,6 @@ struct Attempt {
     return *this;
   }
 };
-
-Group& crew_of(World& world) { return world.newcomer() ? world.enter() : world.group(); }
-
-}  // namespace
 
 Ranks::Ranks(World& world) : joins(world.newcomer()), data(crew_of(world)), whole(data) {}
 
@@ -115,6 +115,32 @@ void Parallel::Impl::share_memo() {
   memo_ = {number, std::move(text)};
 }
 
+/// The one that group_ is, or the next that does not lose a rank meanwhile. `before`: of the crew whose state it goes on
+/// with, or nothing where this rank comes anew.
+void Parallel::Impl::enter_crew(Attempt& before, const space::Layout& layout) {
+  for (Attempt tried; true;) {
+    comm::shm::Communicator* const local = &group_.local();
+    try {
+      make_exchange_for(layout);
+      move_in();
+      return join_crew(before.exchange.get(), before.exchange ? before.exchange->give_up() : exchange::Reached{});
+    } catch (const PeerLost&) {  // another one
+      tried = Attempt(group_, local, std::move(exchange_));
+    }
+    mark("crew: given up");
+    group_ = whole_ = world_->regroup();
+    if (tried.exchange && tried.local->kept_areas()) {  // others had come through: that was a crew
+      tried.exchange->give_up();
+      before = std::move(tried);
+    }
+  }
+}
+
+void Parallel::Impl::join_anew(const space::Layout& layout) {
+  Attempt nothing;
+  enter_crew(nothing, layout);
+}
+
 Step Parallel::Impl::change_crew() {
   if (!elastic()) fail<InvalidArgument>("this crew cannot change: Options::elastic is off");
   const int64_t clock = clock_;
@@ -129,24 +155,10 @@ Step Parallel::Impl::change_crew() {
   Attempt before(group_, local_, std::move(exchange_));
   try {
     const space::Layout layout = before.exchange->layout();
-    for (Attempt tried; !exchange_;) {
-      before.exchange->give_up();
-      mark("crew: given up");
-      group_ = whole_ = world_->regroup();
-      if (tried.exchange && tried.local->kept_areas()) {  // others had come through: that was a crew
-        tried.exchange->give_up();
-        before = std::move(tried);
-      }
-      tried = Attempt();
-      comm::shm::Communicator* const local = &group_.local();
-      try {
-        make_exchange_for(layout);
-        move_in();
-        join_crew(before.exchange.get(), before.exchange->give_up());
-      } catch (const PeerLost&) {  // another one
-        tried = Attempt(group_, local, std::move(exchange_));
-      }
-    }
+    before.exchange->give_up();
+    mark("crew: given up");
+    group_ = whole_ = world_->regroup();
+    enter_crew(before, layout);
   } catch (...) {  // this is the end of the job here: the module's parameters are where they were
     if (!exchange_) exchange_ = std::move(before.exchange), group_ = whole_ = *before.group;
     throw;

@@ -79,12 +79,12 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
   const Divisions divisions = divisions_of(module, ties_);
   const space::Layout all = layout_of(all_, options_.channels_last, divisions);
   check_parts(all, optimizer);
-  make_exchange_for(with_counted(layout_of(parameters_, options_.channels_last, divisions)));
-  if (model_) assembly_.emplace(whole_, group_, *model_, all, here_, exchange_->owners());
+  const space::Layout layout = with_counted(layout_of(parameters_, options_.channels_last, divisions));
   if (elastic() && ranks.joins) {
-    move_in();
-    join_crew(nullptr, {});
+    join_anew(layout);
   } else {
+    make_exchange_for(layout);
+    if (model_) assembly_.emplace(whole_, group_, *model_, all, here_, exchange_->owners());
     adopt_parameters();
     adopt_buffers();
   }

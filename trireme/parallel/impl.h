@@ -154,6 +154,9 @@ class Parallel::Impl {
   // ---- a crew that changes: crew_change.cpp ----
   void make_exchange_for(const space::Layout& layout);
   void move_in();
+  struct Attempt;
+  void enter_crew(Attempt& before, const space::Layout& layout);
+  void join_anew(const space::Layout& layout);
   void join_crew(exchange::Exchange* before, const exchange::Reached& reached);
   void share_buffers(bool fresh);
   void share_memo();

@@ -16,12 +16,13 @@ namespace {
 
 /// A crew that loses a worker before it has a model begins anew, with those who are left.
 Result begun(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop) {
+  const bool comes = world.newcomer();  // to others, who have one
   while (true) {
     Run run(world, options, listener, stop);
     try {
       return run.run();
     } catch (const PeerLost& lost) {
-      if (!world.elastic() || world.newcomer() || run.has_begun()) throw;
+      if (!world.elastic() || comes || run.has_begun()) throw;
       world.regroup();
       if (world.first()) listener.note(fmt::format("{}. The others begin anew", lost.what()));
     }
