@@ -14,6 +14,7 @@
 #include "become.h"
 #include "commands.h"
 #include "idle_flags.h"
+#include "restarts.h"
 
 namespace trireme::tools {
 namespace {
@@ -46,19 +47,30 @@ std::string saves(const TrainSettings& settings) {
   return fmt::format("{}{}a checkpoint to {}", model, model.empty() ? "" : " and ", dir);
 }
 
-cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invocation& invocation) {
-  check_address_limit(invocation.worker);
+cluster::LaunchResult launch_once(const TrainSettings& settings, const Invocation& invocation, int workers,
+                                  const std::vector<std::string>& flags) {
   cluster::LaunchOptions options{.command = worker_command(settings, invocation),
-                                 .ranks = settings.workers,
+                                 .ranks = workers,
                                  .threads = settings.threads,
                                  .show = cluster::Show::first};
-  options.elasticity = settings.elasticity;
+  options.command.insert(options.command.end(), flags.begin(), flags.end());
+  if (!settings.starts_again) options.elasticity = settings.elasticity;
   if (settings.hosts.heartbeat_given) options.silence = Seconds(settings.hosts.heartbeat_limit);
   options.server_command = server_command(settings, invocation);
   for (int server = 0; server < settings.servers; server++) options.servers.push_back(server);
   options.say = [&](const std::string& sentence) { say_over(settings, sentence); };
   options.saves = saves(settings);
-  const cluster::LaunchResult result = cluster::launch(options);
+  return cluster::launch(options);
+}
+
+cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invocation& invocation) {
+  check_address_limit(invocation.worker);
+  const auto launch = [&](int workers, const std::vector<std::string>& flags) {
+    return launch_once(settings, invocation, workers, flags);
+  };
+  const auto say = [&](const std::string& sentence) { say_over(settings, sentence); };
+  const cluster::LaunchResult result =
+      settings.starts_again ? launch_again_and_again(settings, launch, say) : launch(settings.workers, {});
   explain_end(result, result.first_failed == 0 && result.exit_code < 128);  // rank 0 has said itself why it ended
   return result;
 }

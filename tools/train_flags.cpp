@@ -237,6 +237,7 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--report", o.report,
                  "Write a JSON report: loss, accuracy, samples/s and seconds by epoch, SHA-256 of the parameters");
   app.add_flag("--quiet-report", s.quiet_report)->group("");
+  app.add_option("--restarts", s.restarts)->group("");
   app.add_option("--save", o.save, "Write the trained model in safetensors format");
   add_checkpoint_flags(app, s);
   app.add_option("--progress", s.progress,
@@ -310,35 +311,45 @@ void check_ranks(const TrainSettings& settings, const cluster::Workers& workers)
 
 /// How many workers there are to begin with.
 int first_workers(const TrainSettings& settings, const cluster::Workers& workers, const cluster::Place& place) {
-  if (place.launcher != "alone") return workers.range || workers.most == 0 ? place.size : workers.most;
+  if (place.launcher != "alone")
+    return workers.range || workers.most == 0 || settings.restarts >= 0 ? place.size : workers.most;
   if (settings.hosts.given()) return settings.hosts.ranks();
   if (workers.range) return cluster::first_crew(workers.least, workers.most, usable_cores());
   return workers.most == 0 ? usable_cores() : workers.most;
 }
 
-/// What workers that die and come cannot do yet. All of it stands here.
-void refuse_elastic(const TrainSettings& settings) {
-  if (!settings.elasticity.elastic()) return;
+/// Why a crew with these flags cannot go on without one of its workers, as a flag; "": it can. All of it stands here.
+std::string cannot_row_on(const TrainSettings& settings) {
   const train::Options& o = settings.options;
   const auto kind = o.parallel.exchange.sync.kind;
-  const struct {
-    bool there;
-    std::string what;
-  } refused[] = {
-      {kind != exchange::Sync::shared, fmt::format("--sync {}: use shared", settings.sync)},
-      {o.parallel.sync_batch_norm, "--sync-batch-norm"},
-      {o.tensor > 1, fmt::format("--tensor {}", o.tensor)},
-      {o.pipeline > 1, fmt::format("--pipeline {}", o.pipeline)},
-      {o.parallel.exchange.zero > 0 && settings.hosts.given(),
-       fmt::format("--zero {} across hosts", o.parallel.exchange.zero)},
-  };
-  for (const auto& [there, what] : refused)
-    if (there)
-      fail<InvalidArgument>(
-          "workers cannot come and go (--workers LEAST:MOST, --on-failure {}) together with {}, which is not there "
-          "yet: "
-          "leave one of them out",
-          settings.elastic.on_failure.empty() ? "replace" : settings.elastic.on_failure, what);
+  if (kind != exchange::Sync::shared) return fmt::format("--sync {}", settings.sync);
+  if (o.parallel.sync_batch_norm) return "--sync-batch-norm";
+  if (o.tensor > 1) return fmt::format("--tensor {}", o.tensor);
+  if (o.pipeline > 1) return fmt::format("--pipeline {}", o.pipeline);
+  if (o.parallel.exchange.zero > 0 && settings.hosts.given())
+    return fmt::format("--zero {} across hosts", o.parallel.exchange.zero);
+  return "";
+}
+
+/// Where workers may die: whether the others go on by themselves, or all start again (docs/elastic.md).
+void choose_recovery(TrainSettings& settings) {
+  settings.options.restarts = std::max(settings.restarts, 0);
+  if (settings.restarts >= 0) settings.elasticity = {};  // the launcher sees to it
+  const std::string flag = cannot_row_on(settings);
+  if (!settings.elasticity.elastic() || flag.empty()) return;
+  const std::string wish =
+      settings.elastic.on_failure.empty() ? "--workers LEAST:MOST" : "--on-failure " + settings.elastic.on_failure;
+  if (settings.hosts.given())
+    fail<InvalidArgument>("{} on several hosts together with {} is not there yet: leave one of them out", wish, flag);
+  if (settings.options.keeping.dir.empty())
+    fail<InvalidArgument>(
+        "{} with {}: the others cannot go on by themselves there, so all start again from the newest checkpoint. Give "
+        "--checkpoint DIR, or leave one of them out",
+        wish, flag);
+  if (settings.elastic.spares > 0 || settings.elastic.rejoin_timeout)
+    fail<InvalidArgument>("{} has no effect with {}, where all start again after a death",
+                          settings.elastic.spares > 0 ? "--spares" : "--rejoin-timeout", flag);
+  settings.starts_again = true;
 }
 
 void check_engine(const std::string& name) {
@@ -409,7 +420,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   if (place.launcher == "alone") check_ranks(settings, workers);
   settings.workers = first_workers(settings, workers, place);
   settings.elasticity = elasticity_of(settings.elastic, workers, settings.workers, "--workers");
-  refuse_elastic(settings);
+  choose_recovery(settings);
   if (x.virtual_workers > 0) exchange::check_runs(x.virtual_workers, std::max(settings.workers, workers.most));
   const cluster::Degrees degrees = cluster::degrees_of(settings.workers, {.pipeline = o.pipeline, .tensor = o.tensor});
   if (o.straggler >= settings.workers)

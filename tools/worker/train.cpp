@@ -97,7 +97,7 @@ void take_signals() {
 
 /// Flags that ranks of one job may have different values of.
 bool may_differ(const std::string& name) {
-  return name == "--threads" || name == "--progress" || name == "--quiet-report";
+  return name == "--threads" || name == "--progress" || name == "--quiet-report" || name == "--restarts";
 }
 
 /// What this rank was asked to do, as its command line or recipe says it.

@@ -118,6 +118,19 @@ std::string Degrees::describe() const {
   return text;
 }
 
+std::optional<Degrees> degrees_within(int workers, const Degrees& before, bool fixed_stages) {
+  Degrees found{.data = 0};
+  for (int pipeline = before.pipeline; pipeline >= (fixed_stages ? before.pipeline : 1); pipeline--)
+    for (int tensor = before.tensor; tensor >= 1; tensor--) {
+      if (before.pipeline % pipeline != 0 || before.tensor % tensor != 0) continue;
+      const int copies = std::min(workers / (pipeline * tensor), before.data);
+      const bool whole = pipeline == before.pipeline && tensor == before.tensor;
+      if (whole && copies > 0) return Degrees{copies, pipeline, tensor};
+      if (copies > 0 && pipeline * tensor > found.ranks()) found = {1, pipeline, tensor};
+    }
+  return found.data > 0 ? std::optional(found) : std::nullopt;
+}
+
 Degrees degrees_of(int workers, Degrees degrees) {
   if (degrees.tensor < 1 || degrees.pipeline < 1)
     fail<InvalidArgument>("a degree is the number of ranks that share the work, at least 1, not {}",

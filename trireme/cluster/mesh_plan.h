@@ -7,6 +7,7 @@
 // have dealt out to machines in turn get an order of their own.
 //
 //   Mesh mesh = mesh_for(world.group(), degrees_of(world.size(), {.tensor = 2}));     // axes "data" and "tensor"
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,11 @@ struct Degrees {
 /// With all the copies of the model that so many workers make: their number divided by the other degrees. Throws
 /// InvalidArgument when it does not divide, with degrees and numbers of workers near it that do.
 Degrees degrees_of(int workers, Degrees degrees);
+
+/// What a job of `before` goes on with when only so many workers are left: with as many copies of the model as they
+/// make, and where they are too few for one with fewer stages or parts of layers, of which degrees only divisors are
+/// sure to suit the model. `fixed_stages`: their number cannot change. None when they are too few for that.
+std::optional<Degrees> degrees_within(int workers, const Degrees& before, bool fixed_stages);
 
 struct MeshPlan {
   Degrees degrees;

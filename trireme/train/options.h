@@ -65,6 +65,7 @@ struct Options {
   std::string report;           // JSON file, or ""
   std::string save;             // safetensors file, or ""
   KeepOptions keeping{};        // checkpoints
+  int restarts = 0;             // how often the job was started again after a death; told in the report
 
   /// Updates that the run makes at most, whichever way that was said; 0: no limit.
   int64_t most_steps() const { return max_steps > 0 ? max_steps : stop.steps; }

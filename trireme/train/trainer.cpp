@@ -107,6 +107,7 @@ std::string report_json(const Options& options, int workers, const Result& resul
   if (!result.saved.empty()) report["saved"] = result.saved;
   if (!result.checkpoint.empty()) report["checkpoint"] = result.checkpoint;
   if (!result.resumed.empty()) report["resumed"] = result.resumed;
+  if (options.restarts > 0) report["restarts"] = options.restarts;
   return report.dump(2);
 }
 

@@ -122,6 +122,32 @@ TEST(MeshPlan, refuses_with_what_would_do) {
     }
 }
 
+TEST(MeshPlan, gets_smaller_by_copies_first_and_then_by_what_divides) {
+  const auto within = [](int workers, Degrees before, bool fixed = false) {
+    return degrees_within(workers, before, fixed).value_or(Degrees{0, 0, 0});
+  };
+  EXPECT_EQ(within(7, {2, 2, 2}), (Degrees{1, 2, 2}));
+  EXPECT_EQ(within(5, {3, 1, 2}), (Degrees{2, 1, 2}));
+  EXPECT_EQ(within(3, {4, 1, 1}), (Degrees{3, 1, 1}));
+  EXPECT_EQ(within(3, {1, 2, 2}), (Degrees{1, 2, 1}));
+  EXPECT_EQ(within(5, {1, 6, 1}), (Degrees{1, 3, 1}));
+  EXPECT_EQ(within(1, {1, 2, 1}), (Degrees{1, 1, 1}));
+  EXPECT_EQ(within(3, {1, 2, 2}, true), (Degrees{1, 2, 1}));
+  EXPECT_EQ(degrees_within(1, {1, 2, 2}, true), std::nullopt);
+  EXPECT_EQ(degrees_within(0, {2, 1, 1}, false), std::nullopt);
+  for (int data = 1; data <= 4; data++)
+    for (int pipeline = 1; pipeline <= 6; pipeline++)
+      for (int tensor = 1; tensor <= 6; tensor++)
+        for (int workers = 1; workers <= data * pipeline * tensor; workers++) {
+          const Degrees found = within(workers, {data, pipeline, tensor});
+          ASSERT_GE(found.ranks(), 1);  // one worker has the whole model
+          ASSERT_LE(found.ranks(), workers);
+          ASSERT_EQ(pipeline % found.pipeline, 0);
+          ASSERT_EQ(tensor % found.tensor, 0);
+          if (workers >= pipeline * tensor) ASSERT_EQ(found.data, std::min(data, workers / (pipeline * tensor)));
+        }
+}
+
 TEST(MeshPlan, refuses_degrees_that_do_not_multiply) {
   EXPECT_THROW(plan_mesh({0, 0, 0}, {.data = 2, .tensor = 2}), InvalidArgument);
 }
