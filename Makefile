@@ -31,7 +31,7 @@ train: build ## train LeNet on Fashion-MNIST on two workers
 
 test: build-all check ## install what tests need, build everything, run all tests
 	@scripts/csv_files $(BUILD)/csv_files
-	@cd $(BUILD) && ctest --output-on-failure --no-tests=error --timeout 300 -j 2
+	@scripts/run_tests $(BUILD)
 
 unit: build-all ## the quick tests only
 	@cd $(BUILD) && ctest --output-on-failure -L unit

@@ -113,7 +113,7 @@ class Checkpoints(support.CommandTest):
         args = ["lenet", "--workers", 2, *DATA, "--epochs", 6, "--lr", 0.3, "--checkpoint", self.runs]
         report = self.train(*args, "--keep", 2, "--keep-best")
         accuracies = [epoch["test_accuracy"] for epoch in report["epochs"]]
-        best = 63 * (accuracies.index(max(accuracies)) + 1)
+        best = 63 * (len(accuracies) - accuracies[::-1].index(max(accuracies)))  # the newest of equal ones
         self.assertEqual(set(steps_in(self.runs)), {best, 63 * 5, 63 * 6})
         self.assertEqual(report["checkpoint"], f"{self.runs}/step-{63 * 6:09}")
         listed = support.run("checkpoint", "ls", self.runs).stdout

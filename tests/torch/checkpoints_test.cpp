@@ -114,7 +114,9 @@ Ended run(const Crew& crew, const Plan& plan) {
       }
       if (checkpoints) checkpoints->epoch_ended(e);
     }
-    if (checkpoints) EXPECT_TRUE(checkpoints->finish(Seconds(20)));
+    if (checkpoints) {
+      EXPECT_TRUE(checkpoints->finish(Seconds(20)));
+    }
     const std::string hash = train.sha256();
     if (world.first()) {
       ended.sha256 = hash;

@@ -348,7 +348,9 @@ TEST(PipelineModels, BatchesOfAnySize) {
         for (int times = 0; times < 9; times++) {
           const torch::Tensor output = pipe.forward(seen);
           ASSERT_EQ(output.defined(), stage == 1);
-          if (stage == 1) EXPECT_LT((output - wanted).abs().max().item<double>(), 1e-9) << schedule;
+          if (stage == 1) {
+            EXPECT_LT((output - wanted).abs().max().item<double>(), 1e-9) << schedule;
+          }
         }
       });
     }));

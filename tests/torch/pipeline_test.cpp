@@ -267,7 +267,9 @@ TEST(Pipeline, CheckpointsOfAnyMeshGoOnInAnyOther) {
     test::run_ranks(c.grid.ranks(), [&](World& world) {
       const Mesh mesh = c.grid.mesh(world.group());
       Trained model(mesh, c);
-      if (!from.empty()) EXPECT_EQ(model.train.load_state(folder / from), first);
+      if (!from.empty()) {
+        EXPECT_EQ(model.train.load_state(folder / from), first);
+      }
       for (int64_t step = first; step < first + steps; step++)
         ASSERT_NEAR(model.step(mesh, step).loss, wanted.losses[static_cast<size_t>(step)], 1e-9)
             << c.name() << " after " << from << ", step " << step;

@@ -144,7 +144,9 @@ TEST(MeshPlan, gets_smaller_by_copies_first_and_then_by_what_divides) {
           ASSERT_LE(found.ranks(), workers);
           ASSERT_EQ(pipeline % found.pipeline, 0);
           ASSERT_EQ(tensor % found.tensor, 0);
-          if (workers >= pipeline * tensor) ASSERT_EQ(found.data, std::min(data, workers / (pipeline * tensor)));
+          if (workers >= pipeline * tensor) {
+            ASSERT_EQ(found.data, std::min(data, workers / (pipeline * tensor)));
+          }
         }
 }
 
