@@ -351,6 +351,25 @@ class Chaos(ElasticTest):
             pass
 
 
+class Restarts(ElasticTest):
+    """Where the others cannot go on by themselves, all start again from the newest checkpoint."""
+
+    GPT = ["gpt:layers=2,width=32,heads=4,context=16", "--data", "text:/usr/share/games/fortunes/literature"]
+
+    def test_a_mesh_goes_on_without_the_copy_of_a_dead_worker(self):
+        runs = self.folder / "runs"
+        keeps = ["--checkpoint", runs, "--checkpoint-every", "10steps", "--max-steps", 120]
+        mesh = ["--batch", 8, "--test", 0.005, "--tensor", 2, "--on-failure", "continue"]
+        job = Job(self, "a:2,b:2", *self.GPT, *mesh, *keeps)
+        there = lambda: any(runs.glob("step-*/manifest.json"))  # noqa: E731
+        self.assertTrue(support.wait_until(there, SOON), str(job))
+        os.kill(self.workers("b")[0], signal.SIGKILL)
+        report = job.ends()
+        self.assertIn("3 of 4 workers are left: they start again, as data 1 × tensor 2, from step-", str(job))
+        self.assertEqual((report["workers"], report["mesh"]["tensor"], report["restarts"]), (2, 2, 1))
+        self.assertEqual(report["updates"], 120)
+
+
 class Times(ElasticTest):
     """From a kill to the next step that those who are left have made. They tell on the machine's clock when that was."""
 
