@@ -10,6 +10,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
 #include <trireme/base/segment.h>
+#include <trireme/cluster/agreement.h>
 #include <trireme/cluster/launching/launcher.h>
 
 #include "commands.h"
@@ -173,6 +174,9 @@ int run_command(int argc, char** argv, const std::map<std::string, AddCommand>& 
   } catch (const PeerLost& error) {
     print_error(error.what());
     return cluster::kPeerLostExit;
+  } catch (const cluster::CannotJoin& error) {
+    print_error(error.what());
+    return cluster::kCannotJoinExit;
   } catch (const std::bad_alloc&) {
     print_error(addresses_left() ? "there are not enough addresses: 'ulimit -v' is set, raise it"
                                  : "there is not enough memory");

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -54,6 +55,23 @@ NextLaunch next_launch(const cluster::Elasticity& elasticity, const cluster::Deg
                         elasticity.least)};
   return {degrees,
           fmt::format("{} of {} workers are left: they start again, as {}", left, before.ranks(), degrees->describe())};
+}
+
+cluster::Hosts hosts_for(cluster::Hosts hosts, int workers, int failed) {
+  int slots = 0;
+  for (const auto& [name, count] : hosts) slots += count;
+  if (slots > workers && failed >= 0 && failed < static_cast<int>(hosts.size())) {
+    hosts[static_cast<size_t>(failed)].second--;
+    slots--;
+  }
+  for (; slots > workers; slots--) {
+    const auto fewest = std::min_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) {
+      return (a.second > 0 ? a.second : cluster::kMostWorkers + 1) < (b.second > 0 ? b.second : cluster::kMostWorkers + 1);
+    });
+    fewest->second--;
+  }
+  std::erase_if(hosts, [](const auto& host) { return host.second == 0; });
+  return hosts;
 }
 
 cluster::LaunchResult launch_again_and_again(

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include <trireme/cluster/launching/launcher.h>
+#include <trireme/cluster/launching/hosts.h>
 #include <trireme/cluster/mesh_plan.h>
 
 #include "train_flags.h"
@@ -20,6 +20,10 @@ struct NextLaunch {
 };
 NextLaunch next_launch(const cluster::Elasticity& elasticity, const cluster::Degrees& before, bool fixed_stages,
                        const cluster::BackOff& deaths);
+
+/// Where so many workers start again on hosts, of which number `failed` has lost one (-1: it is not known). Fewer than
+/// before: whole hosts rather than parts of several.
+cluster::Hosts hosts_for(cluster::Hosts hosts, int workers, int failed);
 
 /// Launches until a launch ends well, is interrupted, or fails for another reason than a death by a signal. `launch`
 /// gets the flags to add to the workers' command line, and their number; `say` hears what happens.

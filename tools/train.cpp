@@ -75,9 +75,11 @@ cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invoca
   return result;
 }
 
-cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const cluster::Place& place,
-                                      const Invocation& invocation) {
+cluster::LaunchResult launch_on_hosts_once(const TrainSettings& settings, const cluster::Place& place,
+                                           const Invocation& invocation, const cluster::Hosts& hosts,
+                                           const std::vector<std::string>& flags) {
   cluster::HostsOptions options = settings.hosts.options(invocation.program);
+  options.hosts = hosts;
   if (settings.engine == "mpi" || (settings.engine == "auto" && place.engine == "mpi"))
     fail<InvalidArgument>(
         "--engine mpi needs ranks that mpirun has started: `mpirun --host ... trireme train ...` instead of --hosts, "
@@ -87,14 +89,30 @@ cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const clust
   if (options.tls.empty()) options.tls = place.tls;
   if (!place.engine.empty()) options.environment.emplace_back("TRIREME_ENGINE", place.engine);
   options.command = worker_command(settings, invocation);
-  options.elasticity = settings.elasticity;
+  options.command.insert(options.command.end(), flags.begin(), flags.end());
+  if (!settings.starts_again) options.elasticity = settings.elasticity;
   options.server_command = server_command(settings, invocation);
   options.servers = settings.servers;
   options.show = cluster::Show::first;
   options.say = [&](const std::string& sentence) { say_over(settings, sentence); };
   options.saves = saves(settings);
   for (const char* name : kThreadVariables) options.environment.emplace_back(name, std::to_string(settings.threads));
-  const cluster::LaunchResult result = cluster::launch_on_hosts(options);
+  return cluster::launch_on_hosts(options);
+}
+
+cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const cluster::Place& place,
+                                      const Invocation& invocation) {
+  cluster::Hosts hosts = settings.hosts.options(invocation.program).hosts;
+  int failed = -1;  // host number
+  const auto launch = [&](int workers, const std::vector<std::string>& flags) {
+    hosts = hosts_for(hosts, workers, failed);
+    const cluster::LaunchResult result = launch_on_hosts_once(settings, place, invocation, hosts, flags);
+    failed = result.first_failed;
+    return result;
+  };
+  const auto say = [&](const std::string& sentence) { say_over(settings, sentence); };
+  const cluster::LaunchResult result =
+      settings.starts_again ? launch_again_and_again(settings, launch, say) : launch(settings.workers, {});
   explain_end(result, false);
   return result;
 }

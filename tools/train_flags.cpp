@@ -339,8 +339,11 @@ void choose_recovery(TrainSettings& settings) {
   if (!settings.elasticity.elastic() || flag.empty()) return;
   const std::string wish =
       settings.elastic.on_failure.empty() ? "--workers LEAST:MOST" : "--on-failure " + settings.elastic.on_failure;
-  if (settings.hosts.given())
-    fail<InvalidArgument>("{} on several hosts together with {} is not there yet: leave one of them out", wish, flag);
+  if (settings.hosts.given() && settings.hosts.remote == cluster::kByHand)
+    fail<InvalidArgument>(
+        "{} with {}: all start again after a death, and with --remote {} nobody would start them: leave one of them "
+        "out",
+        wish, flag, cluster::kByHand);
   if (settings.options.keeping.dir.empty())
     fail<InvalidArgument>(
         "{} with {}: the others cannot go on by themselves there, so all start again from the newest checkpoint. Give "

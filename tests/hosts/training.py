@@ -35,7 +35,7 @@ class HostsTest(unittest.TestCase):
     def remote(self):
         return f"{ON_HOST} {self.hosts.prefix} {{host}} {{command}}"
 
-    def start(self, *words, host="a", env=None):
+    def start(self, *words, host="a", env=None, cwd=None):
         process = self.hosts.run(
             host,
             [TRIREME, *map(str, words)],
@@ -43,7 +43,7 @@ class HostsTest(unittest.TestCase):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            cwd=self.folder,
+            cwd=cwd or self.folder,
         )
         self.addCleanup(self.end, process)
         return process

@@ -7,9 +7,16 @@
 #include <utility>
 #include <vector>
 
+#include <trireme/base/error.h>
 #include <trireme/comm/communicator.h>
 
 namespace trireme::cluster {
+
+/// A process that came when the job was under way does not fit the others: it has another model, other options or data.
+/// It has disturbed nobody.
+class CannotJoin : public Mismatch {
+  using Mismatch::Mismatch;
+};
 
 using Terms = std::vector<std::pair<std::string, std::string>>;  // "--lr", "0.1"; what was not said is left out. Names
                                                                  // are different, in any order

@@ -5,6 +5,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/lock.h>
+#include <trireme/cluster/connecting.h>
 #include <trireme/cluster/environment/environment.h>
 #include <trireme/cluster/environment/tuning.h>
 #include <trireme/cluster/group.h>
@@ -15,6 +16,8 @@ namespace trireme {
 using comm::hierarchical::Topology;
 
 namespace {
+
+constexpr Seconds kConnect{10};  // for ranks that are all there, each of which has just been told to come
 
 /// Two ranks send each other all they have: as many bytes as in a ring, in half the trips.
 size_t default_direct_bytes(size_t ranks) {
@@ -127,20 +130,33 @@ class Group::State final : public cluster::Site::Listener {
     if (facts.engine == nullptr)
       fail<InvalidArgument>("the crew is on {} machines now, and this program has no engine between machines",
                             topology.machines());
-    auto transport = facts.engine->connect({.store = *facts.store,
-                                            .name = fmt::format("{}/{}", crew.meeting(), name),
-                                            .rank = number,
-                                            .size = static_cast<int>(members.size()),
-                                            .address = facts.address,
-                                            .timeout = facts.timeout});
+    const comm::network::Meeting meeting{.store = *facts.store,
+                                         .name = fmt::format("{}/{}", crew.meeting(), name),
+                                         .rank = number,
+                                         .size = static_cast<int>(members.size()),
+                                         .address = facts.address,
+                                         .timeout = crew.epoch == 0 ? facts.timeout : std::min(facts.timeout, kConnect)};
     return std::make_unique<comm::network::Communicator>(
-        std::move(transport), comm::network::Options{.timeout = facts.timeout,
+        crew.epoch == 0 ? facts.engine->connect(meeting) : connect_unless_lost(meeting), comm::network::Options{.timeout = facts.timeout,
                                                      .timeout_setting = facts.timeout_setting,
                                                      .direct_bytes = direct_bytes,
                                                      .patience = Seconds(1),
                                                      .names = members,
                                                      .registry = facts.registry,
                                                      .label = label});
+  }
+
+  /// Somebody of a crew that follows another may die now, too.
+  std::unique_ptr<comm::network::Transport> connect_unless_lost(const comm::network::Meeting& meeting) const {
+    const auto attempt = std::make_shared<cluster::Connecting>(
+        crew.epoch, [engine = site->facts().engine, meeting] { return engine->connect(meeting); });
+    site->add(attempt);
+    try {
+      return attempt->wait(kConnect);
+    } catch (...) {
+      site->leave_behind(attempt);
+      throw;
+    }
   }
 
   /// Hosts may have different caches, but all ranks must have one value: the first's.

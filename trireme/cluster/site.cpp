@@ -69,6 +69,17 @@ std::exception_ptr Site::cause_of(uint64_t epoch) {
   return epoch < failed_before_ ? cause_ : nullptr;
 }
 
+void Site::leave_behind(std::shared_ptr<Listener> connection) {
+  const Lock lock(mutex_);
+  left_behind_.push_back(std::move(connection));
+}
+
+void Site::end_connections() {
+  std::vector<std::shared_ptr<Listener>> all;
+  const Lock lock(mutex_);
+  left_behind_.swap(all);
+}
+
 void Site::note_cause(std::string_view text, bool victim) noexcept {
   for (const auto& group : groups()) group->note_cause(text, victim);
 }

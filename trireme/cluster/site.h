@@ -101,6 +101,11 @@ class Site {
   std::exception_ptr cause_of(uint64_t epoch);
   void note_cause(std::string_view text, bool victim) noexcept;
 
+  /// A connection that is not wanted any more, and not ended yet.
+  void leave_behind(std::shared_ptr<Listener> connection);
+  /// Waits for those that were left behind. Before what facts() points to goes.
+  void end_connections();
+
   /// The T of this membership; made with `arguments` at the first call.
   template <class T, class... Arguments>
   T& attached(Arguments&&... arguments) {
@@ -118,6 +123,7 @@ class Site {
   std::map<std::type_index, std::unique_ptr<Attachment>> attachments_;
   Mutex mutex_;
   std::vector<std::weak_ptr<Listener>> groups_ TRIREME_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Listener>> left_behind_ TRIREME_GUARDED_BY(mutex_);
   uint64_t failed_before_ TRIREME_GUARDED_BY(mutex_) = 0;
   std::exception_ptr cause_ TRIREME_GUARDED_BY(mutex_);  // of that
 };

@@ -29,6 +29,7 @@
 namespace trireme {
 namespace {
 
+constexpr Seconds kWhileItLasts{1e8};  // three years: the coordinator says when a job ends
 constexpr Seconds kDeskPatience{10};  // it is on this machine, and was there before this process
 
 using comm::network::Engine;
@@ -199,6 +200,7 @@ World::World(cluster::Place place, const JoinOptions& options)
   } catch (const std::exception& error) {
     group_.reset();
     network_->leave(error.what());
+    if (site_) site_->end_connections();
     throw;
   }
 }
@@ -215,6 +217,7 @@ World::~World() {
   const char* const why = failed ? "it stopped after an error of its own (see its output)" : "";
   if (network_) network_->leave(why);
   if (desk_) desk_->session->leave(failed ? 1 : 0, why);
+  site_->end_connections();
   group_.reset();  // after an error the others are to hear of it from the coordinator first, who says more
 }
 
@@ -468,6 +471,21 @@ Group& World::enter() try {
 } catch (const Dismissed&) {
   dismissed_ = true;
   throw;
+}
+
+namespace {
+
+std::string key_of_told(const std::string& what) { return "newcomers/" + what; }
+
+}  // namespace
+
+void World::tell_newcomers(const std::string& what, const std::string& text) {
+  if (elastic() && !newcomer_) session()->put(key_of_told(what), text);
+}
+
+std::string World::told_newcomers(const std::string& what) {
+  if (!newcomer_) fail<InvalidArgument>("World::told_newcomers(\"{}\"): rank {} is in the crew already", what, rank());
+  return session()->get(key_of_told(what), Deadline(kWhileItLasts));
 }
 
 /// Up to the crew that this process is in now. Of those that had to wait only what came of it is told.

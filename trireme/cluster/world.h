@@ -100,6 +100,12 @@ class World {
   /// among the crew, whose others are in regroup(). Throws Dismissed when the job has ended or does not need it any
   /// more, PeerLost when the job has failed.
   Group& enter();
+  /// Of an elastic job, once its ranks have agreed on something: so that newcomers can compare before they enter, and
+  /// one that does not fit disturbs nobody. All of the crew tell the same. Nothing where the crew does not change.
+  void tell_newcomers(const std::string& what, const std::string& text);
+  /// A newcomer: what the crew has told. Blocks until it has, as long as the job lasts. Throws PeerLost when the job has
+  /// failed.
+  std::string told_newcomers(const std::string& what);
   /// There is a crew beyond group().epoch(): the ranks should agree to call regroup(), all after the same step.
   /// Thread-safe, and one look at memory.
   bool change_wanted() const { return !newcomer_ && site_->latest() > site_->epoch(); }

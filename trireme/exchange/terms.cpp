@@ -4,6 +4,9 @@
 #include <vector>
 
 #include <trireme/base/error.h>
+#include <trireme/cluster/agreement.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/world.h>
 #include <trireme/exchange/exchange.h>
 #include <trireme/exchange/terms.h>
 
@@ -11,6 +14,8 @@ namespace trireme::exchange {
 namespace {
 
 constexpr std::string_view kParameter = "parameter ";
+constexpr std::string_view kMany = "all of many parameters";
+constexpr size_t kMostKept = 500'000;  // bytes; of longer texts a coordinator keeps the hash
 
 /// As a line of terms is read back.
 struct Line {
@@ -89,13 +94,18 @@ Terms terms_of(const Options& options) {
 }
 
 std::string first_difference(const std::string& mine, int my_rank, const std::string& theirs, int their_rank) {
-  const std::vector<Line> a = lines_of(mine), b = lines_of(theirs);
+  return first_difference(mine, fmt::format("rank {}", my_rank), theirs, fmt::format("rank {}", their_rank));
+}
+
+std::string first_difference(const std::string& left_text, const std::string& left_name, const std::string& right_text,
+                             const std::string& right_name) {
+  const std::vector<Line> a = lines_of(left_text), b = lines_of(right_text);
   for (size_t i = 0; i < std::max(a.size(), b.size()); i++) {
     const Line *left = i < a.size() ? &a[i] : nullptr, *right = i < b.size() ? &b[i] : nullptr;
     if (left != nullptr && right != nullptr && left->name != right->name) (has(b, left->name) ? left : right) = nullptr;
     if (left != nullptr && right != nullptr && left->value == right->value) continue;
-    return fmt::format("{}: rank {} has {}, rank {} has {}", (left != nullptr ? left : right)->name, my_rank,
-                       quoted(left), their_rank, quoted(right));
+    return fmt::format("{}: {} has {}, {} has {}", (left != nullptr ? left : right)->name, left_name, quoted(left),
+                       right_name, quoted(right));
   }
   return "";
 }
@@ -120,6 +130,25 @@ void agree(comm::Communicator& group, std::string_view what, const std::string& 
   const std::string theirs[] = {share(left), share(right)}, where = first_difference(theirs[0], left, theirs[1], right);
   const bool model = where.compare(0, kParameter.size(), kParameter) == 0;
   fail<Mismatch>("the ranks' {} differ. {}. Every rank must have the same", model ? "models" : what, where);
+}
+
+void agree(World& world, std::string_view what, const std::string& text) {
+  if (!world.newcomer()) agree(world.comm(), what, text);
+  agree_with_newcomers(world, what, text);
+}
+
+void agree_with_newcomers(World& world, std::string_view what, const std::string& text) {
+  const std::string ours = text.size() <= kMostKept ? text : Terms().add(kMany, space::hash_text(text)).text();
+  if (!world.newcomer()) return world.tell_newcomers(std::string(what), ours);
+  const std::string theirs = world.told_newcomers(std::string(what));
+  if (theirs == ours) return;
+  const std::string where = first_difference(theirs, "the job", ours, fmt::format("rank {}", world.rank()));
+  const bool model = where.starts_with(kParameter) || where.starts_with(kMany);
+  fail<cluster::CannotJoin>(
+      "rank {} on host {} cannot join the job, which goes on without it: its {} {}. {}. Start it with the same command, "
+      "data and version",
+      world.rank(), cluster::own_host_name(), model ? "model" : what, !model && what.ends_with('s') ? "differ" : "differs",
+      where);
 }
 
 Sign sign_of(std::string_view text) {

@@ -19,6 +19,10 @@
 #include <trireme/space/schedule.h>
 #include <trireme/space/updater.h>
 
+namespace trireme {
+class World;
+}
+
 namespace trireme::exchange {
 
 struct Options;
@@ -50,10 +54,19 @@ Terms terms_of(const Options& options);
 
 /// The first line in which two texts differ, as a sentence; "" when there is none.
 std::string first_difference(const std::string& mine, int my_rank, const std::string& theirs, int their_rank);
+/// The same, of sides with these names.
+std::string first_difference(const std::string& left, const std::string& left_name, const std::string& right,
+                             const std::string& right_name);
 
 /// Collective. Throws Mismatch on every rank when two of them have different texts; `what` says of what ("settings"). A
 /// rank with an empty text agrees with everybody.
 void agree(comm::Communicator& group, std::string_view what, const std::string& text);
+
+/// The same of all ranks of the world, with those who come later: a newcomer compares before it enters the crew, and is
+/// refused alone. Collective among the others.
+void agree(World& world, std::string_view what, const std::string& text);
+/// The part of it that is about newcomers, for what ranks have agreed on in another way. Returns at once in the crew.
+void agree_with_newcomers(World& world, std::string_view what, const std::string& text);
 
 /// What shows, in sums over ranks, whether all have the same text: 1, a hash and its square. Of no text: zeros.
 using Sign = std::array<double, 3>;

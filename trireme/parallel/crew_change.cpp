@@ -8,11 +8,6 @@
 #include <trireme/parallel/impl.h>
 
 namespace trireme {
-namespace {
-
-Group& crew_of(World& world) { return world.newcomer() ? world.enter() : world.group(); }
-
-}  // namespace
 
 /// A crew's exchange counts from when its state is whole: one that lost a rank before that is thrown away. An exchange goes
 /// before its group does.
@@ -31,8 +26,6 @@ struct Parallel::Impl::Attempt {
     return *this;
   }
 };
-
-Ranks::Ranks(World& world) : joins(world.newcomer()), data(crew_of(world)), whole(data) {}
 
 Step Parallel::Impl::through_changes(const std::function<Step()>& step) {
   if (!elastic()) return step();

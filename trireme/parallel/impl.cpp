@@ -80,6 +80,8 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
   const space::Layout all = layout_of(all_, options_.channels_last, divisions);
   check_parts(all, optimizer);
   const space::Layout layout = with_counted(layout_of(parameters_, options_.channels_last, divisions));
+  if (world_ != nullptr) agree_with_newcomers(layout);
+  if (ranks.joins) enter(*world);
   if (elastic() && ranks.joins) {
     join_anew(layout);
   } else {
@@ -93,6 +95,20 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
   group_.attached<Trained>().exchanges.push_back(exchange_.get());
   count_.enter_crew(group_.size(), group_.epoch());
   follow_freezing();
+}
+
+void Parallel::Impl::enter(World& world) {
+  group_ = whole_ = world.enter();
+  local_ = &group_.local();
+  work_.follow();
+}
+
+/// One that comes later and has another model, or other settings, learns so before the crew hears of it.
+void Parallel::Impl::agree_with_newcomers(const space::Layout& layout) const {
+  if (!elastic()) return;
+  exchange::Terms terms = exchange::terms_of(layout);
+  terms.add(exchange::terms_of(optimizer_)).add(exchange::terms_of(exchange_options()));
+  exchange::agree_with_newcomers(*world_, "settings", terms.text());
 }
 
 void Parallel::Impl::make_exchange_for(const space::Layout& layout) {

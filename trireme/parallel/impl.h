@@ -27,8 +27,8 @@ namespace trireme {
 /// Who trains a model: those who divide its samples, and on a mesh those who divide the model itself.
 struct Ranks {
   explicit Ranks(const Group& group) : data(group), whole(group) {}
-  /// All of the world. One that comes when the job is under way enters the crew. Collective.
-  explicit Ranks(World& world);
+  /// All of the world. One that comes when the job is under way is alone, and has to enter the crew.
+  explicit Ranks(World& world) : joins(world.newcomer()), data(world.group()), whole(data) {}
   /// Samples are divided along the axis "data", if there is one. Collective.
   explicit Ranks(const Mesh& mesh);
   /// The same, of ranks that have stages of the model. Collective.
@@ -153,6 +153,8 @@ class Parallel::Impl {
 
   // ---- a crew that changes: crew_change.cpp ----
   void make_exchange_for(const space::Layout& layout);
+  void agree_with_newcomers(const space::Layout& layout) const;
+  void enter(World& world);
   void move_in();
   struct Attempt;
   void enter_crew(Attempt& before, const space::Layout& layout);

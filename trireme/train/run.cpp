@@ -77,7 +77,7 @@ Result Run::train() {
                        .recompute = options_.recompute});
   net_.module().to(dtype_);
   if (options_.keeping.weights_only) take_weights();
-  const bool channels_last = choose_format(splits.train);
+  const bool channels_last = agree_on_format(splits.train);
   make_pipeline(cut, splits.train);
   seed_dropout();
 
@@ -310,14 +310,24 @@ void Run::compare_options() {
   terms.add("memory_format", memory_format_names()[static_cast<size_t>(options_.memory_format)]);
   terms.add("loss", loss_names()[static_cast<size_t>(options_.loss)])
       .add("save", options_.save.empty() ? "nothing" : "the model");
-  exchange::agree(world_.comm(), "options", terms.text());
+  terms.add("checkpoints", options_.keeping.dir.empty() ? "none" : name_of(options_.keeping.every));
+  exchange::agree(world_, "options", terms.text());
 }
 
 /// Machines read their own copies of the data: they must be the same. Other cells of a CSV file show in its schema,
 /// in means and categories.
 void Run::compare_data(const data::Splits& splits) {
-  if (world_.machines() == 1) return;
+  if (world_.store() == nullptr) return;  // all are on one machine, whoever comes
+  Sha256 hash;
+  const std::string schema = splits.schema ? data::to_json(*splits.schema) : "";
+  hash.add(schema.data(), schema.size());
+  hash.add(splits.train.inputs, splits.tokens * static_cast<size_t>(splits.train.token_bytes));  // of a text, all of it
+  const std::string mine = hash.finish();
   const auto train = static_cast<int64_t>(splits.train.count), test = static_cast<int64_t>(splits.test.count);
+  exchange::Terms terms;
+  terms.add("training samples", train).add("test samples", test).add("columns or tokens", mine);
+  exchange::agree_with_newcomers(world_, "data", terms.text());
+  if (world_.machines() == 1) return;
   int64_t first[2] = {train, test};
   world_.comm().broadcast(first, 2, DType::i64, 0, "sizes of the data");
   if (first[0] != train || first[1] != test)
@@ -325,11 +335,6 @@ void Run::compare_data(const data::Splits& splits) {
         "{} on this machine (rank {}) has {} training and {} test samples, on rank 0's machine {} and {}. Copy the "
         "same files to all machines",
         options_.data, world_.rank(), train, test, first[0], first[1]);
-  Sha256 hash;
-  const std::string schema = splits.schema ? data::to_json(*splits.schema) : "";
-  hash.add(schema.data(), schema.size());
-  hash.add(splits.train.inputs, splits.tokens * static_cast<size_t>(splits.train.token_bytes));  // of a text, all of it
-  const std::string mine = hash.finish();
   std::string theirs = mine;
   world_.comm().broadcast(theirs.data(), theirs.size(), DType::u8, 0, "columns of the data");
   if (theirs != mine)
@@ -357,6 +362,16 @@ std::optional<bool> Run::kept_format() {
       },
       "the memory format of the checkpoint");
   return format.empty() ? std::nullopt : std::optional<bool>(format == "channels-last");
+}
+
+/// Newcomers have the crew's: what they would measure may be another.
+bool Run::agree_on_format(const data::Dataset& set) {
+  const std::vector<std::string> names = memory_format_names();
+  const auto name = [&](MemoryFormat format) { return std::string(names[static_cast<size_t>(format)]); };
+  if (world_.newcomer()) return world_.told_newcomers("memory format") == name(MemoryFormat::channels_last);
+  const bool channels_last = choose_format(set);
+  world_.tell_newcomers("memory format", name(channels_last ? MemoryFormat::channels_last : MemoryFormat::plain));
+  return channels_last;
 }
 
 bool Run::choose_format(const data::Dataset& set) {

@@ -69,6 +69,7 @@ class Run {
   void compare_data(const data::Splits& splits);
   std::string servers_text() const;
   std::optional<bool> kept_format();
+  bool agree_on_format(const data::Dataset& set);
   bool choose_format(const data::Dataset& set);
   void save(Parallel& train, const data::Splits& splits);
   /// Of the model, each with samples of its own, and the number of this worker's.

@@ -23,6 +23,7 @@ struct Recorder final : Line {
   void notice(const Failure& failure) override { notices++, rank_of_failure = failure.rank; }
   void crew(const CrewChange& change) override { crews.push_back(change); }
   void dismissed(const std::string& reason) override { dismissal = reason; }
+  void more(int workers) override { called += workers; }
   void farewell() override { farewells++; }
   void close(const std::optional<Refusal>& refusal) override {
     closes++;
@@ -30,7 +31,7 @@ struct Recorder final : Line {
   }
   // The desk calls under its lock; the test reads after joining threads or from the same thread.
   uint64_t id = 0;
-  int servers = 0, rank = -1, heartbeats = 0, notices = 0, rank_of_failure = -1, farewells = 0, closes = 0;
+  int called = 0, servers = 0, rank = -1, heartbeats = 0, notices = 0, rank_of_failure = -1, farewells = 0, closes = 0;
   std::string text, dismissal;
   std::vector<std::string> warnings;
   std::vector<CrewChange> crews;
@@ -507,6 +508,74 @@ TEST(DeskCrews, WhatOldCrewsHaveToldOneAnotherIsForgotten) {
   EXPECT_EQ(desk.snapshot().keys, 4u);
   desk.disconnected(c.id);
   EXPECT_EQ(desk.snapshot().keys, 3u);  // the crew is that of epoch 2
+}
+
+// ---- agents of a crew that changes ----
+
+/// With a slot for each of its first workers; they are on the same host.
+struct Agent {
+  std::shared_ptr<Recorder> line = std::make_shared<Recorder>();
+  uint64_t id = 0;
+  Agent(Desk& desk, int first, int slots, const std::string& host, const std::string& address) {
+    id = desk.attend("secret", {"job", "1", {Member::agent, first, 0, slots, host, 7}, address, wall_clock()}, line);
+  }
+};
+
+/// A worker that connects from that address.
+struct Worker {
+  std::shared_ptr<Recorder> line = std::make_shared<Recorder>();
+  uint64_t id = 0;
+  Worker(Desk& desk, int rank, const std::string& address, bool newcomer = false) {
+    Hello hello = hello_of(rank);
+    hello.address = address;
+    hello.member.newcomer = newcomer;
+    id = desk.attend("secret", hello, line);
+    if (newcomer) desk.ready("secret", id, "m");
+  }
+};
+
+TEST(DeskCrews, MissingWorkersAreAskedOfTheAgentsThatHaveTheFewest) {
+  Desk desk(elastic(4));
+  const Agent a(desk, 0, 2, "a", "10.0.0.1"), b(desk, 2, 2, "b", "10.0.0.2");
+  desk.call_for_workers();
+  EXPECT_EQ(a.line->called + b.line->called, 0);  // not all have come
+  const Worker w0(desk, 0, "10.0.0.1"), w1(desk, 1, "10.0.0.1"), w2(desk, 2, "10.0.0.2"), w3(desk, 3, "10.0.0.2");
+  confirm(desk, 0, {w0.id, w1.id, w2.id, w3.id});
+  desk.call_for_workers();
+  EXPECT_EQ(a.line->called + b.line->called, 0);
+  desk.disconnected(w3.id);
+  confirm(desk, 1, {w0.id, w1.id, w2.id});
+  desk.call_for_workers();
+  EXPECT_EQ(a.line->called, 0);
+  EXPECT_EQ(b.line->called, 1);
+  desk.call_for_workers();  // it is on its way
+  EXPECT_EQ(b.line->called, 1);
+  EXPECT_EQ(desk.set_target(6), "");
+  desk.call_for_workers();
+  EXPECT_EQ(a.line->called, 1);
+  EXPECT_EQ(b.line->called, 2);
+  const Worker w4(desk, -1, "10.0.0.2", true), w5(desk, -1, "10.0.0.2", true), w6(desk, -1, "10.0.0.1", true);
+  desk.call_for_workers();
+  EXPECT_EQ(a.line->called + b.line->called, 3);
+  desk.disconnected(w4.id);
+  desk.disconnected(b.id);  // with its host
+  desk.call_for_workers();
+  EXPECT_EQ(a.line->called, 2);
+  EXPECT_EQ(b.line->called, 2);
+}
+
+TEST(DeskCrews, AgentsHearThatTheWorkIsDone) {
+  Desk desk(elastic(1));
+  const Agent a(desk, 0, 1, "a", "10.0.0.1");
+  const Worker worker(desk, 0, "10.0.0.1");
+  const Agent late(desk, -1, 1, "c", "10.0.0.3");
+  EXPECT_EQ(late.line->rank, 1);
+  EXPECT_EQ(late.line->dismissal, "");
+  desk.leave("secret", worker.id, 0, "", -1);
+  for (const Agent* agent : {&a, &late}) EXPECT_EQ(agent->line->dismissal, "the job is over: the crew has done its work");
+  const Agent later(desk, -1, 1, "d", "10.0.0.4");
+  EXPECT_EQ(later.id, 0u);
+  EXPECT_NE(later.line->text.find("a job that is over"), std::string::npos) << later.line->text;
 }
 
 }  // namespace

@@ -13,6 +13,7 @@ struct Listener final : Line {
   void notice(const Failure& /*failure*/) override {}
   void crew(const CrewChange& /*change*/) override {}
   void dismissed(const std::string& /*reason*/) override {}
+  void more(int /*workers*/) override {}
   void farewell() override {}
   void close(const std::optional<Refusal>& /*refusal*/) override {}
   bool welcomed = false;

@@ -35,6 +35,11 @@ TEST(Terms, NameTheFirstLineThatDiffers) {
             "weight: rank 2 has none, rank 1 has '0.1'");
 }
 
+TEST(Terms, NameTheSides) {
+  EXPECT_EQ(first_difference(Terms().add("size", 3).text(), "the job", Terms().add("size", 4).text(), "rank 7"),
+            "size: the job has '3', rank 7 has '4'");
+}
+
 TEST(Terms, OfAnOptimizerWhatItUses) {
   EXPECT_EQ(text_of(space::sgd({.momentum = 0.5})), text_of(space::sgd({.beta1 = 0.5})));
   EXPECT_EQ(text_of(space::adam({.momentum = 0.5})), text_of(space::adam({.epsilon = 1e-8})));

@@ -17,6 +17,7 @@ std::string wanted(int workers) {
 
 Obeyed scale(Desk& desk, int workers) {
   if (const std::string refusal = desk.set_target(workers); !refusal.empty()) return {false, refusal};
+  desk.call_for_workers();
   const CrewSnapshot crew = desk.snapshot().crew;
   return {true, fmt::format("{}, {} in the crew now", wanted(workers), crew.ranks.size())};
 }

@@ -88,6 +88,11 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
     message.mutable_dismissal()->set_reason(reason);
     send(std::move(message));
   }
+  void more(int workers) override {
+    wire::ToMember message;
+    message.mutable_more()->set_workers(workers);
+    send(std::move(message));
+  }
   void farewell() override {
     wire::ToMember message;
     message.mutable_farewell();

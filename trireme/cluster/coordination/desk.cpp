@@ -88,6 +88,7 @@ struct Desk::State {
   bool over TRIREME_GUARDED_BY(mutex) = false;        // the crew has done its work
   std::string crew_reason TRIREME_GUARDED_BY(mutex);  // of its last change
   TRIREME_GUARDED_BY(mutex) int target = 1, next_number = 0;
+  std::map<uint64_t, int> called TRIREME_GUARDED_BY(mutex);  // by agent: workers that it was asked for and has not brought
   std::deque<std::string> events TRIREME_GUARDED_BY(mutex);
   bool closed TRIREME_GUARDED_BY(mutex) = false;
   std::unordered_map<uint64_t, Counted> counted TRIREME_GUARDED_BY(mutex);  // by member
@@ -189,9 +190,48 @@ struct Desk::State {
     return nullptr;
   }
 
-  void dismiss(Attendee& worker, const std::string& reason) TRIREME_REQUIRES(mutex) {
-    if (std::exchange(worker.dismissed, true)) return;
-    if (Line* line = line_of(worker.id)) line->dismissed(reason);
+  void dismiss(Attendee& member, const std::string& reason) TRIREME_REQUIRES(mutex) {
+    if (std::exchange(member.dismissed, true)) return;
+    if (Line* line = line_of(member.id)) line->dismissed(reason);
+  }
+
+  static bool stays(const Attendee& a) { return a.standing == Standing::present && !a.exit_code && !a.dismissed; }
+
+  /// Workers of the agent's host that are there or on their way, for each of its slots.
+  double load_of(const Attendee& agent) const TRIREME_REQUIRES(mutex) {
+    const auto here = std::count_if(attendees.begin(), attendees.end(), [&](const Attendee& a) {
+      return a.member.kind == Member::worker && stays(a) && !a.drained && a.address == agent.address;
+    });
+    const auto coming = called.find(agent.id);
+    return static_cast<double>(here + (coming == called.end() ? 0 : coming->second)) / std::max(1, agent.member.slots);
+  }
+
+  const Attendee* least_loaded_agent() const TRIREME_REQUIRES(mutex) {
+    const Attendee* best = nullptr;
+    for (const Attendee& a : attendees)
+      if (a.member.kind == Member::agent && stays(a) && (best == nullptr || load_of(a) < load_of(*best))) best = &a;
+    return best;
+  }
+
+  int missing_workers() const TRIREME_REQUIRES(mutex) {
+    int missing = target;
+    for (const Attendee& a : attendees) {
+      if (!stays(a)) continue;
+      const auto coming = called.find(a.id);
+      if (coming != called.end()) missing -= coming->second;
+      if (a.member.kind == Member::worker && !a.drained) missing--;
+    }
+    return missing;
+  }
+
+  /// A newcomer has registered: it may be one that its host's agent was asked for.
+  void note_arrival(const std::string& address) TRIREME_REQUIRES(mutex) {
+    for (const Attendee& a : attendees) {
+      const auto coming = called.find(a.id);
+      if (coming == called.end() || a.address != address) continue;
+      if (--coming->second == 0) called.erase(coming);
+      return;
+    }
   }
 
   /// Small numbers, in the order of registration. Empty when somebody's machine is not known: then all are of the first
@@ -239,7 +279,7 @@ struct Desk::State {
   void end_crews(const CrewPlan& plan) TRIREME_REQUIRES(mutex) {
     if (std::exchange(over, true)) return;
     for (Attendee& attendee : attendees)
-      if (attendee.standing == Standing::present && attendee.member.kind == Member::worker)
+      if (attendee.standing == Standing::present && attendee.member.kind != Member::server)
         dismiss(attendee, plan.reason);
   }
 
@@ -310,6 +350,7 @@ struct Desk::State {
     attendees.clear();
     counted.clear();
     values.clear();
+    called.clear();
     bytes = 0;
     reset_crew();
     decision = {};
@@ -374,7 +415,8 @@ struct Desk::State {
                      fmt::format("serves job '{}', not '{}': start one coordinator per job, with another --port",
                                  options.job, tame(hello.job, kNameBytes))};
     if (!failures.empty()) return failed_refusal();
-    if (hello.member.newcomer && over)
+    const bool comes_late = hello.member.newcomer || (hello.member.kind == Member::agent && decision.underway);
+    if (comes_late && over)
       return Refusal{Refused::over, "serves a job that is over: newcomers are not needed any more"};
     if (elastic() && decision.underway && !decision.ended && !hello.member.newcomer &&
         hello.member.kind == Member::worker)
@@ -463,6 +505,7 @@ uint64_t Desk::attend(const std::string& token, const Hello& hello, const std::s
     if (admission.member.kind != Member::server)
       state.next_number = std::max(state.next_number, next_number(state.attendees, membership));
     state.lines[id] = line;
+    if (admission.member.kind == Member::worker && admission.member.newcomer) state.note_arrival(hello.address);
     const std::string warning = clock_warning(hello.member.host, hello.wall_clock, state.options.host, wall_clock());
     line->welcome({id, state.options.job, membership.ranks, membership.servers, membership.heartbeat_limit,
                    state.options.host, warning.empty() ? std::vector<std::string>{} : std::vector{warning},
@@ -562,6 +605,21 @@ std::string Desk::set_target(int workers) {
   }
   give(answers);
   return "";
+}
+
+void Desk::call_for_workers() {
+  State& state = *state_;
+  const Lock lock(state.mutex);
+  if (!state.elastic() || !state.decision.underway || state.over || !state.failures.empty()) return;
+  std::map<uint64_t, int> calls;
+  for (int missing = state.missing_workers(); missing > 0; missing--) {
+    const Attendee* agent = state.least_loaded_agent();
+    if (agent == nullptr) return;
+    state.called[agent->id]++;
+    calls[agent->id]++;
+  }
+  for (const auto& [agent, workers] : calls)
+    if (Line* line = state.line_of(agent)) line->more(workers);
 }
 
 std::string Desk::drain(int rank) {

@@ -64,8 +64,10 @@ class Line {
   virtual void heartbeat(const std::string& waiting) = 0;
   virtual void notice(const Failure& failure) = 0;
   virtual void crew(const CrewChange& change) = 0;
-  /// It is not needed any more.
+  /// It is not needed any more: a worker, or an agent whose workers are not.
   virtual void dismissed(const std::string& reason) = 0;
+  /// An agent is to start so many workers besides.
+  virtual void more(int workers) = 0;
   virtual void farewell() = 0;
   /// Ends the stream after what was said before; nothing follows.
   virtual void close(const std::optional<Refusal>& refusal) = 0;
@@ -155,6 +157,9 @@ class Desk {
   void tick(Seconds blind);
   /// How many workers are wanted from now on, between the least and the most. "", or a sentence why not.
   std::string set_target(int workers);
+  /// Agents are asked to start the workers that are missing for the target, on the hosts that have the fewest for their
+  /// slots. Without agents somebody else starts them.
+  void call_for_workers();
   /// Lets a worker go in peace, after a step: "" when it will go as soon as the others can do without it, or a sentence
   /// why not.
   std::string drain(int rank);

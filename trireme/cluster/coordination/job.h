@@ -10,6 +10,9 @@ namespace trireme::cluster {
 /// Exit code of a process that failed only because another one did: it is never named as the one that died first.
 constexpr int kPeerLostExit = 75;
 
+/// Exit code of a newcomer that does not fit the others: the next one from the same place would not either.
+constexpr int kCannotJoinExit = 76;
+
 /// What an agent (`trireme join`) needs to know to start its ranks and servers.
 struct JobSpec {
   std::vector<std::pair<std::string, int>> hosts;  // name or address, slots; their order is the order of the ranks

@@ -129,6 +129,22 @@ class Session::State {
     bell_.notify_all();
   }
 
+  void on_wish(std::function<void()> notify) {
+    const Lock lock(mutex_);
+    notify_wish_ = std::move(notify);
+    bell_.notify_all();
+  }
+
+  std::optional<std::string> dismissal() const {
+    const Lock lock(mutex_);
+    return dismissal_;
+  }
+
+  int more() const {
+    const Lock lock(mutex_);
+    return more_;
+  }
+
   void leave(int exit_code, const std::string& reason, int rank, int server) {
     wire::FromMember message;
     message.mutable_leave()->set_exit_code(exit_code);
@@ -284,6 +300,10 @@ class Session::State {
         if (within && *within < ended_before_.epoch) context->TryCancel();
     } else if (message.has_dismissal()) {
       dismissal_ = message.dismissal().reason();
+      wished_ = true;
+    } else if (message.has_more()) {
+      more_ += std::clamp(message.more().workers(), 0, kRankNumbers);
+      wished_ = true;
     } else if (message.has_farewell()) {
       farewell_ = true;
     }
@@ -314,6 +334,7 @@ class Session::State {
   // ---- the session's thread ----
 
   bool new_crew() const TRIREME_REQUIRES(mutex_) { return notify_crew_ && crew_.epoch > told_epoch_; }
+  bool new_wish() const TRIREME_REQUIRES(mutex_) { return notify_wish_ && wished_; }
 
   void run() {
     name_thread("trireme-session");
@@ -322,13 +343,22 @@ class Session::State {
     auto last = Clock::now();
     while (!stop_) {
       bell_.wait_for(lock, period - Seconds(Clock::now() - last),
-                     [&]() TRIREME_REQUIRES(mutex_) { return stop_ || (failure_ && notify_) || new_crew(); });
+                     [&]() TRIREME_REQUIRES(mutex_) { 
+        return stop_ || (failure_ && notify_) || new_crew() || new_wish();
+      });
       if (new_crew() && !stop_) {
         const auto notify = notify_crew_;
         const CrewChange crew = crew_;
         told_epoch_ = crew.epoch;
         lock.unlock();
         notify(crew);
+        lock.lock();
+      }
+      if (new_wish() && !stop_) {
+        const auto notify = notify_wish_;
+        wished_ = false;
+        lock.unlock();
+        notify();
         lock.lock();
       }
       if (failure_ && notify_ && !stop_) {
@@ -446,6 +476,9 @@ class Session::State {
   CrewChange ended_before_ TRIREME_GUARDED_BY(mutex_);  // the last that followed a loss: it has ended all before it
   std::vector<CrewChange> crews_ TRIREME_GUARDED_BY(mutex_);
   std::optional<std::string> dismissal_ TRIREME_GUARDED_BY(mutex_);  // why this process is not needed any more
+  int more_ TRIREME_GUARDED_BY(mutex_) = 0;
+  bool wished_ TRIREME_GUARDED_BY(mutex_) = false;  // one of these two has changed
+  std::function<void()> notify_wish_ TRIREME_GUARDED_BY(mutex_);
   uint64_t told_epoch_ TRIREME_GUARDED_BY(mutex_) = 0;
   std::function<void(const CrewChange&)> notify_crew_ TRIREME_GUARDED_BY(mutex_);
 
@@ -483,6 +516,9 @@ bool Session::elastic() const { return state_->welcome().elastic; }
 void Session::ready(const std::string& machine) { state_->ready(machine); }
 void Session::confirm(uint64_t epoch, const std::string& machine) { state_->confirm(epoch, machine); }
 void Session::on_crew(std::function<void(const CrewChange&)> notify) { state_->on_crew(std::move(notify)); }
+std::optional<std::string> Session::dismissal() const { return state_->dismissal(); }
+int Session::more() const { return state_->more(); }
+void Session::on_wish(std::function<void()> notify) { state_->on_wish(std::move(notify)); }
 std::optional<Failure> Session::failure() const { return state_->failure(); }
 void Session::on_failure(std::function<void(const Failure&)> notify) { state_->on_failure(std::move(notify)); }
 void Session::leave(int exit_code, const std::string& reason, int rank, int server) {

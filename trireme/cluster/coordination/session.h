@@ -74,6 +74,12 @@ class Session final : public comm::network::KeyValue {
   /// Calls `notify`, from the session's thread, with each new crew, or only the latest of several. Must not destroy the
   /// session.
   void on_crew(std::function<void(const CrewChange&)> notify);
+  /// Why this process is not needed any more, once that is so: a worker, or an agent whose workers are not.
+  std::optional<std::string> dismissal() const;
+  /// An agent: how many workers it was asked to start besides, so far.
+  int more() const;
+  /// Calls `notify`, from the session's thread, when either of the two has changed. Must not destroy the session.
+  void on_wish(std::function<void()> notify);
 
   /// The first failure of the job or of the way to the coordinator. Does not block.
   std::optional<Failure> failure() const;

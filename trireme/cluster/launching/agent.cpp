@@ -29,7 +29,10 @@ bool is_late(const Session& session) { return session.rank() >= session.size(); 
 
 /// Who is in the crew, as the session hears it. Of an agent, `target` are its own ranks.
 CrewView crew_of(const Session& session) {
-  CrewView view{.target = session.slots(), .complete = true};
+  CrewView view{.target = session.slots(),
+                .more = session.more(),
+                .complete = true,
+                .over = session.dismissal().has_value()};
   const std::vector<CrewChange> crews = session.crews();
   for (const CrewChange& change : crews)
     if (!change.ranks.empty()) {  // otherwise they wait for newcomers
@@ -217,6 +220,7 @@ LaunchResult run_agent(const AgentOptions& options) {
   });
   const Descriptor crew_changed(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   session.on_crew([&](const CrewChange&) { eventfd_write(crew_changed.get(), 1); });
+  session.on_wish([&] { eventfd_write(crew_changed.get(), 1); });
   const std::string meeting = prepare(session, options, wishes);
   const size_t colon = meeting.rfind(':');
   LaunchOptions launched{.command = session.spec().command,

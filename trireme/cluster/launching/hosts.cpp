@@ -150,7 +150,8 @@ bool somebody_lives(const Snapshot& job, Seconds limit) {
 }
 
 /// For the launcher of the agents: which of them live does not matter to the crew.
-CrewView crew_of(const Coordinator& coordinator) {
+CrewView crew_of(Coordinator& coordinator) {
+  coordinator.take_events();
   const Snapshot now = coordinator.snapshot();
   return {.epoch = now.crew.epoch,
           .ranks = now.crew.ranks,
@@ -205,6 +206,7 @@ LaunchResult launch_on_hosts(const HostsOptions& options) {
                        .grace = options.heartbeat_limit + Seconds(2),
                        .elasticity = {.on_failure = options.elasticity.on_failure},
                        .crew = [&] { return crew_of(coordinator); },
+                       .crew_changed = options.elasticity.elastic() ? coordinator.descriptor() : -1,
                        .say = options.say,
                        .saves = options.saves,
                        .patience = options.heartbeat_limit + Seconds(2),
@@ -229,7 +231,8 @@ LaunchResult launch_on_hosts(const HostsOptions& options) {
     agents.names.push_back("the agent of host " + name);
   }
   LaunchResult result = launch(agents);
-  if (by_hand) coordinator.wait_ended(Deadline(kGoodbyes));  // the other agents are not ours to wait for
+  if (by_hand || options.elasticity.elastic())  // there are agents that were not started here
+    coordinator.wait_ended(Deadline(kGoodbyes));
   if (const auto failures = coordinator.snapshot().failures; !failures.empty() && !result.interrupted) {
     result.reason = failures.front().reason;
     result.last_lines.clear();  // the agent has shown them

@@ -41,7 +41,7 @@ struct LaunchOptions {
   int master_port = 0;  // where programs with torchrun's variables meet; 0: one that is free here
   int failed = -1;      // descriptor: when it becomes readable the job has failed elsewhere, and the ranks end
   std::function<CrewView()> crew;  // of an elastic one: what its coordinator says; null: the desk here
-  int crew_changed = -1;           // descriptor: readable when that has changed. Whoever looks reads it
+  int crew_changed = -1;           // descriptor: readable when that may have changed. Whoever asks `crew` reads it
   int hangup = -1;  // descriptor: "stop" on it, and its end, are as if SIGINT had come; "end", and its end after
                     // "stop", as if it had come again
 

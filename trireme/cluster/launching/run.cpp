@@ -28,12 +28,12 @@ LaunchResult LaunchRun::run() {
   count_.started.add(static_cast<double>(roster_.all().size()));
   if (options_.commands.empty() && options_.failed < 0) open_status_door();
   tend();
-  while (roster_.anything_open() || look_again_) {
-    if (roster_.all_ended() && !look_again_ && !std::exchange(drains_, true))
+  while (roster_.anything_open() || look_again_ || stands_by()) {
+    if (roster_.all_ended() && !look_again_ && !stands_by() && !std::exchange(drains_, true))
       press_after(end_ ? std::min(kAfterAll, Seconds(*end_ - Clock::now())) : kAfterAll);
     wait_for_events();
     tend();
-    if (!servers_alone_ && roster_.ranks_ended() && !look_again_) leave_servers_alone();
+    if (!servers_alone_ && roster_.ranks_ended() && !look_again_ && !stands_by()) leave_servers_alone();
     if (end_ && Clock::now() >= *end_) {
       if (drains_) break;
       if (!goes_on()) escalate();
@@ -73,7 +73,7 @@ void LaunchRun::say(const std::string& sentence) const {
 // ---- what happens ----
 
 void LaunchRun::wait_for_events() {
-  const int news = !staff_ ? -1 : desk_ ? desk_->descriptor() : options_.crew_changed;
+  const int news = desk_ ? (staff_ ? desk_->descriptor() : -1) : job_over_ ? -1 : options_.crew_changed;
   std::vector<pollfd> polls = {{signals_.descriptor(), POLLIN, 0},
                                {failed_elsewhere_ ? -1 : options_.failed, POLLIN, 0},
                                {hung_up_ ? -1 : options_.hangup, POLLIN, 0},
@@ -133,6 +133,7 @@ void LaunchRun::note_end(size_t index) {
   Child& child = roster_.all()[index];
   const bool well = *child.status == 0;
   if (!well && child.is_server && asked_) return;  // a server that had to be asked has lost nothing
+  if (!well && job_over_ && asked_) return;        // nor has a way to a host that is not there any more
   if (!well && staff_ && !child.rowed && (crew_ended_ || interrupted_ != 0)) return;  // nor has a spare
   if (!well) {
     failed_.push_back(index);
@@ -143,28 +144,41 @@ void LaunchRun::note_end(size_t index) {
 }
 
 /// By the policy, and there are some, or they have come to a good end. Where a whole crew is gone, others may go on
-/// with what it has left, unless it died of an error that they would find too.
+/// with what it has left, unless it died of an error that they would find too. An agent's part of it is not the whole.
 bool LaunchRun::others_go_on(const Child& gone) const {
+  if (job_over_) return true;
+  if (crew_ended_ && !gone.is_server && !staff_->in_crew(gone)) return true;  // it had been given up
   if (!options_.elasticity.elastic() || gone.is_server || end_) return false;
   const CrewView crew = staff_ ? staff_->crew() : options_.crew ? options_.crew() : CrewView{.complete = true};
   if (!crew.complete || !crew.failure.empty()) return false;
   if (staff_)
     return !gone.rowed || !staff_->crew_ended() || staff_->closed() ||
-           (gone.killed() && (roster_.living() > 0 || staff_->replaces()));
+           ((gone.killed() || options_.crew) && (roster_.living() > 0 || staff_->replaces()));
   return std::any_of(roster_.all().begin(), roster_.all().end(),
                      [](const Child& child) { return !child.is_server && (!child.status || *child.status == 0); });
 }
 
 CrewView LaunchRun::ask_desk() { return desk_ ? desk_->crew() : options_.crew(); }
 
+/// Of a part of a job, whose workers have all been sent away: others may be asked for later.
+bool LaunchRun::stands_by() const {
+  return staff_ && options_.crew && options_.crew_changed >= 0 && !staff_->closed() && interrupted_ == 0 &&
+         !failed_at_ && !failed_elsewhere_ && !end_;
+}
+
 /// What an elastic job needs after each event: who is missing is started; who is of no use any more is ended.
 void LaunchRun::tend() {
-  if (!staff_) return;
+  if (!staff_) return look_after_agents();
   staff_->look(ask_desk());
   if (!staff_->crew().failure.empty() || staff_->hopeless()) wind_down();
   if (interrupted_ != 0 || failed_at_ || staff_->crew().over) staff_->close();
   if (staff_->closed() && staff_->crew_ended()) end_idle_newcomers();
   look_again_ = staff_->tend();
+}
+
+/// Of an elastic job, of which only the agents are here.
+void LaunchRun::look_after_agents() {
+  if (!options_.commands.empty() && options_.crew_changed >= 0 && !job_over_ && ask_desk().over) end_deaf_agents();
 }
 
 // ---- the end ----

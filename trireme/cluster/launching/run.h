@@ -37,6 +37,8 @@ class LaunchRun {
   void note_end(size_t index);
   bool others_go_on(const Child& gone) const;
   CrewView ask_desk();
+  bool stands_by() const;
+  void look_after_agents();
   void tend();
   void say(const std::string& sentence) const;
   LaunchResult result() const;
@@ -50,6 +52,7 @@ class LaunchRun {
   void end_for_failure_elsewhere();
   void wind_down();
   void end_idle_newcomers();
+  void end_deaf_agents();
   bool goes_on();
   Seconds patience() const;
   void press_after(Seconds time);
@@ -75,6 +78,7 @@ class LaunchRun {
   bool drains_ = false;               // all have ended, and some output has not
   bool winding_down_ = false;         // of an elastic job that has failed: ranks save what they have
   bool crew_ended_ = false;           // of an elastic job: those who are left have no part in it
+  bool job_over_ = false;             // the same, as the coordinator says, where these are agents
   std::optional<Progress> progress_;  // since they were asked to stop
   double asked_to_stop_at_ = 0;       // on the clock of slates
   bool told_to_stop_ = false;         // by whoever started this process

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace trireme::cluster {
 
@@ -12,6 +13,10 @@ void Staff::look(CrewView now) {
   if (crew_.target != target_) {  // somebody wants another number, and means it
     target_ = crew_.target;
     unreplaced_ = 0;
+    if (back_off_.given_up()) back_off_ = {};
+  }
+  if (crew_.more != more_) {
+    unreplaced_ -= crew_.more - std::exchange(more_, crew_.more);
     if (back_off_.given_up()) back_off_ = {};
   }
   for (Child& child : roster_.all()) {
@@ -37,6 +42,7 @@ void Staff::ended(const Child& child) {
   if (well && options_.crew) unreplaced_++;    // here is only a part of the job: what is wanted in all is not known
   const bool missing = roster_.living() < wanted();
   if (!well || missing) back_off_ = after_death(back_off_, Clock::now(), child.began, child.slate.updates() > 0);
+  if (child.exit_code() == kCannotJoinExit) back_off_.early = kMostEarlyDeaths;  // others would find the same
   if (well) return;
   if (options_.elasticity.on_failure != OnFailure::replace) unreplaced_++;
   say_loss(child);
@@ -53,8 +59,11 @@ void Staff::say_loss(const Child& child) const {
   std::string text = fmt::format("{} (process {}) was lost: {}", child.name, child.pid, child.how_it_ended());
   const NextStart next = next_start(Clock::now(), roster_.living(), wanted(), back_off_);
   if (back_off_.given_up()) {
-    text += fmt::format(". {} in a row have died within {:g} s of their start: no more are started", back_off_.early,
-                        kEarly.count());
+    if (child.exit_code() == kCannotJoinExit)
+      text = fmt::format("{} (process {}) does not fit the job: no more are started", child.name, child.pid);
+    else
+      text += fmt::format(". {} in a row have died within {:g} s of their start: no more are started", back_off_.early,
+                          kEarly.count());
     for (const std::string& line : child.lines.last) text += fmt::format("\n  [{}] {}", child.number, line);
   } else if (next.look_again) {
     text += fmt::format(". Another one starts in {:g} s", kFirstBackOff.count() * (1 << (back_off_.early - 1)));

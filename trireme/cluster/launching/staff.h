@@ -53,7 +53,8 @@ class Staff {
   CrewView crew_;
   BackOff back_off_;
   int target_ = -1;     // as it was when `unreplaced_` began
-  int unreplaced_ = 0;  // deaths that nobody is started for
+  int more_ = 0;        // as it was then
+  int unreplaced_ = 0;  // ends that nobody is started for; below 0: so many are started besides
   bool closed_ = false;
 };
 

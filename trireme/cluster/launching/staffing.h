@@ -36,6 +36,7 @@ struct CrewView {
   uint64_t epoch = 0;
   std::vector<int> ranks;  // of the crew, in order; also those that have come to a good end
   int target = 0;          // workers that are wanted here
+  int more = 0;            // that somebody has asked for besides, so far
   bool complete = false;   // all of the first crew had come
   bool over = false;       // the crew has done its work
   std::string failure;     // why the job cannot go on, a sentence; "": it does

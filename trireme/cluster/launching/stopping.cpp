@@ -16,6 +16,7 @@ constexpr Seconds kBetweenSignals{0.7};  // from SIGTERM to SIGKILL
 constexpr Seconds kAfterFailure{3};  // once they were asked to stop and one has failed, for the others to show progress
 constexpr Seconds kMostAfterFailure{60};  // and in all
 constexpr Seconds kForPeers{10};          // more than a rank waits for others
+constexpr Seconds kForAgents{15};         // to end, once all ranks have left: one may still wait for an engine
 constexpr Seconds kAgentsGoodbye{0.7};    // for agents to kill their ranks
 constexpr Seconds kAfterRanks{5};         // for servers to end by themselves
 constexpr Seconds kAfterCrew{1};          // the same for spares, and for those who are still getting ready
@@ -112,6 +113,12 @@ void LaunchRun::end_idle_newcomers() {
   staff_->close();
   if (roster_.living() > 0 && !asked_)
     press_after(end_ ? std::min(kAfterCrew, Seconds(*end_ - Clock::now())) : kAfterCrew);
+}
+
+/// The work is done, and agents hear so. The way to a host that was cut off (ssh) may not end by itself.
+void LaunchRun::end_deaf_agents() {
+  job_over_ = true;
+  if (!end_) press_after(kForAgents);
 }
 
 /// Whether ranks that were asked to stop get on with it: then they have more time.
