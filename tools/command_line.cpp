@@ -174,6 +174,9 @@ int run_command(int argc, char** argv, const std::map<std::string, AddCommand>& 
   } catch (const PeerLost& error) {
     print_error(error.what());
     return cluster::kPeerLostExit;
+  } catch (const StateLost& error) {
+    print_error(error.what());
+    return cluster::kStateLostExit;
   } catch (const cluster::CannotJoin& error) {
     print_error(error.what());
     return cluster::kCannotJoinExit;

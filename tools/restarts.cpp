@@ -15,6 +15,9 @@ namespace {
 
 constexpr int kKilled = 128;  // exit codes above it are those of signals
 
+/// Somebody was killed, or the state of the model is gone with all that were: no error that would come again.
+bool died(int exit_code) { return exit_code > kKilled || exit_code == cluster::kStateLostExit; }
+
 /// The newest checkpoint that all of the next launch can go on with, or "".
 std::string newest_checkpoint(const std::string& dir) {
   try {
@@ -86,7 +89,7 @@ cluster::LaunchResult launch_again_and_again(
   for (int restarts = 0; true; restarts++) {
     const Clock::time_point began = Clock::now();
     const auto result = launch(degrees.ranks(), flags_for(degrees, restarts, restarts > 0 && !newest.empty()));
-    if (!result.failed || result.interrupted || result.exit_code <= kKilled) return result;
+    if (!result.failed || result.interrupted || !died(result.exit_code)) return result;
     const std::string before = std::exchange(newest, newest_checkpoint(o.keeping.dir));
     deaths = cluster::after_death(deaths, Clock::now(), began, newest != before);
     const NextLaunch next = next_launch(settings.elasticity, degrees, fixed_stages, deaths);

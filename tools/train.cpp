@@ -47,6 +47,12 @@ std::string saves(const TrainSettings& settings) {
   return fmt::format("{}{}a checkpoint to {}", model, model.empty() ? "" : " and ", dir);
 }
 
+/// After a death, or only where nobody is left of a crew that changes.
+bool may_start_again(const TrainSettings& settings) {
+  return settings.starts_again || (settings.elasticity.on_failure == cluster::OnFailure::replace &&
+                                   !settings.options.keeping.dir.empty() && settings.hosts.remote != cluster::kByHand);
+}
+
 cluster::LaunchResult launch_once(const TrainSettings& settings, const Invocation& invocation, int workers,
                                   const std::vector<std::string>& flags) {
   cluster::LaunchOptions options{.command = worker_command(settings, invocation),
@@ -70,7 +76,7 @@ cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invoca
   };
   const auto say = [&](const std::string& sentence) { say_over(settings, sentence); };
   const cluster::LaunchResult result =
-      settings.starts_again ? launch_again_and_again(settings, launch, say) : launch(settings.workers, {});
+      may_start_again(settings) ? launch_again_and_again(settings, launch, say) : launch(settings.workers, {});
   explain_end(result, result.first_failed == 0 && result.exit_code < 128);  // rank 0 has said itself why it ended
   return result;
 }
@@ -112,7 +118,7 @@ cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const clust
   };
   const auto say = [&](const std::string& sentence) { say_over(settings, sentence); };
   const cluster::LaunchResult result =
-      settings.starts_again ? launch_again_and_again(settings, launch, say) : launch(settings.workers, {});
+      may_start_again(settings) ? launch_again_and_again(settings, launch, say) : launch(settings.workers, {});
   explain_end(result, false);
   return result;
 }

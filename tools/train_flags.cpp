@@ -324,6 +324,7 @@ std::string cannot_row_on(const TrainSettings& settings) {
   const auto kind = o.parallel.exchange.sync.kind;
   if (kind != exchange::Sync::shared) return fmt::format("--sync {}", settings.sync);
   if (o.parallel.sync_batch_norm) return "--sync-batch-norm";
+  if (o.parallel.exchange.on_nan == exchange::OnNan::rollback) return "--on-nan rollback";
   if (o.tensor > 1) return fmt::format("--tensor {}", o.tensor);
   if (o.pipeline > 1) return fmt::format("--pipeline {}", o.pipeline);
   if (o.parallel.exchange.zero > 0 && settings.hosts.given())

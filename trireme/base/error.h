@@ -37,6 +37,11 @@ class PeerLost : public Error {
   static void on_construction(void (*note)() noexcept);
 };
 
+/// What a job knew has died with its last workers: it can only be resumed from a checkpoint.
+class StateLost : public Error {
+  using Error::Error;
+};
+
 /// Not a failure: this process is not needed any more, because it was drained or the job has ended. It should end with
 /// exit code 0.
 class Dismissed : public Error {

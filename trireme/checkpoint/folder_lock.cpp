@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -7,11 +8,14 @@
 #include <ctime>
 #include <filesystem>
 
+#include <trireme/base/clock.h>
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/folder.h>
 
 namespace trireme::checkpoint {
 namespace {
+
+constexpr Seconds kPatience{2};  // with one who is just being ended
 
 /// "process 123 on host a since 2026-11-18 04:34:28 UTC"
 std::string who_am_i() {
@@ -31,6 +35,16 @@ std::string text_in(int file) {
   return line.empty() ? "a process that has not said who it is" : line.substr(0, line.find('\n'));
 }
 
+/// Nothing tells when a lock is free: it is asked for every now and then.
+bool locked(int file) {
+  const Deadline deadline(kPatience);
+  while (flock(file, LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK || deadline.passed()) return false;
+    poll(nullptr, 0, 10);
+  }
+  return true;
+}
+
 }  // namespace
 
 FolderLock::FolderLock(const std::string& folder) {
@@ -42,7 +56,7 @@ FolderLock::FolderLock(const std::string& folder) {
   if (!file_)
     fail<IoError>("cannot write checkpoints to {}: {}: choose a folder that this user may write to", folder,
                   errno_text());
-  if (flock(file_.get(), LOCK_EX | LOCK_NB) != 0) {
+  if (!locked(file_.get())) {
     if (errno != EWOULDBLOCK)
       fail<IoError>("cannot lock {}: {}: choose a file system that has locks (flock)", path, errno_text());
     fail<InvalidArgument>("another job writes checkpoints to {}: {}. End it, or choose another folder", folder,

@@ -136,7 +136,7 @@ void Shared::take_slices(Shared& before, int rank, const Decided& last, std::spa
 Reached Shared::take_over(Exchange* exchange, const Reached& reached) {
   auto* const before = dynamic_cast<Shared*>(exchange);
   if (before != nullptr && before->transaction_->spoiled())
-    fail<PeerLost>("a rank was lost while the state of the model was restored: resume from a checkpoint");
+    fail<StateLost>("a rank was lost while the state of the model was restored: resume from a checkpoint");
   comm::Communicator& all = group();
   std::vector<Standing> everywhere(static_cast<size_t>(all.size())), here(static_cast<size_t>(local_.size()));
   const Standing mine =
@@ -151,7 +151,7 @@ Reached Shared::take_over(Exchange* exchange, const Reached& reached) {
            std::pair(b.crew != 0 ? b.reached.position : -1, b.crew);
   };
   Standing best = *std::max_element(everywhere.begin(), everywhere.end(), further);
-  if (best.crew == 0) fail<PeerLost>("nobody is left of the crew before: resume from a checkpoint");
+  if (best.crew == 0) fail<StateLost>("nobody is left of the crew before, and its state with it: resume from a checkpoint");
   const auto stays = std::count_if(everywhere.begin(), everywhere.end(), [](const Standing& s) { return s.crew != 0; });
   best.reached.ledger.lost += best.size - stays;
   best.reached.ledger.joined += all.size() - stays;

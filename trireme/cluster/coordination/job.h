@@ -12,6 +12,8 @@ constexpr int kPeerLostExit = 75;
 
 /// Exit code of a newcomer that does not fit the others: the next one from the same place would not either.
 constexpr int kCannotJoinExit = 76;
+/// Exit code of a rank that has nobody to get the model's state from: StateLost.
+constexpr int kStateLostExit = 77;
 
 /// What an agent (`trireme join`) needs to know to start its ranks and servers.
 struct JobSpec {

@@ -33,13 +33,15 @@ CrewView crew_of(const Session& session) {
                 .more = session.more(),
                 .complete = true,
                 .over = session.dismissal().has_value()};
-  const std::vector<CrewChange> crews = session.crews();
-  for (const CrewChange& change : crews)
+  for (int rank = 0; rank < session.size(); rank++) view.ranks.push_back(rank);
+  for (const CrewChange& change : session.crews())
     if (!change.ranks.empty()) {  // otherwise they wait for newcomers
+      for (const int rank : view.ranks)
+        if (!change.announced && std::find(change.ranks.begin(), change.ranks.end(), rank) == change.ranks.end())
+          view.lost.push_back(rank);
       view.epoch = change.epoch;
       view.ranks = change.ranks;
     }
-  for (int rank = 0; crews.empty() && rank < session.size(); rank++) view.ranks.push_back(rank);
   if (const auto failure = session.failure()) view.failure = failure->reason;
   return view;
 }

@@ -145,6 +145,7 @@ std::string Child::how_it_ended() const {
   if (const std::string text = uncaught(); by_itself && !text.empty()) return "uncaught exception: " + text;
   if (!WIFSIGNALED(*status)) return fmt::format("exit code {}", WEXITSTATUS(*status));
   const int signal = WTERMSIG(*status);
+  if (cast_off && signal == SIGKILL) return "given up, as nothing was heard of it, and ended";
   return fmt::format("killed by signal {} (SIG{}{})", signal,
                      sigabbrev_np(signal) == nullptr ? "?" : sigabbrev_np(signal),
                      signal == SIGKILL ? "; the kernel does that too when memory runs out" : "");

@@ -158,6 +158,7 @@ CrewView crew_of(Coordinator& coordinator) {
           .target = now.crew.target,
           .complete = now.crew.underway,
           .over = now.crew.over,
+          .lost = now.crew.lost,
           .failure = now.failures.empty() ? "" : now.failures.front().reason};
 }
 

@@ -3,9 +3,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <csignal>
 #include <utility>
 
+#include <trireme/base/process.h>
+
 namespace trireme::cluster {
+namespace {
+
+constexpr Seconds kLastWords{2};  // for one that was given up, and runs, to end by itself
+
+}  // namespace
 
 void Staff::look(CrewView now) {
   crew_ = std::move(now);
@@ -73,15 +81,39 @@ void Staff::say_loss(const Child& child) const {
   options_.say(text);
 }
 
+/// A process that was given up holds memory, cores and locks that the others need, and keeps another one from being
+/// started in its place. One that runs may be at its last words.
+std::optional<Clock::time_point> Staff::cast_off() {
+  std::optional<Clock::time_point> next;
+  const Clock::time_point now = Clock::now();
+  for (Child& child : roster_.all()) {
+    const bool lost = std::find(crew_.lost.begin(), crew_.lost.end(), child.number) != crew_.lost.end();
+    if (!lost || child.is_server || child.status || child.cast_off) continue;
+    if (!child.given_up) child.given_up = now;
+    const Clock::time_point latest = *child.given_up + std::chrono::duration_cast<Clock::duration>(kLastWords);
+    const std::string state = process_state(child.pid);
+    if (state == "ended") continue;
+    child.cast_off = now >= latest || state.starts_with("stopped");
+    if (child.cast_off)
+      kill(-child.pid, SIGKILL);
+    else
+      next = next ? std::min(*next, latest) : latest;
+  }
+  return next;
+}
+
 std::optional<Clock::time_point> Staff::tend() {
-  if (closed_ || !crew_.complete) return std::nullopt;
+  const auto look_again = cast_off();
+  if (closed_ || !crew_.complete) return look_again;
   const NextStart next = next_start(Clock::now(), roster_.living(), wanted(), back_off_);
   for (int i = 0; i < next.start; i++) {
     roster_.start_newcomer(next_number_());
     count_.started.add();
     count_.restarts.add();
   }
-  return next.look_again;
+  return next.look_again && look_again ? std::min(*next.look_again, *look_again)
+         : look_again                  ? look_again
+                                       : next.look_again;
 }
 
 bool Staff::hopeless() const {

@@ -32,7 +32,7 @@ class Staff {
 
   /// A worker has ended, in peace, or badly and the others go on.
   void ended(const Child& child);
-  /// Starts who is missing; when to do so again, without news.
+  /// Starts who is missing, and ends who was given up and still lives; when to do so again, without news.
   std::optional<Clock::time_point> tend();
   /// The job comes to its end: nobody is started any more.
   void close() { closed_ = true; }
@@ -44,6 +44,7 @@ class Staff {
 
  private:
   int wanted() const;
+  std::optional<Clock::time_point> cast_off();
   void say_loss(const Child& child) const;
 
   const LaunchOptions& options_;
