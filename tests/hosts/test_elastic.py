@@ -252,7 +252,7 @@ class WhoDoesNotFit(ElasticTest):
     def test_it_is_refused(self):
         table = "x,y,label\n" + "".join(f"{i % 7},{i % 5},{i % 3}\n" for i in range(4000))
         here, there = self.folder / "here", self.folder / "there"
-        for folder, text in ((here, table), (there, table + "1,1,1\n")):
+        for folder, text in ((here, table), (there, table.replace("1,0,0\n", "1,0,1\n", 1))):
             folder.mkdir()
             (folder / "table.csv").write_text(text)
         options = ["--data", "./table.csv", "--batch", 64, "--seed", 3, "--epochs", 100000]
@@ -269,7 +269,7 @@ class WhoDoesNotFit(ElasticTest):
         ):
             self.refused(job, self.newcomer(job, *words, cwd=here), "cannot join the job", says)
         # What an agent starts has the job's command, and finds other files.
-        self.refused(job, job.join("c", cwd=there), "training samples: the job has", "does not fit the job")
+        self.refused(job, job.join("c", cwd=there), "it has other data. SHA-256: the job has", "does not fit the job")
         self.assertEqual(job.status()[0]["ranks"], [0, 1], str(job))
         late = job.join("c", cwd=here)
         crew = lambda: job.status()[0]["ranks"]  # noqa: E731
