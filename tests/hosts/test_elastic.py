@@ -8,6 +8,7 @@ import signal
 import statistics
 import threading
 import time
+import unittest
 
 import training
 from training import support
@@ -22,7 +23,7 @@ BITS = ["twoconv", "--data", "synthetic:3000", "--batch", 32, "--seed", 3, "--vi
 LONG = "TRIREME_LONG" in os.environ
 SEEDS = [int(seed) for seed in os.environ.get("SEEDS", "1,2,3,4,5,6" if LONG else "1").split(",")]
 EPOCHS = int(os.environ.get("EPOCHS", "40" if LONG else "5"))  # of a run with a seed
-TRIES = int(os.environ.get("TRIES", "20" if LONG else "2"))  # of a kill, to see how long the others take
+TRIES = int(os.environ.get("TRIES", "0"))  # of a kill, to see how long the others take
 
 
 def made(line):
@@ -202,31 +203,23 @@ class Elastic(ElasticTest):
         job.row(0, 1, 3)
         job.ctl("scale", 1)
         job.row(0)
-        job.ctl("scale", 3)  # b has nobody left, and starts others all the same
-        hosts = [line["host"] for line in job.row(0, 4, 5).values()]
-        self.assertEqual((hosts.count("a"), hosts.count("b")), (1, 2))
+        job.ctl("scale", 4)  # b has nobody left, and starts others all the same
+        hosts = [line["host"] for line in job.row(0, 4, 5, 6).values()]
+        self.assertEqual((hosts.count("a"), hosts.count("b")), (2, 2))
         job.epochs()
         self.check_samples(job.stop())
         self.assertNotIn("was lost", str(job))
 
-    def test_a_connection_that_does_not_end(self):
-        """As ssh's to a host that was cut off. The launcher does not wait for it."""
-        deaf = f"{training.ON_HOST.with_name('deaf_host')} {self.hosts.prefix} {{host}} {{command}}"
-        args = [*MODEL, "--epochs", 6, "--workers", "1:4"]
-        job = Job(self, "a:1,b:1", *args, remote=deaf)
-        job.row(0, 1)
-        self.cut_off("b")
-        self.check_samples(job.ends())
-
-    # ---- with virtual workers ----
     def test_the_same_bits(self):
-        """With a death and a host that joins in between; another one that joins too late to be of use."""
-        args = [*BITS, "--epochs", 6]
+        """With virtual workers: a host is cut off, and another one joins. The way to the first one does not end by
+        itself, as ssh's would not; the launcher does not wait for it."""
+        args = [*BITS, "--epochs", 8]
         wanted = self.undisturbed(*args)
-        job = Job(self, "a:2,b:1", *args, "--workers", "1:4", "--on-failure", "continue")
+        deaf = f"{training.ON_HOST.with_name('deaf_host')} {self.hosts.prefix} {{host}} {{command}}"
+        job = Job(self, "a:2,b:1", *args, "--workers", "1:4", "--on-failure", "continue", remote=deaf)
         job.row(0, 1, 2)
-        job.kill(2)
         late = job.join("c")
+        self.cut_off("b")
         report = job.ends()
         self.assertEqual(late.wait(SOON), 0, str(job))
         self.assertEqual(report["sha256"], wanted["sha256"], str(job))
@@ -238,10 +231,10 @@ class Elastic(ElasticTest):
 class WhoDoesNotFit(ElasticTest):
     """It ends with a sentence, and the others do not mind."""
 
-    def newcomer(self, job, *words, **env):
+    def newcomer(self, job, cwd, *words):
         """A worker that somebody starts by hand on host c."""
         where = {"TRIREME_NEWCOMER": "1", "TRIREME_RANK": "-1", "TRIREME_SIZE": "2", "TRIREME_COORDINATOR": f"a:{PORT}"}
-        return job.start("c", "train", *words, env={**where, **env})
+        return job.start("c", "train", *words, env=where, cwd=cwd)
 
     def refused(self, job, process, *says):
         self.assertNotIn(process.wait(SOON), (0, -signal.SIGKILL))
@@ -252,7 +245,7 @@ class WhoDoesNotFit(ElasticTest):
     def test_it_is_refused(self):
         table = "x,y,label\n" + "".join(f"{i % 7},{i % 5},{i % 3}\n" for i in range(4000))
         here, there = self.folder / "here", self.folder / "there"
-        for folder, text in ((here, table), (there, table + "1,1,1\n")):
+        for folder, text in ((here, table), (there, table.replace("1,0,0\n", "1,0,1\n", 1))):
             folder.mkdir()
             (folder / "table.csv").write_text(text)
         options = ["--data", "./table.csv", "--batch", 64, "--seed", 3, "--epochs", 100000]
@@ -267,15 +260,15 @@ class WhoDoesNotFit(ElasticTest):
             (["mlp:32", *options, "--lr", 0.01], "learning rate: the job has '0.05', rank"),
             (["mlp:32", *options, "--virtual", 4], "virtual: the job has '0', rank"),
         ):
-            self.refused(job, self.newcomer(job, *words, cwd=here), "cannot join the job", says)
+            self.refused(job, self.newcomer(job, here, *words), "cannot join the job", says)
         # What an agent starts has the job's command, and finds other files.
-        self.refused(job, job.join("c", cwd=there), "training samples: the job has", "does not fit the job")
+        self.refused(job, job.join("c", cwd=there), "it has other data. SHA-256: the job has", "does not fit the job")
         self.assertEqual(job.status()[0]["ranks"], [0, 1], str(job))
         late = job.join("c", cwd=here)
         crew = lambda: job.status()[0]["ranks"]  # noqa: E731
         self.assertTrue(support.wait_until(lambda: len(crew()) == 3, SOON), str(job))
         job.stop()
-        self.assertEqual(late.wait(SOON), 130, str(job))
+        self.assertEqual(late.wait(SOON), 0, str(job))
 
 
 class Chaos(ElasticTest):
@@ -370,6 +363,7 @@ class Restarts(ElasticTest):
         self.assertEqual(report["updates"], 120)
 
 
+@unittest.skipIf(TRIES == 0, "TRIES=100 measures how long it takes")
 class Times(ElasticTest):
     """From a kill to the next step that those who are left have made. They tell on the machine's clock when that was."""
 

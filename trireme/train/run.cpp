@@ -314,18 +314,32 @@ void Run::compare_options() {
   exchange::agree(world_, "options", terms.text());
 }
 
-/// Machines read their own copies of the data: they must be the same. Other cells of a CSV file show in its schema,
-/// in means and categories.
-void Run::compare_data(const data::Splits& splits) {
-  if (world_.store() == nullptr) return;  // all are on one machine, whoever comes
+namespace {
+
+/// The SHA-256 of all samples, as they are in memory, and of what columns mean.
+std::string contents_of(const data::Splits& splits) {
   Sha256 hash;
   const std::string schema = splits.schema ? data::to_json(*splits.schema) : "";
   hash.add(schema.data(), schema.size());
   hash.add(splits.train.inputs, splits.tokens * static_cast<size_t>(splits.train.token_bytes));  // of a text, all of it
-  const std::string mine = hash.finish();
+  for (const data::Dataset* set : {&splits.train, &splits.test}) {
+    if (splits.tokenizer || set->inputs == nullptr) continue;
+    hash.add(set->inputs, set->count * set->sample_bytes());
+    if (set->labels != nullptr) hash.add(set->labels, set->count * sizeof *set->labels);
+    if (set->targets != nullptr) hash.add(set->targets, set->count * sizeof *set->targets);
+  }
+  return hash.finish();
+}
+
+}  // namespace
+
+/// Machines read their own copies of the data: they must be the same.
+void Run::compare_data(const data::Splits& splits) {
+  if (world_.store() == nullptr) return;  // all are on one machine, whoever comes
+  const std::string mine = contents_of(splits);
   const auto train = static_cast<int64_t>(splits.train.count), test = static_cast<int64_t>(splits.test.count);
   exchange::Terms terms;
-  terms.add("training samples", train).add("test samples", test).add("columns or tokens", mine);
+  terms.add("training samples", train).add("test samples", test).add("SHA-256", mine);
   exchange::agree_with_newcomers(world_, "data", terms.text());
   if (world_.machines() == 1) return;
   int64_t first[2] = {train, test};
@@ -341,8 +355,8 @@ void Run::compare_data(const data::Splits& splits) {
     fail<Mismatch>(
         "{} on this machine (rank {}) has as many {} as on rank 0's machine, but other {} in them. Copy the same files "
         "to all machines",
-        options_.data, world_.rank(), splits.tokenizer ? "tokens" : "rows",
-        splits.tokenizer ? "text" : "names, categories or numbers");
+        options_.data, world_.rank(), splits.tokenizer ? "tokens" : splits.schema ? "rows" : "samples",
+        splits.tokenizer ? "text" : splits.schema ? "names, categories or numbers" : "images or labels");
 }
 
 std::string Run::servers_text() const {

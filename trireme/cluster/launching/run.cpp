@@ -146,7 +146,7 @@ void LaunchRun::note_end(size_t index) {
 /// By the policy, and there are some, or they have come to a good end. Where a whole crew is gone, others may go on
 /// with what it has left, unless it died of an error that they would find too. An agent's part of it is not the whole.
 bool LaunchRun::others_go_on(const Child& gone) const {
-  if (job_over_) return true;
+  if (job_over_ && interrupted_ == 0) return true;
   if (crew_ended_ && !gone.is_server && !staff_->in_crew(gone)) return true;  // it had been given up
   if (!options_.elasticity.elastic() || gone.is_server || end_) return false;
   const CrewView crew = staff_ ? staff_->crew() : options_.crew ? options_.crew() : CrewView{.complete = true};
