@@ -205,8 +205,12 @@ void add_flags(CLI::App& app, TrainSettings& s) {
           "out on all workers, as if its batch had not been there; 10 in a row end the run; rollback: go back "
           "to the newest checkpoint and leave out the batch");
   app.add_option("--mean", s.mean, "weighted: by the number of samples; plain: every worker counts the same");
+  app.add_option("--balance", s.balance,
+                 "Which share of a batch each worker computes: " + join_names(balancing_names()) +
+                     ". auto: by measured speed, with the same result up to rounding; watch: even shares, and a worker "
+                     "that makes the others wait is named, as with auto (docs/balance.md)");
   app.add_option("--straggler", s.straggler,
-                 "WORKER:FACTOR makes a worker that many times slower, to see what that does");
+                 "WORKER:FACTOR makes a worker compute that many times slower, to see what that does");
   app.add_option("--seed", o.seed,
                  "Of the initial parameters, the shuffling and dropout; the same seed and workers give the same bits")
       ->check(whole_number(0));
@@ -400,6 +404,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   if (settings.mean != "weighted" && settings.mean != "plain")
     fail<InvalidArgument>("unknown --mean '{}': weighted or plain", settings.mean);
   o.plain_mean = settings.mean == "plain";
+  o.parallel.balance = balancing_named(settings.balance);
   read_straggler(settings);
   if (settings.servers == 0 && x.sync.needs_servers()) settings.servers = 1;
   if (settings.servers > 0 && !x.sync.takes_servers())

@@ -119,6 +119,7 @@ def shortened(text):
     small = "--rounds 1 --layers 1 --model-width 32 --heads 2 --context 16 --samples 4 --steps 2"
     text = re.sub(r"^(trireme bench (?:model|pipeline)\b)", rf"\1 {small}", text)
     text = re.sub(r"^(trireme bench elastic) --tries \d+", r"\1 --rounds 1 --case lenet-32 --tries 2 --peer-tries 1", text)
+    text = re.sub(r"^(trireme bench balance)", r"\1 --rounds 1 --case lenet-32 --seconds 1", text)
     if text.startswith("trireme chaos "):
         text = re.sub(r"--kills \d+", "--kills 1", text).replace("fashion-mnist", "synthetic:2000")
     text = re.sub(r"^(trireme tune\b)", r"\1 --rounds 1", text)

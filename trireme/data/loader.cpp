@@ -110,10 +110,12 @@ Stock::Stock(Dataset dataset, int ranks, const LoaderOptions& wanted, bool chang
   terms = std::make_shared<const std::string>(lines.text());
 }
 
-Batch Stock::batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro, int ranks) const {
+Batch Stock::batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro, int ranks,
+                   const std::shared_ptr<const exchange::SampleShares>& shares) const {
   const auto step = static_cast<size_t>(piece / ranks);
   Cut division = cut;
   division.ranks = ranks;
+  division.shares = shares;
   const Piece part = piece_of(division, step, static_cast<int>(piece % ranks), micro);
   Batch batch = make_batch(set, order, part.begin, part.end, options.dtype,
                            mix(mix(kTrainingMasks, options.seed), static_cast<uint64_t>(epoch)));
@@ -149,6 +151,8 @@ Epoch::Epoch(const Stock& stock, exchange::WorkSource* source, std::unique_ptr<e
       stride_(source_.pieces()),
       run_(source_.run()),
       limit_(stock.options.ahead) {
+  source_.set_batch(stock.cut.batch);
+  shares_ = source_.shares();
   begin_course(reached_);
   producer_ = std::thread([this] { produce(); });
 }
@@ -213,13 +217,14 @@ void Epoch::rest(Lock& lock, const Until& until) {
 void Epoch::produce_piece(Lock& lock) {
   const size_t guess = guess_;
   const int ranks = ranks_;
+  const auto shares = shares_;
   const int64_t piece = making_ = aim_;
   aim_ = after(piece);
   for (int micro = 0; micro < stock_.cut.accumulate; micro++) {
     Batch batch;
     {
       const Unlocked unlocked(mutex_);
-      batch = stock_.batch(order_, number_, piece, micro, ranks);
+      batch = stock_.batch(order_, number_, piece, micro, ranks, shares);
     }
     // Sleep until half of it is used: a wake-up costs more than a batch.
     if (ready_.size() >= limit_)
@@ -237,7 +242,7 @@ bool Epoch::next(Batch& batch) {
   if (source_.generation() != generation_ && !follow_crew()) return false;
   if (micro_ == 0 && !take_piece()) return false;
   if (made_here_) {
-    batch = stock_.batch(order_, number_, taken_, micro_, source_.pieces());
+    batch = stock_.batch(order_, number_, taken_, micro_, source_.pieces(), source_.shares());
   } else {
     Lock lock(mutex_);
     await(lock, [this]() TRIREME_REQUIRES(mutex_) { return !ready_.empty(); });
@@ -260,6 +265,7 @@ bool Epoch::follow_crew() {
     ready_.clear();
     making_ = taken_ = kNone;
     ranks_ = source_.pieces();
+    shares_ = source_.shares();
     stride_ = ranks_;
     run_ = source_.run();
     aim_ = static_cast<int64_t>(first) * ranks_ + run_.begin;
@@ -283,7 +289,9 @@ bool Epoch::take_piece() {
   if (taken_ != kNone) stride_ = std::max<int64_t>(1, piece - taken_);
   run_ = source_.run();
   taken_ = piece;
-  made_here_ = !foreseen();
+  const bool divided_anew = shares_ != source_.shares();  // what was prepared has other samples
+  if (divided_anew) shares_ = source_.shares();
+  made_here_ = divided_anew || !foreseen();
   if (made_here_) {
     guess_anew();
     await(lock, [this]() TRIREME_REQUIRES(mutex_) { return ordered_; });

@@ -68,8 +68,10 @@ struct Stock {
   std::vector<uint32_t> order(int64_t epoch) const {
     return epoch_order(set.count, options.seed, epoch, options.shuffle);
   }
-  /// A micro-batch of a piece of an epoch, with its weight, where a step is cut into pieces for so many `ranks`.
-  Batch batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro, int ranks) const;
+  /// A micro-batch of a piece of an epoch, with its weight, where a step is cut into pieces for so many `ranks`; with
+  /// `shares`, as they say.
+  Batch batch(const std::vector<uint32_t>& order, int64_t epoch, int64_t piece, int micro, int ranks,
+              const std::shared_ptr<const exchange::SampleShares>& shares = nullptr) const;
 };
 
 /// Steps of an epoch, all of them unless said otherwise.
@@ -181,7 +183,9 @@ class Epoch {
   Condition changed_;
   // Of the pieces that were guessed, in their order.
   std::deque<Batch> ready_ TRIREME_GUARDED_BY(mutex_);
-  int ranks_ TRIREME_GUARDED_BY(mutex_);  // that a step is cut for; changed by the consumer alone
+  // That a step is cut for, and how; changed by the consumer alone.
+  int ranks_ TRIREME_GUARDED_BY(mutex_);
+  std::shared_ptr<const exchange::SampleShares> shares_ TRIREME_GUARDED_BY(mutex_);
   int64_t taken_ = kNone;                              // the piece that was taken last; of the consumer
   int64_t making_ TRIREME_GUARDED_BY(mutex_) = kNone;  // the piece that the producer is at
   int64_t aim_ TRIREME_GUARDED_BY(mutex_);             // the piece that it makes next

@@ -8,6 +8,15 @@
 
 namespace trireme::data {
 
+namespace {
+
+/// Of the first so many.
+size_t sum_of(const std::vector<size_t>& shares, size_t count) {
+  return std::accumulate(shares.begin(), shares.begin() + static_cast<ptrdiff_t>(count), size_t{0});
+}
+
+}  // namespace
+
 std::vector<uint32_t> epoch_order(size_t count, uint64_t seed, int64_t epoch, bool shuffle) {
   if (count > std::numeric_limits<uint32_t>::max())
     fail<InvalidArgument>("{} samples are more than one set may have here", count);
@@ -22,7 +31,10 @@ std::vector<uint32_t> epoch_order(size_t count, uint64_t seed, int64_t epoch, bo
 Piece piece_of(const Cut& cut, size_t step, int rank, int micro) {
   const size_t begin = step * cut.batch, end = std::min(cut.count, begin + cut.batch), samples = end - begin;
   const size_t parts = static_cast<size_t>(cut.ranks), pieces = static_cast<size_t>(cut.accumulate);
-  const auto worker = [&](size_t r) { return samples * r / parts; };
+  const size_t whole = cut.shares ? sum_of(*cut.shares, parts) : 0;
+  const auto worker = [&](size_t r) {
+    return cut.shares ? samples * sum_of(*cut.shares, r) / whole : samples * r / parts;
+  };
   const size_t mine = worker(static_cast<size_t>(rank)), share = worker(static_cast<size_t>(rank) + 1) - mine;
   const auto cut_at = [&](size_t m) { return begin + mine + share * m / pieces; };
   Piece piece{cut_at(static_cast<size_t>(micro)), cut_at(static_cast<size_t>(micro) + 1), 0};

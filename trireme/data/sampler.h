@@ -1,6 +1,7 @@
 #pragma once
 // Which samples a worker gets, and when: pure functions of (seed, epoch, step, rank).
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,12 +13,14 @@ std::vector<uint32_t> epoch_order(size_t count, uint64_t seed, int64_t epoch, bo
 
 /// How an epoch is cut: step t trains on samples [t · batch, (t + 1) · batch) of the order; the last step may be
 /// smaller. Each step's samples are cut into one piece per worker, and each piece into `accumulate` micro-batches;
-/// pieces differ by at most one sample and may be empty.
+/// pieces differ by at most one sample and may be empty. With `shares` they differ as these do; which samples a step
+/// has does not depend on them.
 struct Cut {
   size_t count = 0;  // samples of the set
   size_t batch = 0;  // per step, over all workers
   int ranks = 1;
   int accumulate = 1;
+  std::shared_ptr<const std::vector<size_t>> shares{};  // of a step's samples, by worker, in any unit; null: even ones
 
   size_t steps() const { return (count + batch - 1) / batch; }
 };

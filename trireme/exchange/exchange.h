@@ -11,6 +11,7 @@
 #include <trireme/cluster/world.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/communicator.h>
+#include <trireme/exchange/balancer.h>
 #include <trireme/exchange/berth.h>
 #include <trireme/exchange/options.h>
 #include <trireme/exchange/traits.h>
@@ -52,10 +53,14 @@ struct Group {
 };
 
 /// Numbers that travel with a step: its loss, whether a rank wants to stop, two signs (terms.h), whether one has heard of
-/// another crew, and which samples it had (Ledger).
-using Told = std::array<double, 11>;
+/// another crew, which samples it had (Ledger), and how long it computes (Balancer).
+using Told = std::array<double, 14>;
 
 constexpr size_t kToldSamples = 9;  // their number, then the sum of their signs
+constexpr size_t kToldStint = 11;
+inline std::span<double, Balancer::kTold> told_of_stint(Told& told) {
+  return std::span<double, Balancer::kTold>(told.data() + kToldStint, Balancer::kTold);
+}
 
 /// A forward pass, with or without its backward pass: those of one kind use the same parameters in the same order.
 enum class Pass : uint8_t {

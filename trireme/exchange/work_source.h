@@ -6,8 +6,10 @@
 // another, as *leases*; who computes it, and when, is all that it says: the samples are the feed's matter
 // (data/loader.h). Not thread-safe; of the thread that trains.
 #include <cstdint>
+#include <memory>
 #include <optional>
 
+#include <trireme/exchange/balance.h>
 #include <trireme/exchange/tree.h>
 #include <trireme/ps/client.h>
 
@@ -31,6 +33,11 @@ class WorkSource {
   /// step next_step() of the run on. Nothing: the crew never changes.
   virtual std::optional<uint64_t> generation() const { return std::nullopt; }
   virtual int64_t next_step() const { return 0; }
+  /// How the samples of a step are divided into pieces, by piece; null: evenly. As long as it is the same object; all
+  /// ranks change it before the same step.
+  virtual std::shared_ptr<const SampleShares> shares() const { return nullptr; }
+  /// A full step of what is to come has so many samples. All ranks say so before the same step.
+  virtual void set_batch(size_t /*samples*/) {}
 
   /// A course of this many steps begins; its first one is step `first_step` of the run. All ranks begin the same
   /// courses in the same order. Does not wait for them: who still has a piece of the course before ends it, and finds

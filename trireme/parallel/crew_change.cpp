@@ -63,7 +63,7 @@ void Parallel::Impl::move_in() {
     if (seat == 0) placement_.emplace(gradients_);
   }
   arrivals_.emplace(
-      exchange_->parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { exchange_->use(parts); },
+      exchange_->parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { use(parts); },
       std::function<void()>());
 }
 
@@ -75,6 +75,7 @@ void Parallel::Impl::join_crew(exchange::Exchange* before, const exchange::Reach
   ledger_ = now.ledger;
   share_buffers(before == nullptr);
   share_memo();
+  meet_balanced();
   work_.follow();
   note_position();
 }

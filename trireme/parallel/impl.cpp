@@ -72,6 +72,7 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
   check_ranks(world);
   check_pipeline();
   check_virtual();
+  check_balance();
   add_ties(module.named_parameters(), ties_);
   add_ties(module.named_buffers(), ties_);
   take_stage();
@@ -89,6 +90,7 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
     if (model_) assembly_.emplace(whole_, group_, *model_, all, here_, exchange_->owners());
     adopt_parameters();
     adopt_buffers();
+    meet_balanced();
   }
   drop_other_stages();
   listen();
@@ -252,6 +254,7 @@ exchange::Terms Parallel::Impl::own_terms() const {
   exchange::Terms terms;
   terms.add("accumulate", options_.accumulate)
       .add("sync_batch_norm", options_.sync_batch_norm)
+      .add("balance", balancing_names()[static_cast<size_t>(options_.balance)])
       .add("precision", precision_names()[static_cast<size_t>(options_.precision)])
       .add(exchange::terms_of(options_.schedule))
       .add(freezing_of(all_));
@@ -281,7 +284,7 @@ void Parallel::Impl::adopt_parameters() {
     for (size_t i = 0; i < parameters_.size(); i++)
       gradients_.push_back(view_of(layout[i], exchange_->gradients(seat), parameters_[i].tensor.scalar_type()));
   arrivals_.emplace(
-      exchange_->parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { exchange_->use(parts); },
+      exchange_->parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { use(parts); },
       exchange_->traits().gathers ? [this] { exchange_->release(); } : std::function<void()>());
 }
 
@@ -449,6 +452,7 @@ exchange::Told Parallel::Impl::tell() const {
   told[exchange::kToldSamples + 1] = own_.signs;
   std::copy(freezing_sign_.begin(), freezing_sign_.end(), told.begin() + kFreezing);
   std::copy(loader_sign_.begin(), loader_sign_.end(), told.begin() + kLoader);
+  if (balancer_) balancer_->tell(exchange::told_of_stint(told));
   return told;
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 // What is behind Parallel: the module's tensors in the flat space (impl.cpp), its state (impl_state.cpp), the step
-// (stroke.cpp) and that of a pipeline (stroke_pipeline.cpp). One thread; it owns the exchange, and views of the memory
-// that the exchange owns. Not installed.
+// (stroke.cpp), that of a pipeline (stroke_pipeline.cpp), and its samples by speed (balancing.cpp). One thread; it owns
+// the exchange, and views of the memory that the exchange owns. Not installed.
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include <trireme/cluster/mesh.h>
+#include <trireme/exchange/balancer.h>
 #include <trireme/parallel/arrivals.h>
 #include <trireme/parallel/assembly.h>
 #include <trireme/parallel/batch_norm.h>
@@ -73,6 +74,7 @@ class Parallel::Impl {
   void use_loader(const std::shared_ptr<const std::string>& terms);
   void count_samples(int64_t epoch, double samples, double signs);
   const exchange::Ledger& ledger() const { return ledger_; }
+  const exchange::Balance& balance() const;
 
   state::OwnerMap owners() const;
   void visit(state::Visitor& visitor);
@@ -111,6 +113,12 @@ class Parallel::Impl {
       return impl_.elastic() ? std::optional(impl_.group_.epoch()) : std::nullopt;
     }
     int64_t next_step() const override { return impl_.clock_; }
+    std::shared_ptr<const exchange::SampleShares> shares() const override {
+      return impl_.balancer_ ? impl_.balancer_->shares() : nullptr;
+    }
+    void set_batch(size_t samples) override {
+      if (impl_.balancer_) impl_.balancer_->set_batch(samples);
+    }
     void follow() { set_pieces(impl_.virtual_workers() > 0 ? impl_.virtual_workers() : impl_.group_.size()); }
 
    private:
@@ -147,9 +155,28 @@ class Parallel::Impl {
   state::Extras extras(const BufferState* common, const BufferState& own);
   void note_position();
   void land_between_updates();
+  /// What an operator gets of the parameters may be used.
+  void use(std::span<const space::Range> parts) {
+    const Away away(*this);
+    exchange_->use(parts);
+  }
   exchange::Told tell() const;
   void compare_signs(const exchange::Told& sums);
   void compare_here();
+
+  // ---- samples by speed: balancing.cpp ----
+  void check_balance() const;
+  void meet_balanced();
+  void count_effort(Step& done);
+  /// While one lives, this rank does not compute: it exchanges, or waits for others.
+  struct Away {
+    explicit Away(Impl& impl) : impl(impl) {}
+    ~Away() { impl.away_ += seconds_since(start); }
+    Away(const Away&) = delete;
+    Away& operator=(const Away&) = delete;
+    Impl& impl;
+    Clock::time_point start = Clock::now();
+  };
 
   // ---- a crew that changes: crew_change.cpp ----
   void make_exchange_for(const space::Layout& layout);
@@ -284,6 +311,8 @@ class Parallel::Impl {
   std::vector<std::pair<size_t, torch::Tensor>>
       deferred_;                             // gradients whose place is taken until the backward pass ends
   Clock::time_point began_{};                // with a time limit of steps
+  double computing_ = 0, away_ = 0;          // seconds of this rank's passes, and in them of other things
+  Clock::time_point computed_{};             // the end of its last pass
   std::vector<torch::Tensor> kept_buffers_;  // with OnNan::skip: as they were before the step
   double loss_ = 0;
   double loss_at_update_ = 0;                             // this rank's, of the update before
@@ -303,6 +332,7 @@ class Parallel::Impl {
                        // the last
   std::optional<int64_t> leased_;  // where work is given: the step of the piece that was taken and not done yet
   bool stopped_ = false;           // the ranks have agreed to stop
+  std::optional<exchange::Balancer> balancer_;  // with ParallelOptions::balance
   exchange::Ledger ledger_;        // of the crew, in the epoch that is under way
   exchange::Ledger own_;           // of this rank, in the step that is under way
   bool change_ = false;            // they have agreed to go on as another crew

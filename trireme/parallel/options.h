@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <trireme/base/advice.h>
+#include <trireme/base/clock.h>
 #include <trireme/exchange/options.h>
 #include <trireme/space/schedule.h>
 
@@ -16,6 +17,16 @@ namespace trireme {
 enum class Precision : uint8_t { f32, bf16 };
 Precision precision_named(const std::string& name);
 std::vector<std::string> precision_names();
+
+/// How a feed divides the samples of a step among the ranks (exchange/balance.h). Of the result only the rounding
+/// depends on it.
+enum class Balancing : uint8_t {
+  even,      // everybody computes as many
+  watch,     // the same, and a rank that makes the others wait is found
+  automatic  // by measured speed, where ranks are in lockstep; and such a rank is found
+};
+Balancing balancing_named(const std::string& name);
+std::vector<std::string> balancing_names();
 
 struct ParallelOptions {
   exchange::Options exchange{};  // how gradients become parameters: sync, rate, clip, on_nan, …
@@ -31,6 +42,8 @@ struct ParallelOptions {
   bool sync_batch_norm = false;  // batch norms in the loss function use the statistics of all ranks' samples, as
                                  // one process would; otherwise each rank's own. Each layer then waits for all
                                  // ranks, forward and backward. Only where ranks are in lockstep
+  Balancing balance = Balancing::even;
+  Seconds balance_stint{0.5};            // how long steps are measured before ranks compare what they took, at least
   Precision precision = Precision::f32;  // bf16: matrix products in 16 bits, for models whose parameters are f32
 };
 

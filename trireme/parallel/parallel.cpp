@@ -40,6 +40,7 @@ Step Parallel::change_crew() { return impl_->change_crew(); }
 void Parallel::settle_on(int64_t number, std::string what) { impl_->settle_on(number, std::move(what)); }
 const std::pair<int64_t, std::string>& Parallel::settled_on() const { return impl_->settled_on(); }
 void Parallel::use_loader(const std::shared_ptr<const std::string>& terms) { impl_->use_loader(terms); }
+const exchange::Balance& Parallel::balance() const { return impl_->balance(); }
 void Parallel::request_stop() noexcept { impl_->stop.store(true); }
 void Parallel::limited(const std::function<void()>& meet) { impl_->limited(meet); }
 void Parallel::exclusive(const std::function<void()>& change) { impl_->exclusive(change); }

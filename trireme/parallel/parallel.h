@@ -13,6 +13,7 @@
 #include <trireme/checkpoint/plan.h>
 #include <trireme/cluster/mesh.h>
 #include <trireme/cluster/world.h>
+#include <trireme/exchange/balance.h>
 #include <trireme/exchange/exchange.h>
 #include <trireme/parallel/options.h>
 #include <trireme/parallel/pipeline.h>
@@ -32,6 +33,8 @@ struct Step {
   bool regrouped = false;  // the crew has changed (Options::elastic): group() is another one. If not updated, the step was
                            // not made, and its samples are divided anew; a Feed does so by itself
   double change_seconds = 0;  // that it took, from the news to the new crew
+  double computing_seconds = 0;  // of an update: this rank's forward and backward passes, without what is exchanged
+                                 // beside them and what it waits for; 0 in a pipeline
   bool stop = false;  // some rank asked to stop: all ranks see it after the same update, or when they ask for work. Not
                       // updated then: nothing was done
 };
@@ -133,6 +136,9 @@ class Parallel {
   /// Runs `meet`, in which ranks wait for others' steps to end, with the time limit of a step (ParallelOptions::
   /// step_timeout).
   void limited(const std::function<void()>& meet);
+
+  /// With ParallelOptions::balance: how a feed divides the samples of a step, why, and who makes the others wait.
+  const exchange::Balance& balance() const;
 
   /// Makes the next completed update report `stop` on all ranks, and feeds end. Safe in a signal handler.
   void request_stop() noexcept;

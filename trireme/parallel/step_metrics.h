@@ -22,6 +22,14 @@ struct StepMetrics {
         exchange_seconds(&registry, {"exchange_seconds", "seconds",
                                      "From the end of an update's last backward pass to its parameters: reducing, "
                                      "updating and waiting"}),
+        computing_seconds(&registry, {"computing_seconds", "seconds",
+                                      "Of an update: this rank's passes, without what is exchanged beside them and "
+                                      "what it waits for"}),
+        share(&registry, {"share", "samples", "Of a full step, that are this rank's; null: even ones"}),
+        share_changes(&registry, {"share_changes", "changes", "Of how samples are divided, by measured speed"}),
+        waited_part(&registry, {"waited_part", "part",
+                                "Of a step's time, in which this rank waited for the slowest one, with --balance; "
+                                "null: not measured yet"}),
         crew(&registry, {"crew", "workers", "That train a model with this rank"}),
         crew_epoch(&registry, {"crew_epoch", "changes", "Of the crew, before this one"}),
         crew_since(&registry,
@@ -31,6 +39,8 @@ struct StepMetrics {
         spans(&registry),
         timed(registry.timed()) {
     crew_since.set(NAN);
+    share.set(NAN);
+    waited_part.set(NAN);
   }
 
   /// There is another crew from now on.
@@ -45,7 +55,10 @@ struct StepMetrics {
   }
 
   metrics::Counter updates, skipped, ahead, taken_back, micro_batches;
-  metrics::Histogram forward_seconds, backward_seconds, exchange_seconds;
+  metrics::Histogram forward_seconds, backward_seconds, exchange_seconds, computing_seconds;
+  metrics::Gauge share;
+  metrics::Counter share_changes;
+  metrics::Gauge waited_part;
   metrics::Gauge crew, crew_epoch, crew_since;
   metrics::Spans spans;
   const bool timed;

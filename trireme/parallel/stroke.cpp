@@ -39,6 +39,8 @@ Step Parallel::Impl::step(double weight, const std::function<torch::Tensor()>& l
   call_ = micro_;
   if (!exchange_->traits().lockstep) weight *= group_.size();  // of its own samples, it has all
   if (statistics_) statistics_->begin(weight > 0);
+  const auto start = Clock::now();
+  away_ = 0;
   {
     const Gathering gathering(*this, last ? exchange::Pass::last : exchange::Pass::micro);
     if (weight > 0)
@@ -49,9 +51,12 @@ Step Parallel::Impl::step(double weight, const std::function<torch::Tensor()>& l
   }
   store_deferred();
   if (!turns_.empty() && !last) end_piece();
+  computed_ = Clock::now();
+  computing_ += Seconds(computed_ - start).count() - away_;
   micro_ = last ? 0 : micro_ + 1;
   if (!last) return {.number = updates_};
   Step done = update();
+  count_effort(done);
   laps.end("exchange", count_.exchange_seconds);
   check_time(done);
   return done;
@@ -88,7 +93,7 @@ bool Parallel::Impl::begin(double first_weight) {
   if (virtual_workers() > 0) take_turns();
   filled_.assign(gradients_.size(), false);
   next_bucket_ = 0;
-  loss_ = 0;
+  loss_ = computing_ = 0;
   lost_ = false;
   parts_sound_ = true;
   keep_buffers();
@@ -103,6 +108,7 @@ void Parallel::Impl::land() {
 }
 
 void Parallel::Impl::open() {
+  const Away away(*this);
   land();
   exchange_->open();
 }
@@ -243,6 +249,7 @@ void Parallel::Impl::ready_next() {
                     .ledger = own_.epoch == ledger_.epoch
                                   ? ledger_
                                   : exchange::Ledger{own_.epoch, 0, 0, ledger_.lost, ledger_.joined}});
+  const Away away(*this);
   exchange_->ready(next_bucket_++);
 }
 
@@ -308,6 +315,7 @@ void Parallel::Impl::hear(Step& done) {
   done.loss = told_[0];
   done.stop = told_[1] > 0;
   change_ = told_[kChange] > 0;
+  if (balancer_) balancer_->hear(exchange::told_of_stint(told_));
   if (elastic()) ledger_ = exchange_->reached().ledger;
 }
 

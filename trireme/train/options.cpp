@@ -126,6 +126,21 @@ void check_virtual(const Options& o) {
         o.model, pieces);
 }
 
+void check_balance(const Options& o) {
+  if (o.parallel.balance == Balancing::even) return;
+  const std::string what = "balance " + balancing_names()[static_cast<size_t>(o.parallel.balance)];
+  if (o.tensor > 1 || o.pipeline > 1)
+    fail<InvalidArgument>(
+        "{} divides samples among workers that have all of the model, and with {} {} a step waits for those who have "
+        "the parts of it: leave out one of them",
+        what, o.tensor > 1 ? "tensor" : "pipeline", o.tensor > 1 ? o.tensor : o.pipeline);
+  if (o.plain_mean)
+    fail<InvalidArgument>(
+        "with mean plain every worker counts the same, and {} gives them different numbers of samples, which would "
+        "count differently: leave out one of them",
+        what);
+}
+
 void check_precision(const Options& o) {
   if (o.parallel.precision == Precision::bf16 && o.dtype == "f64")
     fail<InvalidArgument>(
@@ -206,6 +221,7 @@ void check(const Options& o) {
   check_precision(o);
   check_division(o);
   check_virtual(o);
+  check_balance(o);
   if (o.max_steps > 0 && o.stop.steps > 0 && o.max_steps != o.stop.steps)
     fail<InvalidArgument>("max-steps {} and stop steps={} are the same limit: give one of them", o.max_steps,
                           o.stop.steps);

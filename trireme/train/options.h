@@ -57,7 +57,7 @@ struct Options {
   bool shuffle = true;          // the training set, anew in every epoch
   bool plain_mean = false;      // every worker's gradient counts the same, however many samples it has
   int straggler = -1;           // a worker that is made slow, to see what that does; -1: none
-  double straggler_factor = 1;  // how many times as long it takes for a step
+  double straggler_factor = 1;  // how many times as long it takes for a sample
   MemoryFormat memory_format = MemoryFormat::automatic;  // of convolution weights; automatic measures and remembers
   Loss loss = Loss::automatic;  // automatic: cross entropy for classes, mean squared error for numbers
   std::string dtype = "f32";    // f32 or f64

@@ -123,6 +123,7 @@ void Run::finish(Parallel& train, const data::Splits& splits) {
   if (result_.stopped) evaluate_stopped(train, splits.test);
   finish_checkpoints();
   result_.sha256 = train.sha256();
+  if (options_.parallel.balance != Balancing::even) result_.balance = train.balance();
   if (!train.lockstep()) result_.updates = all_updates_;
   collect_metrics(train);
 }

@@ -1,6 +1,7 @@
 #pragma once
 // What is behind run(): a run from its options to its result (run.cpp), its epochs (run_epochs.cpp), its checkpoints
-// (run_checkpoints.cpp) and its model in stages (run_pipeline.cpp). One thread, on every rank. Not installed.
+// (run_checkpoints.cpp), its model in stages (run_pipeline.cpp) and its samples by speed (run_balance.cpp).
+// One thread, on every rank. Not installed.
 #include <torch/types.h>
 
 #include <atomic>
@@ -91,6 +92,7 @@ class Run {
   void stepped(const Step& done, EpochResult& epoch, Pace& pace, size_t steps, size_t position);
   void meet(Parallel& train, EpochResult& epoch, Pace& pace);
   void add_up(EpochResult& epoch, Pace& pace);
+  void time_step(const Step& done, const data::Batch& batch, double seconds);
   void set_progress(const EpochResult& epoch, size_t step, size_t steps, double seconds);
   void evaluate_stopped(Parallel& train, const data::Dataset& test);
   void evaluate(Parallel& train, const data::Dataset& test, Patience patience);
@@ -105,6 +107,9 @@ class Run {
   void settle(Parallel& train);
   void adopt_settled(const Parallel& train);
   void audit(const Parallel& train, const data::Dataset& set, EpochResult& epoch);
+
+  // ---- samples by speed: run_balance.cpp ----
+  void tell_of_balance(const Parallel& train);
 
   // ---- a model in stages: run_pipeline.cpp ----
   void make_pipeline(const data::Cut& batches, const data::Dataset& set);
@@ -155,7 +160,9 @@ class Run {
   bool owes_end_ = false;    // of the next one, only the first is done
   std::vector<int> crew_;    // ranks
   int timed_ = 0;            // steps, as far as kStepsToTime
-  double usual_ = 0;         // seconds of the quickest of them
+  double usual_ = 0;         // seconds of a sample in the quickest of them
+  size_t samples_ = 0;       // of the update that is under way
+  int64_t told_changes_ = 0, told_stragglers_ = 0;  // of the balance, so far
   bool warned_ = false;
   Result result_;
 };

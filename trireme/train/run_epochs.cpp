@@ -86,6 +86,7 @@ void Run::run_epoch(Parallel& train, data::Feed& feed, int number) {
     if (guard_.passes_over(first + static_cast<int64_t>(batch.step))) continue;
     const Step done = step(train, batch);
     if (done.regrouped) follow(train, done);
+    tell_of_balance(train);
     if (!train.lockstep()) pace.samples += batch.samples();
     if (done.updated || done.skipped) {
       position_ = first + static_cast<int64_t>(batch.step) + 1;
@@ -133,7 +134,8 @@ Step Run::step(Parallel& train, const data::Batch& batch) {
                             : batch.weight;
   const auto dawdle = [&] {
     if (world_.rank() == options_.straggler && timed_ == kStepsToTime)
-      std::this_thread::sleep_for(Seconds(usual_) * (options_.straggler_factor - 1));
+      std::this_thread::sleep_for(Seconds(usual_) * static_cast<double>(batch.samples()) *
+                                  (options_.straggler_factor - 1));
   };
   train.count_samples(batch.epoch, static_cast<double>(batch.samples()), batch.signs);
   Step done;
@@ -147,9 +149,21 @@ Step Run::step(Parallel& train, const data::Batch& batch) {
       return net_.loss(batch.x, batch.y);
     });
   }
-  if (timed_ < kStepsToTime && ++timed_ > 1)
-    usual_ = usual_ == 0 ? seconds_since(start) : std::min(usual_, seconds_since(start));
+  time_step(done, batch, seconds_since(start));
   return done;
+}
+
+/// What a straggler computes is that of its passes; of a pipeline, where others compute meanwhile, the whole step.
+void Run::time_step(const Step& done, const data::Batch& batch, double seconds) {
+  if (timed_ == kStepsToTime) return;
+  samples_ = done.regrouped ? 0 : samples_ + batch.samples();
+  if (!pipe_) seconds = done.computing_seconds;
+  if (seconds == 0) return;  // micro-batches are to follow
+  if (samples_ > 0 && ++timed_ > 1) {
+    const double one = seconds / static_cast<double>(samples_);
+    usual_ = usual_ == 0 ? one : std::min(usual_, one);
+  }
+  samples_ = 0;
 }
 
 void Run::stepped(const Step& done, EpochResult& epoch, Pace& pace, size_t steps, size_t position) {

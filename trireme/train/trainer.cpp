@@ -4,6 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <torch/version.h>
 
+#include <algorithm>
 #include <cmath>
 #include <fstream>
 
@@ -13,6 +14,29 @@
 namespace trireme::train {
 
 namespace {
+
+/// Shares, why they are what they are, and who waited for how long.
+nlohmann::ordered_json balance_json(const Options& options, const exchange::Balance& balance) {
+  nlohmann::ordered_json report = {{"mode", balancing_names()[static_cast<size_t>(options.parallel.balance)]},
+                                   {"changes", balance.changes},
+                                   {"reason", balance.reason}};
+  const int workers = static_cast<int>(balance.names.size());
+  report["shares"] = balance.shares.empty() ? exchange::even_shares(options.batch, workers) : balance.shares;
+  report["steps"] = balance.last.steps;  // that the rest is the mean of
+  report["workers"] = nlohmann::ordered_json::array();
+  double least = INFINITY;
+  for (const exchange::Effort& one : balance.last.ranks) least = std::min(least, one.exchanging);
+  for (size_t rank = 0; rank < balance.last.ranks.size(); rank++)
+    report["workers"].push_back({{"name", balance.names[rank]},
+                                 {"computing_seconds", balance.last.ranks[rank].computing},
+                                 {"waited_seconds", balance.last.ranks[rank].exchanging - least}});
+  if (!balance.straggler) return report;
+  report["straggler"] = {{"name", balance.names[static_cast<size_t>(balance.straggler->rank)]},
+                         {"steps", balance.straggler->steps},
+                         {"waited_seconds", balance.straggler->waited},
+                         {"step_seconds", balance.straggler->step}};
+  return report;
+}
 
 /// A crew that loses a worker before it has a model begins anew, with those who are left.
 Result begun(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop) {
@@ -94,6 +118,7 @@ std::string report_json(const Options& options, int workers, const Result& resul
     }
     report["epochs"].push_back(row);
   }
+  if (result.balance) report["balance"] = balance_json(options, *result.balance);
   report["metrics"] = nlohmann::ordered_json::object();
   for (const auto& [member, counted] : result.counted)
     report["metrics"][member] = nlohmann::ordered_json::parse(counted.json());

@@ -2,11 +2,13 @@
 // Assembles data, model and exchange into a run.
 #include <atomic>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include <trireme/cluster/world.h>
+#include <trireme/exchange/balance.h>
 #include <trireme/train/options.h>
 #include <trireme/train/train_metrics.h>
 
@@ -40,6 +42,7 @@ struct Result {
   std::string saved;                                               // path, or ""
   std::string checkpoint;                                          // on rank 0: the newest complete one, or ""
   std::string resumed;                                             // the checkpoint that it went on with, or ""
+  std::optional<exchange::Balance> balance;                        // as it was in the end; nothing: samples were even
   std::vector<Decision> decisions;                                 // of policies, on rank 0
   std::string warning;                                             // what is wrong with the losses (diagnosis.h), or ""
 };

@@ -109,6 +109,34 @@ TEST(Cut, DoesNotMoveSamplesBetweenSteps) {  // what makes N workers equal to on
   }
 }
 
+/// A full step is divided as the shares say, a smaller one in proportion; no sample moves to another step.
+TEST(Cut, DividesStepsByShares) {
+  for (const std::vector<size_t>& shares : {std::vector<size_t>{5, 2, 3}, {1, 8, 1}, {8, 1, 1}, {3, 3, 4}})
+    for (int accumulate : {1, 2}) {
+      Cut cut{103, 10, 3, accumulate};
+      cut.shares = std::make_shared<const std::vector<size_t>>(shares);
+      size_t next = 0;
+      for (size_t step = 0; step < cut.steps(); step++) {
+        double weights = 0;
+        for (int rank = 0; rank < 3; rank++) {
+          size_t own = 0;
+          for (int micro = 0; micro < accumulate; micro++) {
+            const data::Piece piece = data::piece_of(cut, step, rank, micro);
+            ASSERT_EQ(piece.begin, next);
+            next = piece.end;
+            own += piece.size();
+            weights += piece.weight;
+          }
+          if (step + 1 < cut.steps()) {
+            ASSERT_EQ(own, shares[static_cast<size_t>(rank)]);
+          }
+        }
+        ASSERT_EQ(next, std::min(cut.count, (step + 1) * cut.batch));
+        ASSERT_NEAR(weights, 1, 1e-12);
+      }
+    }
+}
+
 std::string refusal(const Cut& cut) {
   try {
     data::check(cut, "my.csv");

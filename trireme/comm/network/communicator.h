@@ -42,7 +42,7 @@ class Communicator final : public comm::Communicator {
   Started start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) override;
   /// The same with a little along: at most kMostFlags and kMostSums.
   Started start_allreduce(void* data, size_t count, DType type, Op op, const Along& along, std::string_view name);
-  static constexpr size_t kMostFlags = 776, kMostSums = 11;
+  static constexpr size_t kMostFlags = 752, kMostSums = 14;
   Started start_reduce_scatter(const void* input, void* output, const Counts& counts, DType type, Op op,
                                std::string_view name) override;
   Started start_all_gather(const void* input, void* output, const Counts& counts, DType type,
