@@ -1,0 +1,73 @@
+#include <cstring>
+#include <vector>
+
+#include <trireme/compress/codec.h>
+#include <trireme/compress/kernels.h>
+#include <trireme/space/arena.h>
+
+namespace trireme::compress {
+
+struct ErrorFeedback::Memory {
+  space::Arena residual[2];
+  std::vector<float> wanted, sent;  // of one stretch: as long as the longest so far
+};
+
+ErrorFeedback::ErrorFeedback(std::unique_ptr<Codec> codec, size_t flat_bytes, bool undo)
+    : codec_(std::move(codec)), memory_(std::make_unique<Memory>()), undo_(undo) {
+  for (int copy = 0; copy < (undo ? 2 : 1); copy++) memory_->residual[copy] = space::Arena::of_process(flat_bytes);
+}
+
+ErrorFeedback::~ErrorFeedback() = default;
+
+float* ErrorFeedback::at(int copy, const Stretch& stretch) const {
+  return reinterpret_cast<float*>(memory_->residual[copy].data() + stretch.place);
+}
+
+std::span<float> ErrorFeedback::residual(const Stretch& stretch) const {
+  return {at(now_, stretch), stretch.count()};
+}
+
+void ErrorFeedback::forget() {
+  std::memset(memory_->residual[now_].data(), 0, memory_->residual[now_].bytes());
+}
+
+void ErrorFeedback::keep(const Stretch& stretch) {
+  if (undo_) std::memcpy(at(1 - now_, stretch), at(now_, stretch), stretch.count() * sizeof(float));
+}
+
+void ErrorFeedback::settle(bool applied) {
+  if (!undo_) return;
+  if (applied) {
+    now_ = 1 - now_;
+    settled_ = pending_;
+  }
+  pending_ = settled_;
+}
+
+/// A gradient that is not finite changes nothing that is remembered.
+bool ErrorFeedback::encode_body(const Stretch& stretch, const float* values, std::span<std::byte> body) {
+  const Kernels& k = kernels();
+  const size_t count = stretch.count();
+  if (memory_->wanted.size() < count) {
+    memory_->wanted.resize(count);
+    memory_->sent.resize(count);
+  }
+  float *const wanted = memory_->wanted.data(), *const sent = memory_->sent.data();
+  const float* const before = at(now_, stretch);
+  float* const after = at(undo_ ? 1 - now_ : now_, stretch);
+  if (!is_finite(k.add(values, before, wanted, count)) || !codec_->encode_body(stretch, wanted, body)) {
+    keep(stretch);
+    return false;
+  }
+  std::memset(sent, 0, count * sizeof(float));
+  codec_->add_body(stretch, body, sent);
+  const double had = k.sum(before, count);
+  k.subtract(wanted, sent, after, count);
+  Balance& balance = undo_ ? pending_ : settled_;
+  balance.given += k.sum(values, count);
+  balance.sent += k.sum(sent, count);
+  balance.residual += k.sum(after, count) - had;
+  return true;
+}
+
+}  // namespace trireme::compress
