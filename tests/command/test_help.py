@@ -62,6 +62,7 @@ class Help(support.CommandTest):
             (["bench"], ["allreduce", "train", "checkpoint", "ratio above 1"]),
             (["bench", "allreduce"], ["--rounds", "--sizes"]),
             (["bench", "train"], ["--rounds", "--case"]),
+            (["bench", "compress"], ["--rounds", "--codecs", "topk:R", "memcpy", "--hosts"]),
             (["bench", "ps"], ["--rounds", "--case", "--sizes"]),
             (["bench", "checkpoint"], ["--rounds", "--turns", "--dir", "--width", "torch.save"]),
             (["bench", "pipeline"], ["--rounds", "--case", "--micro", "bubble-gpt", "resnet18", "Pipe", "--hosts"]),

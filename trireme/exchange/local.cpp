@@ -90,12 +90,7 @@ void Local::meet() {
 void Local::average() {
   before_writing();
   if (options_.sync.kind == Sync::diloco) return outer_step();
-  if (!servers_) {
-    for (const space::Slot& slot : layout_.slots())
-      if (slot.dtype == DType::f32 || slot.dtype == DType::f64)
-        group_.allreduce(parameters() + slot.range.begin, slot.elements(), slot.dtype, Op::mean, slot.name);
-    return;
-  }
+  if (!servers_) return take_mean(parameters());
   ps::Client& client = **servers_;
   const double ranks = group_.size();
   // The servers subtract Σ (last mean − own) / N from the last mean: that is the new one.
@@ -107,6 +102,13 @@ void Local::average() {
   std::memcpy(parameters(), client.parameters(), layout_.bytes());
 }
 
+/// Over all ranks.
+void Local::take_mean(std::byte* flat) {
+  for (const space::Slot& slot : layout_.slots())
+    if (slot.dtype == DType::f32 || slot.dtype == DType::f64)
+      group_.allreduce(flat + slot.range.begin, slot.elements(), slot.dtype, Op::mean, slot.name);
+}
+
 /// All ranks have the same sums, and so the same bits.
 void Local::outer_step() {
   group_.allreduce(&since_, 1, DType::i64, Op::max, "steps since the last meeting");
@@ -114,9 +116,7 @@ void Local::outer_step() {
   const double rate = options_.sync.outer_rate, momentum = options_.sync.outer_momentum;
   each_element(layout_, parameters(), agreed_.data(), momentum_.data(),
                [](auto& own, auto agreed, auto /*momentum*/) { own = agreed - own; });
-  for (const space::Slot& slot : layout_.slots())
-    if (slot.dtype == DType::f32 || slot.dtype == DType::f64)
-      group_.allreduce(parameters() + slot.range.begin, slot.elements(), slot.dtype, Op::mean, slot.name);
+  take_mean(parameters());
   each_element(layout_, parameters(), agreed_.data(), momentum_.data(), [&](auto& own, auto& agreed, auto& velocity) {
     using T = std::decay_t<decltype(own)>;
     velocity = static_cast<T>(momentum) * velocity + own;
@@ -185,6 +185,7 @@ std::vector<state::Part> Local::parts() {
   if (options_.sync.kind != Sync::diloco) return parts;
   for (const space::Slot& slot : layout_.slots()) {
     const space::Range all = slot.range;
+    if (all.empty()) continue;
     parts.push_back({kAgreed, all, {agreed_.data() + all.begin, all.size()}});
     parts.push_back({kMomentum, all, {momentum_.data() + all.begin, all.size()}});
   }
@@ -193,7 +194,7 @@ std::vector<state::Part> Local::parts() {
 
 Exchange::Scalars Local::scalars() {
   Scalars scalars = Exchange::scalars();
-  if (options_.sync.kind == Sync::diloco) scalars.push_back({kSince, since_, 1});
+  if (options_.sync.kind == Sync::diloco) scalars.push_back({named(kSince, true, group_.rank()), since_, 1});
   if (servers_) scalars.push_back({kServersVersion, (*servers_)->position().version, -1});
   return scalars;
 }
@@ -208,14 +209,12 @@ void Local::restore_scalars(const std::vector<int64_t>& values) {
 
 bool Local::may_lack(const std::string& vector) const { return vector == kAgreed || vector == kMomentum; }
 
-/// Of another mode: what ranks agree on is the mean of what they were given, and nothing moves.
+/// Of another mode: what ranks agree on is the mean of what they were given.
 void Local::restore_elsewhere(state::Source& source) {
   if (options_.sync.kind == Sync::diloco && source.contents().of(kAgreed).empty()) {
-    for (const space::Slot& slot : layout_.slots())
-      if (slot.dtype == DType::f32 || slot.dtype == DType::f64)
-        group_.allreduce(parameters() + slot.range.begin, slot.elements(), slot.dtype, Op::mean, slot.name);
     std::memcpy(agreed_.data(), parameters(), layout_.bytes());
     std::memset(momentum_.data(), 0, layout_.bytes());
+    take_mean(agreed_.data());
   }
   if (servers_) (*servers_)->restore_state(source);
 }

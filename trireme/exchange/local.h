@@ -39,6 +39,7 @@ class Local final : public Exchange {
   void average();
   void draw_nearer();
   void outer_step();
+  void take_mean(std::byte* flat);
 
   comm::Communicator& group_;
   std::optional<Connected> servers_;

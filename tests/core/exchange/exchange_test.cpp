@@ -112,7 +112,7 @@ void expect_near(const Layout& layout, const Values& got, const Values& wanted, 
 
 /// Where each rank sees the last update of all at once; otherwise it knows only what it was given with its own.
 bool sees_all(const Crew& crew) {
-  return crew.sync.lockstep() || crew.sync.kind == Sync::hogwild || crew.sync.kind == Sync::local ||
+  return crew.sync.lockstep() || crew.sync.kind == Sync::hogwild || crew.sync.kind == Sync::local || crew.sync.kind == Sync::diloco ||
          crew.sync.kind == Sync::elastic;
 }
 
