@@ -61,12 +61,11 @@ bool ErrorFeedback::encode_body(const Stretch& stretch, const float* values, std
   }
   std::memset(sent, 0, count * sizeof(float));
   codec_->add_body(stretch, body, sent);
-  const double had = k.sum(before, count);
-  k.subtract(wanted, sent, after, count);
+  const Totals totals = k.keep(values, wanted, sent, before, after, count);
   Balance& balance = undo_ ? pending_ : settled_;
-  balance.given += k.sum(values, count);
-  balance.sent += k.sum(sent, count);
-  balance.residual += k.sum(after, count) - had;
+  balance.given += totals.given;
+  balance.sent += totals.sent;
+  balance.residual += totals.kept;
   return true;
 }
 

@@ -113,8 +113,8 @@ void add_scaled(const int8_t* __restrict from, float* __restrict into, size_t co
 constexpr size_t kSums = 32;
 
 template <class T>
-inline T total(T* sums) {
-  for (size_t width = kSums / 2; width > 0; width /= 2)
+inline T total(T* sums, size_t count = kSums) {
+  for (size_t width = count / 2; width > 0; width /= 2)
     for (size_t k = 0; k < width; k++) sums[k] += sums[k + width];
   return sums[0];
 }
@@ -124,27 +124,27 @@ using Floats = float __attribute__((vector_size(32)));
 using Bits = int32_t __attribute__((vector_size(32)));
 using Doubles = double __attribute__((vector_size(64)));
 
-template <bool magnitudes>
-inline double sum_as(const float* from, size_t count) {
-  constexpr size_t kEach = 8, kVectors = kSums / kEach;
+constexpr size_t kEach = 8;
+
+/// By reference: how functions return these depends on the instruction set.
+inline void load(const float* from, Floats& values) { __builtin_memcpy(&values, from, sizeof values); }
+inline void add_to(Doubles& sums, const Floats& values) { sums += __builtin_convertvector(values, Doubles); }
+
+double sum_magnitudes(const float* from, size_t count) {
+  constexpr size_t kVectors = kSums / kEach;
   Doubles sums[kVectors] = {};
   size_t i = 0;
   for (; i + kSums <= count; i += kSums)
     for (size_t k = 0; k < kVectors; k++) {
       Floats values;
-      __builtin_memcpy(&values, from + i + k * kEach, sizeof values);
-      if constexpr (magnitudes) values = (Floats)((Bits)values & 0x7fffffff);
-      sums[k] += __builtin_convertvector(values, Doubles);
+      load(from + i + k * kEach, values);
+      add_to(sums[k], (Floats)((Bits)values & 0x7fffffff));
     }
   double all[kSums];
   __builtin_memcpy(all, sums, sizeof all);
-  for (size_t k = 0; i + k < count; k++)
-    all[k] += static_cast<double>(magnitudes ? float_of(bits_of(from[i + k]) & kRest) : from[i + k]);
+  for (size_t k = 0; i + k < count; k++) all[k] += static_cast<double>(float_of(bits_of(from[i + k]) & kRest));
   return total(all);
 }
-
-double sum(const float* from, size_t count) { return sum_as<false>(from, count); }
-double sum_magnitudes(const float* from, size_t count) { return sum_as<true>(from, count); }
 
 // ---- signs ----
 
@@ -209,8 +209,31 @@ Magnitude add(const float* a, const float* b, float* __restrict out, size_t coun
   return static_cast<Magnitude>(most);
 }
 
-void subtract(const float* a, const float* b, float* __restrict out, size_t count) {
-  for (size_t i = 0; i < count; i++) out[i] = a[i] - b[i];
+/// Eight sums of each kind; in the last few elements the first ones.
+Totals keep(const float* given, const float* wanted, const float* sent, const float* before, float* after,
+            size_t count) {
+  Doubles given_sums = {}, sent_sums = {}, kept_sums = {};
+  size_t i = 0;
+  for (; i + kEach <= count; i += kEach) {
+    Floats in, out, left, old;
+    load(given + i, in), load(sent + i, out), load(wanted + i, left), load(before + i, old);
+    left -= out;
+    add_to(given_sums, in), add_to(sent_sums, out);
+    kept_sums += __builtin_convertvector(left, Doubles) - __builtin_convertvector(old, Doubles);
+    __builtin_memcpy(after + i, &left, sizeof left);
+  }
+  double sums[3][kEach];
+  __builtin_memcpy(sums[0], &given_sums, sizeof given_sums);
+  __builtin_memcpy(sums[1], &sent_sums, sizeof sent_sums);
+  __builtin_memcpy(sums[2], &kept_sums, sizeof kept_sums);
+  for (size_t k = 0; i + k < count; k++) {
+    const float left = wanted[i + k] - sent[i + k];
+    sums[0][k] += static_cast<double>(given[i + k]);
+    sums[1][k] += static_cast<double>(sent[i + k]);
+    sums[2][k] += static_cast<double>(left) - static_cast<double>(before[i + k]);
+    after[i + k] = left;
+  }
+  return {total(sums[0], kEach), total(sums[1], kEach), total(sums[2], kEach)};
 }
 
 // ---- matrices ----
@@ -272,13 +295,12 @@ const Kernels kTable = {TRIREME_TEXT(TRIREME_ISA),
                         most,
                         quantize,
                         add_scaled,
-                        sum,
                         sum_magnitudes,
                         pack_signs,
                         add_signs,
                         collect,
                         add,
-                        subtract,
+                        keep,
                         times,
                         transposed_times,
                         add_product};

@@ -14,6 +14,11 @@ constexpr bool is_finite(Magnitude most) { return most < 0x7f800000u; }
 /// Independent streams of chance: quantize() draws element i from stream i % kStreams.
 constexpr size_t kStreams = 32;
 
+/// Sums over elements, in f64.
+struct Totals {
+  double given = 0, sent = 0, kept = 0;
+};
+
 struct Kernels {
   const char* name;
   /// To nearest, ties to even; what is too large becomes the largest finite value. Returns the largest magnitude.
@@ -27,7 +32,6 @@ struct Kernels {
   void (*quantize)(const float* from, int8_t* to, size_t count, float inverse, uint32_t* streams);
   /// into[i] += from[i] × scale
   void (*add_scaled)(const int8_t* from, float* into, size_t count, float scale);
-  double (*sum)(const float* from, size_t count);
   double (*sum_magnitudes)(const float* from, size_t count);
   /// A bit for each element: it is negative. Writes (count + 7) / 8 bytes.
   void (*pack_signs)(const float* from, uint8_t* to, size_t count);
@@ -37,8 +41,10 @@ struct Kernels {
   size_t (*collect)(const float* from, size_t count, Magnitude least, uint32_t* to);
   /// out[i] = a[i] + b[i]; the largest magnitude
   Magnitude (*add)(const float* a, const float* b, float* out, size_t count);
-  /// out[i] = a[i] − b[i]
-  void (*subtract)(const float* a, const float* b, float* out, size_t count);
+  /// after[i] = wanted[i] − sent[i], which may lie where `before` does. Sums of what was given, of what was sent, and by
+  /// how much more is kept than before.
+  Totals (*keep)(const float* given, const float* wanted, const float* sent, const float* before, float* after,
+                 size_t count);
   /// p = M q, of a matrix in rows; `rank` vectors of `columns` become as many of `rows`.
   void (*times)(const float* m, size_t rows, size_t columns, const float* q, int rank, float* p);
   /// q = Mᵀ p

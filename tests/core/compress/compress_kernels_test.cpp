@@ -79,7 +79,7 @@ Bytes outputs_of(const Kernels& k, size_t count) {
   put(bytes), put(streams);
   k.add_scaled(bytes.data(), into.data(), count, 0.3f);
   put(into);
-  put_one(k.sum(a.data(), count)), put_one(k.sum_magnitudes(a.data(), count));
+  put_one(k.sum_magnitudes(a.data(), count));
   std::vector<uint8_t> signs((count + 7) / 8);
   k.pack_signs(a.data(), signs.data(), count);
   put(signs);
@@ -90,7 +90,9 @@ Bytes outputs_of(const Kernels& k, size_t count) {
   put(found);
   put_one(k.add(a.data(), b.data(), into.data(), count));
   put(into);
-  k.subtract(a.data(), b.data(), into.data(), count);
+  put_one(k.keep(a.data(), b.data(), odd.data(), a.data(), into.data(), count));
+  put(into);
+  put_one(k.keep(b.data(), a.data(), b.data(), into.data(), into.data(), count));  // where it was
   put(into);
   for (const size_t rows : {size_t{1}, size_t{3}, size_t{8}}) {
     const size_t columns = count / rows;
@@ -120,14 +122,22 @@ TEST(CompressKernels, ComputeWhatTheySay) {
     std::vector<uint32_t> found(count), expected;
     const float least = 0.005f;
     found.resize(k.collect(values.data(), count, __builtin_bit_cast(uint32_t, least), found.data()));
-    double sum = 0;
+    Totals expected_totals;
+    const Values sent = gradient_of(count, 5), before = gradient_of(count, 6);
+    Values after(count);
+    const Totals totals = k.keep(values.data(), before.data(), sent.data(), before.data(), after.data(), count);
     for (size_t i = 0; i < count; i++) {
       EXPECT_EQ((signs[i / 8] >> (i % 8)) & 1, std::signbit(values[i]) ? 1 : 0);
       if (std::abs(values[i]) >= least) expected.push_back(static_cast<uint32_t>(i));
-      sum += static_cast<double>(values[i]);
+      EXPECT_EQ(after[i], before[i] - sent[i]);
+      expected_totals.given += static_cast<double>(values[i]);
+      expected_totals.sent += static_cast<double>(sent[i]);
+      expected_totals.kept += static_cast<double>(after[i]) - static_cast<double>(before[i]);
     }
     EXPECT_EQ(found, expected);
-    EXPECT_NEAR(k.sum(values.data(), count), sum, 1e-9);
+    EXPECT_NEAR(totals.given, expected_totals.given, 1e-9);
+    EXPECT_NEAR(totals.sent, expected_totals.sent, 1e-9);
+    EXPECT_NEAR(totals.kept, expected_totals.kept, 1e-9);
   }
   const float m[] = {1, 2, 3, 4, 5, 6}, q[] = {1, 0, -1};
   float p[2], back[3], product[6] = {};
