@@ -14,25 +14,25 @@
 #include <trireme/trireme.h>
 
 class Half final : public trireme::compress::Codec {
-  using Stretch = trireme::compress::Stretch;
+  using Strip = trireme::compress::Strip;
   uint8_t kind() const override { return 128; }  // the library's are below
-  size_t body_bytes(const Stretch& stretch) const override { return stretch.count() * sizeof(float); }
+  size_t body_bytes(const Strip& strip) const override { return strip.count() * sizeof(float); }
 
-  bool encode_body(const Stretch& stretch, const float* values, std::span<std::byte> body) override {
+  bool encode_body(const Strip& strip, const float* values, std::span<std::byte> body) override {
     float most = 0;
-    for (size_t i = 0; i < stretch.count(); i++) {
+    for (size_t i = 0; i < strip.count(); i++) {
       if (!std::isfinite(values[i])) return false;  // the message says so, and all ranks see a NaN
       most = std::fmax(most, std::fabs(values[i]));
     }
-    for (size_t i = 0; i < stretch.count(); i++) {
+    for (size_t i = 0; i < strip.count(); i++) {
       const float sent = 2 * std::fabs(values[i]) < most ? 0 : values[i];
       std::memcpy(body.data() + i * sizeof sent, &sent, sizeof sent);
     }
     return true;
   }
 
-  void add_body(const Stretch& stretch, std::span<const std::byte> body, float* into) override {
-    for (size_t i = 0; i < stretch.count(); i++) {  // a codec that can be sent nonsense checks it first: fail<Corruption>
+  void add_body(const Strip& strip, std::span<const std::byte> body, float* into) override {
+    for (size_t i = 0; i < strip.count(); i++) {  // a codec that can be sent nonsense checks it first: fail<Corruption>
       float value = 0;
       std::memcpy(&value, body.data() + i * sizeof value, sizeof value);
       into[i] += value;

@@ -24,13 +24,14 @@ namespace {
 struct Settings {
   std::string self, worker;
   int rounds = 5, steps = 30;
-  std::vector<std::string> codecs = {"fp16", "bf16", "int8", "sign", "topk:0.01", "randomk:0.1", "powersgd:2", "sketch:0.1"};
+  std::vector<std::string> codecs = {"fp16",      "bf16",        "int8",       "sign",
+                                     "topk:0.01", "randomk:0.1", "powersgd:2", "sketch:0.1"};
   std::vector<std::string> cases = {"mlp2048-32"};
   HostsFlags hosts;
 };
 
 constexpr size_t kElements = size_t{4} << 20;  // beyond the caches
-constexpr size_t kStretch = size_t{64} << 10;  // as the exchange cuts tensors
+constexpr size_t kStrip = size_t{64} << 10;    // as the exchange cuts tensors
 constexpr size_t kColumns = 256;
 
 /// Many small ones and a few large ones, as gradients are: the cube of a normal deviate, in rows of different size.
@@ -47,29 +48,29 @@ std::vector<float> made_up(size_t count) {
   return values;
 }
 
-/// One codec over made up gradients, stretch by stretch.
+/// One codec over made up gradients, strip by strip.
 class Course {
  public:
   explicit Course(const compress::Spec& spec) : by_matrix_(spec.kind == compress::Spec::powersgd) {
     plain_ = compress::make_codec(spec, true);
     feedback_ = std::make_unique<compress::ErrorFeedback>(compress::make_codec(spec, true), kElements * sizeof(float));
-    for (size_t begin = 0; begin < kElements; begin += kStretch)
-      messages_.emplace_back(plain_->bytes(stretch(begin / kStretch)));
+    for (size_t begin = 0; begin < kElements; begin += kStrip)
+      messages_.emplace_back(plain_->bytes(strip(begin / kStrip)));
   }
   /// GB of gradients a second.
   double encode(const std::vector<float>& from, bool feedback) {
     compress::Codec& codec = feedback ? *feedback_ : *plain_;
-    return speed([&](size_t i) { codec.encode(stretch(i), from.data() + i * kStretch, messages_[i]); });
+    return speed([&](size_t i) { codec.encode(strip(i), from.data() + i * kStrip, messages_[i]); });
   }
   double decode(std::vector<float>& into) {
-    return speed([&](size_t i) { plain_->add(stretch(i), messages_[i], into.data() + i * kStretch); });
+    return speed([&](size_t i) { plain_->add(strip(i), messages_[i], into.data() + i * kStrip); });
   }
-  double ratio() const { return kStretch * sizeof(float) / static_cast<double>(messages_[0].size()); }
+  double ratio() const { return kStrip * sizeof(float) / static_cast<double>(messages_[0].size()); }
 
  private:
-  compress::Stretch stretch(size_t i) const {
-    const size_t rows = by_matrix_ ? kStretch / kColumns : 1;
-    return {i * kStretch * sizeof(float), rows, kStretch / rows, i + 1};
+  compress::Strip strip(size_t i) const {
+    const size_t rows = by_matrix_ ? kStrip / kColumns : 1;
+    return {i * kStrip * sizeof(float), rows, kStrip / rows, i + 1};
   }
   template <class Each>
   double speed(const Each& each) {
@@ -131,15 +132,14 @@ void bench_links(const Settings& s, const std::string& name, const std::string& 
     add_sample(m, who, number_in(run_on_hosts(who, s.hosts.options(s.self), command), "ms_per_step"));
   };
   const auto ours = [&](const std::string& who, const std::string& with) {
-    return [&, who, with] {
-      run(who, {s.worker, "bench", "--out={out}", "--case=" + name, "--codec=" + with});
-    };
+    return [&, who, with] { run(who, {s.worker, "bench", "--out={out}", "--case=" + name, "--codec=" + with}); };
   };
   std::vector<std::function<void()>> who = {ours("ours", codec), ours("none", "none")};
   if (has_python_torch())
     for (const char* hook : {"ddp", "ddp_fp16", "ddp_powersgd"})
       who.push_back([&, hook] {
-        run(hook, {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name, fmt::format("--hook={}", hook)});
+        run(hook,
+            {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name, fmt::format("--hook={}", hook)});
       });
   alternate(s.rounds, who);
   print_measurement(m);

@@ -223,9 +223,10 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                      "the elements; powersgd:K: factors of K columns; sketch:R. What is left out comes later "
                      "(docs/compression.md)")
       ->group("Several hosts");
-  app.add_option("--compress-layers", x.codec_excludes,
-                 "--compress: names of parameters that travel as they are, with * and ?, such as 'conv1.*'; several may "
-                 "be given. Biases and norms always do")
+  app.add_option(
+         "--compress-layers", x.codec_excludes,
+         "--compress: names of parameters that travel as they are, with * and ?, such as 'conv1.*'; several may "
+         "be given. Biases and norms always do")
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
       ->expected(1)
       ->allow_extra_args(false)

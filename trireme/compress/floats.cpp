@@ -15,19 +15,19 @@ class SixteenBits final : public Codec {
 
  private:
   uint8_t kind() const override { return static_cast<uint8_t>(brain_ ? Spec::bf16 : Spec::fp16); }
-  size_t body_bytes(const Stretch& stretch) const override { return stretch.count() * sizeof(uint16_t); }
+  size_t body_bytes(const Strip& strip) const override { return strip.count() * sizeof(uint16_t); }
 
-  bool encode_body(const Stretch& stretch, const float* values, std::span<std::byte> body) override {
+  bool encode_body(const Strip& strip, const float* values, std::span<std::byte> body) override {
     auto* const out = reinterpret_cast<uint16_t*>(body.data());
     const Kernels& k = kernels();
-    return is_finite((brain_ ? k.to_brain : k.to_half)(values, out, stretch.count()));
+    return is_finite((brain_ ? k.to_brain : k.to_half)(values, out, strip.count()));
   }
 
   /// Any bits are a number.
-  void add_body(const Stretch& stretch, std::span<const std::byte> body, float* into) override {
+  void add_body(const Strip& strip, std::span<const std::byte> body, float* into) override {
     const auto* const from = reinterpret_cast<const uint16_t*>(body.data());
     const Kernels& k = kernels();
-    (brain_ ? k.add_brain : k.add_half)(from, into, stretch.count());
+    (brain_ ? k.add_brain : k.add_half)(from, into, strip.count());
   }
 
   const bool brain_;

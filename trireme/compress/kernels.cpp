@@ -191,7 +191,8 @@ size_t collect(const float* from, size_t count, Magnitude least, uint32_t* to) {
     const __m128i low = _mm_packs_epi32(above(from + i), above(from + i + 4));
     const __m128i high = _mm_packs_epi32(above(from + i + 8), above(from + i + 12));
     auto bits = static_cast<uint32_t>(_mm_movemask_epi8(_mm_packs_epi16(low, high)));
-    for (; bits != 0; bits &= bits - 1) to[found++] = static_cast<uint32_t>(i) + static_cast<uint32_t>(__builtin_ctz(bits));
+    for (; bits != 0; bits &= bits - 1)
+      to[found++] = static_cast<uint32_t>(i) + static_cast<uint32_t>(__builtin_ctz(bits));
   }
   for (; i < count; i++)
     if (static_cast<Magnitude>(magnitude(from[i])) >= least) to[found++] = static_cast<uint32_t>(i);

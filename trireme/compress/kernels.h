@@ -41,8 +41,8 @@ struct Kernels {
   size_t (*collect)(const float* from, size_t count, Magnitude least, uint32_t* to);
   /// out[i] = a[i] + b[i]; the largest magnitude
   Magnitude (*add)(const float* a, const float* b, float* out, size_t count);
-  /// after[i] = wanted[i] − sent[i], which may lie where `before` does. Sums of what was given, of what was sent, and by
-  /// how much more is kept than before.
+  /// after[i] = wanted[i] − sent[i], which may lie where `before` does. Sums of what was given, of what was sent, and
+  /// by how much more is kept than before.
   Totals (*keep)(const float* given, const float* wanted, const float* sent, const float* before, float* after,
                  size_t count);
   /// p = M q, of a matrix in rows; `rank` vectors of `columns` become as many of `rows`.

@@ -45,28 +45,26 @@ class PowerSgd final : public Codec {
 
  private:
   uint8_t kind() const override { return Spec::powersgd; }
-  size_t factors(const Stretch& stretch) const {
-    return (stretch.rows + stretch.columns) * static_cast<size_t>(rank_);
-  }
+  size_t factors(const Strip& strip) const { return (strip.rows + strip.columns) * static_cast<size_t>(rank_); }
   /// Half of the elements at most; otherwise they travel as they are.
-  bool pays(const Stretch& stretch) const { return 2 * factors(stretch) < stretch.count(); }
-  size_t body_bytes(const Stretch& stretch) const override {
-    return (pays(stretch) ? factors(stretch) : stretch.count()) * sizeof(float);
+  bool pays(const Strip& strip) const { return 2 * factors(strip) < strip.count(); }
+  size_t body_bytes(const Strip& strip) const override {
+    return (pays(strip) ? factors(strip) : strip.count()) * sizeof(float);
   }
 
-  bool encode_body(const Stretch& stretch, const float* m, std::span<std::byte> body) override {
-    if (!pays(stretch)) {
+  bool encode_body(const Strip& strip, const float* m, std::span<std::byte> body) override {
+    if (!pays(strip)) {
       std::memcpy(body.data(), m, body.size());
-      return is_finite(kernels().most(m, stretch.count()));
+      return is_finite(kernels().most(m, strip.count()));
     }
-    const size_t rows = stretch.rows, columns = stretch.columns;
-    const auto [known, fresh] = last_.try_emplace(stretch.place);
+    const size_t rows = strip.rows, columns = strip.columns;
+    const auto [known, fresh] = last_.try_emplace(strip.place);
     std::vector<float>& q = known->second;
-    if (fresh || q.size() != columns * static_cast<size_t>(rank_)) begin(stretch, q);
+    if (fresh || q.size() != columns * static_cast<size_t>(rank_)) begin(strip, q);
     fresh_.assign(q.begin(), q.end());
     orthonormalize(fresh_.data(), columns, rank_);
-    revive(stretch);
-    factors_.resize(factors(stretch));
+    revive(strip);
+    factors_.resize(factors(strip));
     float *const p = factors_.data(), *const new_q = p + rows * static_cast<size_t>(rank_);
     kernels().times(m, rows, columns, fresh_.data(), rank_, p);
     if (!is_finite(kernels().most(p, rows * static_cast<size_t>(rank_)))) return false;
@@ -79,9 +77,9 @@ class PowerSgd final : public Codec {
   }
 
   /// From the place alone.
-  void begin(const Stretch& stretch, std::vector<float>& q) const {
-    uint64_t seed = stretch.place + 1;
-    q.resize(stretch.columns * static_cast<size_t>(rank_));
+  void begin(const Strip& strip, std::vector<float>& q) const {
+    uint64_t seed = strip.place + 1;
+    q.resize(strip.columns * static_cast<size_t>(rank_));
     for (float& one : q) {
       seed = mixed(seed);
       one = static_cast<float>(static_cast<double>(seed >> 11) * 0x1p-52 - 1);
@@ -89,27 +87,27 @@ class PowerSgd final : public Codec {
   }
 
   /// A column that has become zeros, as after a gradient of zeros, would stay so for ever.
-  void revive(const Stretch& stretch) {
+  void revive(const Strip& strip) {
     std::vector<float> anew;
     for (int k = 0; k < rank_; k++) {
-      float* const column = fresh_.data() + static_cast<size_t>(k) * stretch.columns;
-      if (length_of(column, stretch.columns) > 0) continue;
-      if (anew.empty()) begin(stretch, anew);
-      std::memcpy(column, anew.data() + static_cast<size_t>(k) * stretch.columns, stretch.columns * sizeof(float));
-      orthonormalize(fresh_.data(), stretch.columns, k + 1);
+      float* const column = fresh_.data() + static_cast<size_t>(k) * strip.columns;
+      if (length_of(column, strip.columns) > 0) continue;
+      if (anew.empty()) begin(strip, anew);
+      std::memcpy(column, anew.data() + static_cast<size_t>(k) * strip.columns, strip.columns * sizeof(float));
+      orthonormalize(fresh_.data(), strip.columns, k + 1);
     }
   }
 
-  void add_body(const Stretch& stretch, std::span<const std::byte> body, float* into) override {
+  void add_body(const Strip& strip, std::span<const std::byte> body, float* into) override {
     factors_.resize(body.size() / sizeof(float));
     std::memcpy(factors_.data(), body.data(), body.size());
     check_finite("powersgd", factors_.data(), factors_.size());
-    if (!pays(stretch)) {
+    if (!pays(strip)) {
       for (size_t i = 0; i < factors_.size(); i++) into[i] += factors_[i];
       return;
     }
-    kernels().add_product(factors_.data(), factors_.data() + stretch.rows * static_cast<size_t>(rank_), stretch.rows,
-                          stretch.columns, rank_, into);
+    kernels().add_product(factors_.data(), factors_.data() + strip.rows * static_cast<size_t>(rank_), strip.rows,
+                          strip.columns, rank_, into);
   }
 
   const int rank_;

@@ -25,15 +25,13 @@ class Sketch final : public Codec {
  private:
   uint8_t kind() const override { return Spec::sketch; }
   /// In a row.
-  size_t cells(const Stretch& stretch) const {
-    return std::clamp<size_t>(kept_of(rate_, stretch.count()) / kRows, 1, size_t{1} << kBits);
+  size_t cells(const Strip& strip) const {
+    return std::clamp<size_t>(kept_of(rate_, strip.count()) / kRows, 1, size_t{1} << kBits);
   }
   /// A cell in four, at most: more would be covered by the others' noise.
-  size_t recovered(const Stretch& stretch) const {
-    return std::min(stretch.count(), std::max<size_t>(1, cells(stretch) / 4));
-  }
-  size_t body_bytes(const Stretch& stretch) const override {
-    return sizeof(uint64_t) + sizeof(float) + kRows * cells(stretch) * sizeof(float);
+  size_t recovered(const Strip& strip) const { return std::min(strip.count(), std::max<size_t>(1, cells(strip) / 4)); }
+  size_t body_bytes(const Strip& strip) const override {
+    return sizeof(uint64_t) + sizeof(float) + kRows * cells(strip) * sizeof(float);
   }
 
   /// Of one element: a cell in each row, and its sign there, from one number by chance.
@@ -47,30 +45,30 @@ class Sketch final : public Codec {
     uint64_t chance;
   };
 
-  bool encode_body(const Stretch& stretch, const float* values, std::span<std::byte> body) override {
-    const size_t count = stretch.count(), width = cells(stretch);
+  bool encode_body(const Strip& strip, const float* values, std::span<std::byte> body) override {
+    const size_t count = strip.count(), width = cells(strip);
     if (!is_finite(kernels().most(values, count))) return false;
     table_.assign(kRows * width, 0);
     for (size_t i = 0; i < count; i++) {
-      const Cells at(stretch.seed, i, width);
+      const Cells at(strip.seed, i, width);
       for (size_t row = 0; row < kRows; row++) table_[at.index(row)] += at.sign(row) * values[i];
     }
     if (!is_finite(kernels().most(table_.data(), table_.size()))) return false;
     double along = 0, squares = 0;
-    for (const uint32_t index : recover(stretch, stretch.seed)) {
+    for (const uint32_t index : recover(strip, strip.seed)) {
       along += static_cast<double>(estimates_[index]) * static_cast<double>(values[index]);
       squares += static_cast<double>(estimates_[index]) * static_cast<double>(estimates_[index]);
     }
     const float factor = squares > 0 && along > 0 ? static_cast<float>(std::min(1.0, along / squares)) : 0;
-    std::memcpy(body.data(), &stretch.seed, sizeof(uint64_t));
+    std::memcpy(body.data(), &strip.seed, sizeof(uint64_t));
     std::memcpy(body.data() + sizeof(uint64_t), &factor, sizeof factor);
     std::memcpy(body.data() + sizeof(uint64_t) + sizeof factor, table_.data(), table_.size() * sizeof(float));
     return true;
   }
 
   /// From table_, into estimates_.
-  std::span<const uint32_t> recover(const Stretch& stretch, uint64_t seed) {
-    const size_t count = stretch.count(), width = cells(stretch);
+  std::span<const uint32_t> recover(const Strip& strip, uint64_t seed) {
+    const size_t count = strip.count(), width = cells(strip);
     if (estimates_.size() < count) estimates_.resize(count);
     for (size_t i = 0; i < count; i++) {
       const Cells at(seed, i, width);
@@ -82,20 +80,20 @@ class Sketch final : public Codec {
       }
       estimates_[i] = least > 0 ? least : most < 0 ? most : 0;
     }
-    return largest_.find(estimates_.data(), count, recovered(stretch));
+    return largest_.find(estimates_.data(), count, recovered(strip));
   }
 
-  void add_body(const Stretch& stretch, std::span<const std::byte> body, float* into) override {
+  void add_body(const Strip& strip, std::span<const std::byte> body, float* into) override {
     uint64_t seed = 0;
     float factor = 0;
-    table_.resize(kRows * cells(stretch));
+    table_.resize(kRows * cells(strip));
     std::memcpy(&seed, body.data(), sizeof seed);
     std::memcpy(&factor, body.data() + sizeof seed, sizeof factor);
     std::memcpy(table_.data(), body.data() + sizeof seed + sizeof factor, table_.size() * sizeof(float));
     if (!(factor >= 0 && factor <= 1))
       fail<Corruption>("a gradient encoded by sketch has {} as its factor, which is within 0 and 1", factor);
     check_finite("sketch", table_.data(), table_.size());
-    for (const uint32_t index : recover(stretch, seed)) into[index] += factor * estimates_[index];
+    for (const uint32_t index : recover(strip, seed)) into[index] += factor * estimates_[index];
   }
 
   const double rate_;

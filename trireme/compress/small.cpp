@@ -39,16 +39,16 @@ class Int8 final : public Codec {
   static constexpr float kSmallest = 0x1p-100f;  // below, a block is sent as zeros: 1 / scale would not be a number
 
   uint8_t kind() const override { return Spec::int8; }
-  size_t body_bytes(const Stretch& stretch) const override {
-    return blocks_of(stretch.count(), kBlock) * sizeof(float) + stretch.count();
+  size_t body_bytes(const Strip& strip) const override {
+    return blocks_of(strip.count(), kBlock) * sizeof(float) + strip.count();
   }
 
-  bool encode_body(const Stretch& stretch, const float* values, std::span<std::byte> body) override {
+  bool encode_body(const Strip& strip, const float* values, std::span<std::byte> body) override {
     const Kernels& k = kernels();
-    const size_t count = stretch.count(), blocks = blocks_of(count, kBlock);
+    const size_t count = strip.count(), blocks = blocks_of(count, kBlock);
     auto* const out = reinterpret_cast<int8_t*>(body.data() + blocks * sizeof(float));
     std::array<uint32_t, kStreams> streams{};
-    uint64_t seed = stretch.seed;
+    uint64_t seed = strip.seed;
     for (uint32_t& stream : streams) {
       seed = mixed(seed);
       stream = static_cast<uint32_t>(seed) | 1u;
@@ -65,8 +65,8 @@ class Int8 final : public Codec {
     return true;
   }
 
-  void add_body(const Stretch& stretch, std::span<const std::byte> body, float* into) override {
-    const size_t count = stretch.count(), blocks = blocks_of(count, kBlock);
+  void add_body(const Strip& strip, std::span<const std::byte> body, float* into) override {
+    const size_t count = strip.count(), blocks = blocks_of(count, kBlock);
     check_scales("int8", body, blocks, kLargest);
     const auto* const from = reinterpret_cast<const int8_t*>(body.data() + blocks * sizeof(float));
     for (size_t block = 0; block < blocks; block++) {
@@ -80,13 +80,13 @@ class Sign final : public Codec {
   static constexpr size_t kBlock = 1024;
 
   uint8_t kind() const override { return Spec::sign; }
-  size_t body_bytes(const Stretch& stretch) const override {
-    return blocks_of(stretch.count(), kBlock) * sizeof(float) + blocks_of(stretch.count(), 8);
+  size_t body_bytes(const Strip& strip) const override {
+    return blocks_of(strip.count(), kBlock) * sizeof(float) + blocks_of(strip.count(), 8);
   }
 
-  bool encode_body(const Stretch& stretch, const float* values, std::span<std::byte> body) override {
+  bool encode_body(const Strip& strip, const float* values, std::span<std::byte> body) override {
     const Kernels& k = kernels();
-    const size_t count = stretch.count(), blocks = blocks_of(count, kBlock);
+    const size_t count = strip.count(), blocks = blocks_of(count, kBlock);
     auto* const out = reinterpret_cast<uint8_t*>(body.data() + blocks * sizeof(float));
     for (size_t block = 0; block < blocks; block++) {
       const size_t begin = block * kBlock, size = std::min(kBlock, count - begin);
@@ -98,8 +98,8 @@ class Sign final : public Codec {
     return true;
   }
 
-  void add_body(const Stretch& stretch, std::span<const std::byte> body, float* into) override {
-    const size_t count = stretch.count(), blocks = blocks_of(count, kBlock);
+  void add_body(const Strip& strip, std::span<const std::byte> body, float* into) override {
+    const size_t count = strip.count(), blocks = blocks_of(count, kBlock);
     check_scales("sign", body, blocks, std::numeric_limits<float>::max());
     const auto* const from = reinterpret_cast<const uint8_t*>(body.data() + blocks * sizeof(float));
     for (size_t block = 0; block < blocks; block++) {

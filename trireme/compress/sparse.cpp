@@ -16,14 +16,14 @@ class TopK final : public Codec {
 
  private:
   uint8_t kind() const override { return Spec::topk; }
-  size_t body_bytes(const Stretch& stretch) const override {
-    return kept_of(rate_, stretch.count()) * (sizeof(uint32_t) + sizeof(float));
+  size_t body_bytes(const Strip& strip) const override {
+    return kept_of(rate_, strip.count()) * (sizeof(uint32_t) + sizeof(float));
   }
 
   /// Indices, then values.
-  bool encode_body(const Stretch& stretch, const float* values, std::span<std::byte> body) override {
-    if (!is_finite(kernels().most(values, stretch.count()))) return false;
-    const std::span<const uint32_t> kept = largest_.find(values, stretch.count(), kept_of(rate_, stretch.count()));
+  bool encode_body(const Strip& strip, const float* values, std::span<std::byte> body) override {
+    if (!is_finite(kernels().most(values, strip.count()))) return false;
+    const std::span<const uint32_t> kept = largest_.find(values, strip.count(), kept_of(rate_, strip.count()));
     std::memcpy(body.data(), kept.data(), kept.size_bytes());
     std::byte* at = body.data() + kept.size_bytes();
     for (const uint32_t index : kept) {
@@ -33,16 +33,17 @@ class TopK final : public Codec {
     return true;
   }
 
-  void add_body(const Stretch& stretch, std::span<const std::byte> body, float* into) override {
-    const size_t count = stretch.count(), kept = kept_of(rate_, count);
+  void add_body(const Strip& strip, std::span<const std::byte> body, float* into) override {
+    const size_t count = strip.count(), kept = kept_of(rate_, count);
     indices_.resize(kept);
     values_.resize(kept);
     std::memcpy(indices_.data(), body.data(), kept * sizeof(uint32_t));
     std::memcpy(values_.data(), body.data() + kept * sizeof(uint32_t), kept * sizeof(float));
     for (size_t i = 0; i < kept; i++)
       if (indices_[i] >= count || (i > 0 && indices_[i] <= indices_[i - 1]))
-        fail<Corruption>("a gradient encoded by topk has {} as index {} of {}{}, of {} elements: indices rise", indices_[i],
-                         i, kept, i > 0 ? fmt::format(", after {}", indices_[i - 1]) : std::string(), count);
+        fail<Corruption>("a gradient encoded by topk has {} as index {} of {}{}, of {} elements: indices rise",
+                         indices_[i], i, kept, i > 0 ? fmt::format(", after {}", indices_[i - 1]) : std::string(),
+                         count);
     check_finite("topk", values_.data(), kept);
     for (size_t i = 0; i < kept; i++) into[indices_[i]] += values_[i];
   }
@@ -60,8 +61,8 @@ class RandomK final : public Codec {
 
  private:
   uint8_t kind() const override { return Spec::randomk; }
-  size_t body_bytes(const Stretch& stretch) const override {
-    return sizeof(uint64_t) + kept_of(rate_, stretch.count()) * sizeof(float);
+  size_t body_bytes(const Strip& strip) const override {
+    return sizeof(uint64_t) + kept_of(rate_, strip.count()) * sizeof(float);
   }
 
   /// Calls take(i, index, size of its part).
@@ -74,21 +75,21 @@ class RandomK final : public Codec {
     }
   }
 
-  bool encode_body(const Stretch& stretch, const float* values, std::span<std::byte> body) override {
-    const size_t count = stretch.count(), kept = kept_of(rate_, count);
+  bool encode_body(const Strip& strip, const float* values, std::span<std::byte> body) override {
+    const size_t count = strip.count(), kept = kept_of(rate_, count);
     if (!is_finite(kernels().most(values, count))) return false;
     values_.resize(kept);
-    each(stretch.seed, count, kept, [&](size_t i, size_t index, size_t size) {
+    each(strip.seed, count, kept, [&](size_t i, size_t index, size_t size) {
       values_[i] = values[index] * (unbiased_ ? static_cast<float>(size) : 1.0f);
     });
     if (!is_finite(kernels().most(values_.data(), kept))) return false;
-    std::memcpy(body.data(), &stretch.seed, sizeof stretch.seed);
-    std::memcpy(body.data() + sizeof stretch.seed, values_.data(), kept * sizeof(float));
+    std::memcpy(body.data(), &strip.seed, sizeof strip.seed);
+    std::memcpy(body.data() + sizeof strip.seed, values_.data(), kept * sizeof(float));
     return true;
   }
 
-  void add_body(const Stretch& stretch, std::span<const std::byte> body, float* into) override {
-    const size_t count = stretch.count(), kept = kept_of(rate_, count);
+  void add_body(const Strip& strip, std::span<const std::byte> body, float* into) override {
+    const size_t count = strip.count(), kept = kept_of(rate_, count);
     uint64_t seed = 0;
     values_.resize(kept);
     std::memcpy(&seed, body.data(), sizeof seed);

@@ -1,5 +1,3 @@
-#include <trireme/compress/spec.h>
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -8,6 +6,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/compress/spec.h>
 
 namespace trireme::compress {
 namespace {

@@ -14,7 +14,7 @@ namespace trireme::exchange {
 namespace {
 
 constexpr size_t kAligned = 8;                     // messages in a message
-constexpr size_t kStretchBytes = size_t{256} << 10;  // with a residual and two copies within a second-level cache
+constexpr size_t kStripBytes = size_t{256} << 10;  // with a residual and two copies within a second-level cache
 
 constexpr size_t aligned(size_t bytes) { return (bytes + kAligned - 1) / kAligned * kAligned; }
 
@@ -45,9 +45,8 @@ class Timed {
 
 bool is_coded(const space::Slot& slot, const Options& options) {
   if (slot.shape.size() < 2) return false;
-  return std::none_of(options.codec_excludes.begin(), options.codec_excludes.end(), [&](const std::string& pattern) {
-    return fnmatch(pattern.c_str(), slot.name.c_str(), 0) == 0;
-  });
+  return std::none_of(options.codec_excludes.begin(), options.codec_excludes.end(),
+                      [&](const std::string& pattern) { return fnmatch(pattern.c_str(), slot.name.c_str(), 0) == 0; });
 }
 
 void check_coding(const Options& options, const space::Layout& layout, bool one_machine, bool in_parts) {
@@ -59,9 +58,10 @@ void check_coding(const Options& options, const space::Layout& layout, bool one_
         "travels: leave it out",
         what);
   if (in_parts)
-    fail<InvalidArgument>("{} is not there yet for models that ranks have in parts (tensor, pipeline): leave out one of "
-                          "them",
-                          what);
+    fail<InvalidArgument>(
+        "{} is not there yet for models that ranks have in parts (tensor, pipeline): leave out one of "
+        "them",
+        what);
   for (const space::Slot& slot : layout.slots())
     if (slot.dtype != DType::f32)
       fail<InvalidArgument>("{} is for parameters of type f32, and '{}' is {}: leave it out, or train in f32", what,
@@ -119,8 +119,8 @@ void Coding::plan_slot(Piece& piece, const space::Slot& slot, size_t number, spa
   if (part.empty()) return;
   if (!coded) return add_item(piece, number, part, false, 1);
   if (!by_matrix_) {
-    for (size_t begin = part.begin; begin < part.end; begin += kStretchBytes)
-      add_item(piece, number, {begin, std::min(part.end, begin + kStretchBytes)}, true, 1);
+    for (size_t begin = part.begin; begin < part.end; begin += kStripBytes)
+      add_item(piece, number, {begin, std::min(part.end, begin + kStripBytes)}, true, 1);
     return;
   }
   const size_t row = slot.elements() / static_cast<size_t>(slot.shape[0]) * sizeof(float);
@@ -135,9 +135,9 @@ void Coding::plan_slot(Piece& piece, const space::Slot& slot, size_t number, spa
 void Coding::add_item(Piece& piece, size_t number, space::Range range, bool coded, size_t rows) {
   if (range.empty()) return;
   const size_t elements = range.size() / sizeof(float);
-  const compress::Stretch stretch{range.begin, rows, elements / rows, 0};
-  const size_t bytes = coded ? codec_.bytes(stretch) : range.size();
-  piece.items.push_back({range, number, coded, stretch, piece.bytes, bytes});
+  const compress::Strip strip{range.begin, rows, elements / rows, 0};
+  const size_t bytes = coded ? codec_.bytes(strip) : range.size();
+  piece.items.push_back({range, number, coded, strip, piece.bytes, bytes});
   piece.bytes += aligned(bytes);
 }
 
@@ -167,12 +167,12 @@ void Coding::encode(Piece& piece, const std::byte* gradients, std::span<const ui
     if (!item.coded) {
       std::memcpy(to.data(), gradients + item.range.begin, item.bytes);
     } else if (flags[item.slot] == 0) {
-      codec_.encode_nothing(item.stretch, to);
-      codec_.keep(item.stretch);
+      codec_.encode_nothing(item.strip, to);
+      codec_.keep(item.strip);
     } else {
-      item.stretch.seed = seed_ * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(step) * 0xbf58476d1ce4e5b9 +
-                          static_cast<uint64_t>(lane_.rank()) * 0x94d049bb133111eb + item.range.begin;
-      codec_.encode(item.stretch, reinterpret_cast<const float*>(gradients + item.range.begin), to);
+      item.strip.seed = seed_ * 0x9e3779b97f4a7c15 + static_cast<uint64_t>(step) * 0xbf58476d1ce4e5b9 +
+                        static_cast<uint64_t>(lane_.rank()) * 0x94d049bb133111eb + item.range.begin;
+      codec_.encode(item.strip, reinterpret_cast<const float*>(gradients + item.range.begin), to);
     }
   }
   count_.before_bytes.add(static_cast<double>(before));
@@ -202,9 +202,9 @@ void Coding::land(size_t bucket, size_t number, std::byte* gradients, std::span<
     for (int machine = 0; machine < lane_.size(); machine++) {
       const std::span<const std::byte> from = message(piece, machine).subspan(item.at, item.bytes);
       if (item.coded)
-        codec_.add(item.stretch, from, into);
+        codec_.add(item.strip, from, into);
       else
-        space::kernels().accumulate(DType::f32, into, from.data(), item.stretch.count());
+        space::kernels().accumulate(DType::f32, into, from.data(), item.strip.count());
     }
   }
 }

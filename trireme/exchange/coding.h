@@ -34,7 +34,7 @@ struct CodingMetrics {
 /// same bits. What has one dimension (biases, norms) and what Options::codec_excludes names travels as it is, in the
 /// same message. So do the flags of slots, and what ranks tell.
 ///
-/// A tensor is encoded in stretches that stay in a second-level cache; for codecs that go by matrices as many whole rows
+/// A tensor is encoded in strips that stay in a second-level cache; for codecs that go by matrices as many whole rows
 /// as the slice has. Where they are is fixed from the start, and residuals lie there.
 class Coding {
  public:
@@ -66,7 +66,7 @@ class Coding {
     space::Range range;
     size_t slot;  // of the bucket
     bool coded;
-    compress::Stretch stretch;
+    compress::Strip strip;
     size_t at, bytes;  // in a message
   };
   struct Piece {

@@ -43,7 +43,7 @@ class Local final : public Exchange {
 
   comm::Communicator& group_;
   std::optional<Connected> servers_;
-  space::Arena own_;  // elastic: this rank's parameters while the centre is looked at
+  space::Arena own_;                // elastic: this rank's parameters while the centre is looked at
   space::Arena agreed_, momentum_;  // diloco: as of the last meeting, the same on all ranks
   int64_t since_ = 0;               // diloco: steps after that
   int64_t steps_ = 0;

@@ -99,8 +99,8 @@ class Spread final : public Shared {
   int speaker_ = 0;  // the machine's first rank that sends something of the last bucket: the numbers that ranks tell
                      // travel with it
   comm::shm::SharedBlock total_, landings_, flags_of_lanes_;
-  std::span<uint8_t> lane_flags_;    // by slot: somebody, on any machine, has a gradient for it
-  std::vector<Trip> trips_;          // by bucket
+  std::span<uint8_t> lane_flags_;  // by slot: somebody, on any machine, has a gradient for it
+  std::vector<Trip> trips_;        // by bucket
   std::vector<uint32_t> order_;
   size_t ready_ = 0;     // buckets
   size_t departed_ = 0;  // of order_

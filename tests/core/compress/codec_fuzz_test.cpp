@@ -1,11 +1,11 @@
 // label: unit
 // Messages that nobody has sent: cut, damaged, made up. A decoder adds what they say, or throws Corruption and has
 // changed nothing; in no case does it touch other memory.
-#include "gradients.h"
-
 #include <gtest/gtest.h>
 
 #include <trireme/base/error.h>
+
+#include "gradients.h"
 
 namespace trireme::compress::tests {
 namespace {
@@ -54,11 +54,11 @@ TEST(Decoders, TakeNoHarmFromHostileMessages) {
     const std::string& name = kCodecs[static_cast<size_t>(i) % kCodecs.size()];
     const size_t count = kSizes[random() % (std::size(kSizes) - 2)];
     const auto codec = codec_of(name);
-    const Stretch stretch = stretch_of(count, random());
-    const Bytes message = hostile(encoded(*codec, stretch, gradient_of(count, 1)), random);
+    const Strip strip = strip_of(count, random());
+    const Bytes message = hostile(encoded(*codec, strip, gradient_of(count, 1)), random);
     Values into(count + 2 * kGuard, kUntouched);
     try {
-      codec->add(stretch, message, into.data() + kGuard);
+      codec->add(strip, message, into.data() + kGuard);
       taken++;
     } catch (const Corruption& error) {
       refused++;
@@ -73,14 +73,14 @@ TEST(Decoders, TakeNoHarmFromHostileMessages) {
 }
 
 TEST(Decoders, NameWhatIsWrong) {
-  const Stretch stretch = stretch_of(1000);
+  const Strip strip = strip_of(1000);
   const Values values = gradient_of(1000, 1);
   const auto error_of = [&](const std::string& name, size_t at, uint32_t value) -> std::string {
     const auto codec = codec_of(name);
-    Bytes message = encoded(*codec, stretch, values);
+    Bytes message = encoded(*codec, strip, values);
     std::memcpy(message.data() + at, &value, sizeof value);
     try {
-      decoded(*codec, stretch, message);
+      decoded(*codec, strip, message);
       return "";
     } catch (const Corruption& error) {
       return error.what();
@@ -95,7 +95,7 @@ TEST(Decoders, NameWhatIsWrong) {
   EXPECT_NE(error_of("fp16", 4, 999).find("999 elements"), std::string::npos);
   EXPECT_NE(error_of("fp16", 0, 0x00010002).find("codec 2"), std::string::npos);
   const auto codec = codec_of("fp16");
-  EXPECT_THROW(decoded(*codec, stretch, Bytes(17)), Corruption);
+  EXPECT_THROW(decoded(*codec, strip, Bytes(17)), Corruption);
 }
 
 }  // namespace

@@ -1,13 +1,13 @@
 // label: unit
 // What each codec promises, over seeded gradients of sizes that divide nothing.
-#include "gradients.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <limits>
 
 #include <trireme/compress/kernels.h>
+
+#include "gradients.h"
 
 namespace trireme::compress::tests {
 namespace {
@@ -17,7 +17,8 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity(), kNan = std::
 class EachCodec : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Codecs, EachCodec, testing::ValuesIn(kCodecs), [](const auto& info) {
   std::string name = info.param;
-  std::replace_if(name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
   return name;
 });
 
@@ -25,7 +26,7 @@ TEST_P(EachCodec, GivesTheSameBytesForTheSameSeed) {
   for (const size_t count : kSizes) {
     const Values values = gradient_of(count, count);
     const auto one = codec_of(GetParam()), other = codec_of(GetParam());
-    EXPECT_EQ(encoded(*one, stretch_of(count), values), encoded(*other, stretch_of(count), values)) << count;
+    EXPECT_EQ(encoded(*one, strip_of(count), values), encoded(*other, strip_of(count), values)) << count;
   }
 }
 
@@ -33,11 +34,11 @@ TEST_P(EachCodec, GivesTheSameBytesForTheSameSeed) {
 TEST_P(EachCodec, AddsToWhatIsThere) {
   const size_t count = 777;
   const auto codec = codec_of(GetParam());
-  const Stretch stretch = stretch_of(count);
-  const Bytes message = encoded(*codec, stretch, gradient_of(count, 5));
-  const Values once = decoded(*codec, stretch, message);
+  const Strip strip = strip_of(count);
+  const Bytes message = encoded(*codec, strip, gradient_of(count, 5));
+  const Values once = decoded(*codec, strip, message);
   Values twice(count, 1);
-  codec->add(stretch, message, twice.data());
+  codec->add(strip, message, twice.data());
   for (size_t i = 0; i < count; i++) EXPECT_FLOAT_EQ(twice[i], once[i] + 1);
 }
 
@@ -45,10 +46,10 @@ TEST_P(EachCodec, SendsZerosAsZeros) {
   for (const size_t count : kSizes) {
     const auto codec = codec_of(GetParam());
     const Values zeros(count, 0);
-    EXPECT_EQ(decoded(*codec, stretch_of(count), encoded(*codec, stretch_of(count), zeros)), zeros) << count;
-    Bytes nothing(codec->bytes(stretch_of(count)));
-    codec->encode_nothing(stretch_of(count), nothing);
-    EXPECT_EQ(decoded(*codec, stretch_of(count), nothing), zeros);
+    EXPECT_EQ(decoded(*codec, strip_of(count), encoded(*codec, strip_of(count), zeros)), zeros) << count;
+    Bytes nothing(codec->bytes(strip_of(count)));
+    codec->encode_nothing(strip_of(count), nothing);
+    EXPECT_EQ(decoded(*codec, strip_of(count), nothing), zeros);
   }
 }
 
@@ -58,7 +59,7 @@ TEST_P(EachCodec, KeepsDenormalsHarmless) {
     Values values(count);
     for (size_t i = 0; i < count; i++) values[i] = (i % 2 == 0 ? 1.0f : -1.0f) * 1e-41f * static_cast<float>(i % 7);
     const auto codec = codec_of(GetParam());
-    for (const float value : decoded(*codec, stretch_of(count), encoded(*codec, stretch_of(count), values)))
+    for (const float value : decoded(*codec, strip_of(count), encoded(*codec, strip_of(count), values)))
       EXPECT_LT(std::abs(value), 1e-38f);
   }
 }
@@ -70,11 +71,11 @@ TEST_P(EachCodec, TellsWhatIsNotFinite) {
         Values values = gradient_of(count, 3);
         values[at] = bad;
         const auto codec = codec_of(GetParam());
-        const Stretch stretch = stretch_of(count);
-        Bytes message(codec->bytes(stretch));
-        EXPECT_FALSE(codec->encode(stretch, values.data(), message));
-        for (const float value : decoded(*codec, stretch, message)) EXPECT_TRUE(std::isnan(value));
-        EXPECT_TRUE(codec->encode(stretch, gradient_of(count, 4).data(), message)) << "it must go on afterwards";
+        const Strip strip = strip_of(count);
+        Bytes message(codec->bytes(strip));
+        EXPECT_FALSE(codec->encode(strip, values.data(), message));
+        for (const float value : decoded(*codec, strip, message)) EXPECT_TRUE(std::isnan(value));
+        EXPECT_TRUE(codec->encode(strip, gradient_of(count, 4).data(), message)) << "it must go on afterwards";
       }
 }
 
@@ -84,10 +85,10 @@ TEST_P(EachCodec, StaysFinite) {
     Values values = gradient_of(count, 7);
     for (size_t i = 0; i < count; i += 3) values[i] = i % 2 == 0 ? 3e38f : -3e38f;
     const auto codec = codec_of(GetParam());
-    const Stretch stretch = stretch_of(count);
-    Bytes message(codec->bytes(stretch));
-    if (!codec->encode(stretch, values.data(), message)) continue;  // sums of them may be too large: it says so
-    for (const float value : decoded(*codec, stretch, message)) EXPECT_TRUE(std::isfinite(value)) << count;
+    const Strip strip = strip_of(count);
+    Bytes message(codec->bytes(strip));
+    if (!codec->encode(strip, values.data(), message)) continue;  // sums of them may be too large: it says so
+    for (const float value : decoded(*codec, strip, message)) EXPECT_TRUE(std::isfinite(value)) << count;
   }
 }
 
@@ -97,9 +98,9 @@ TEST_P(EachCodec, IsIdempotent) {
   if (name.starts_with("randomk") || name.starts_with("sketch") || name.starts_with("powersgd")) return;
   for (const size_t count : kSizes) {
     const auto codec = codec_of(name);
-    const Stretch stretch = stretch_of(count);
-    const Values once = decoded(*codec, stretch, encoded(*codec, stretch, gradient_of(count, count)));
-    const Values twice = decoded(*codec, stretch, encoded(*codec, stretch, once));
+    const Strip strip = strip_of(count);
+    const Values once = decoded(*codec, strip, encoded(*codec, strip, gradient_of(count, count)));
+    const Values twice = decoded(*codec, strip, encoded(*codec, strip, once));
     float most = 0;
     for (const float value : once) most = std::max(most, std::abs(value));
     for (size_t i = 0; i < count; i++)
@@ -112,9 +113,9 @@ TEST_P(EachCodec, LeavesLessThanThereWas) {
   for (const size_t count : {size_t{257}, size_t{5000}, size_t{40000}})
     for (uint64_t seed = 0; seed < 5; seed++) {
       const auto codec = codec_of(GetParam(), true);
-      const Stretch stretch = stretch_of(count, seed + 1);
+      const Strip strip = strip_of(count, seed + 1);
       const Values values = gradient_of(count, seed);
-      const Values left = difference(values, decoded(*codec, stretch, encoded(*codec, stretch, values)));
+      const Values left = difference(values, decoded(*codec, strip, encoded(*codec, strip, values)));
       EXPECT_LT(squares(left), squares(values) * (1 + 1e-9)) << count;
     }
 }
@@ -127,16 +128,16 @@ TEST_P(EachCodec, ConservesWithFeedback) {
     std::vector<double> given(count), sent(count);
     double largest_sum = 0;
     for (uint64_t step = 0; step < 40; step++) {
-      const Stretch stretch = stretch_of(count, step + 1, place);
+      const Strip strip = strip_of(count, step + 1, place);
       const Values values = gradient_of(count, step);
-      const Values arrived = decoded(feedback, stretch, encoded(feedback, stretch, values));
+      const Values arrived = decoded(feedback, strip, encoded(feedback, strip, values));
       for (size_t i = 0; i < count; i++) {
         given[i] += static_cast<double>(values[i]);
         sent[i] += static_cast<double>(arrived[i]);
         largest_sum = std::max(largest_sum, std::abs(given[i]));
       }
     }
-    const std::span<float> left = feedback.residual(stretch_of(count, 1, place));
+    const std::span<float> left = feedback.residual(strip_of(count, 1, place));
     double sum = 0;
     for (size_t i = 0; i < count; i++) {
       EXPECT_NEAR(given[i], sent[i] + static_cast<double>(left[i]), 1e-5 * (1 + largest_sum)) << i;
@@ -153,9 +154,9 @@ TEST_P(EachCodec, TakesStepsBack) {
   const size_t count = 1000;
   ErrorFeedback feedback(codec_of(GetParam(), true), count * sizeof(float), true);
   const auto step = [&](uint64_t seed, bool applied) {
-    encoded(feedback, stretch_of(count, seed), gradient_of(count, seed));
+    encoded(feedback, strip_of(count, seed), gradient_of(count, seed));
     feedback.settle(applied);
-    const std::span<float> left = feedback.residual(stretch_of(count));
+    const std::span<float> left = feedback.residual(strip_of(count));
     return Values(left.begin(), left.end());
   };
   const Values after = step(1, true);
@@ -164,13 +165,13 @@ TEST_P(EachCodec, TakesStepsBack) {
   EXPECT_EQ(feedback.balance().given, given);
   Values bad = gradient_of(count, 3);
   bad[9] = kNan;
-  encoded(feedback, stretch_of(count), bad);
+  encoded(feedback, strip_of(count), bad);
   feedback.settle(true);
-  const std::span<float> left = feedback.residual(stretch_of(count));
+  const std::span<float> left = feedback.residual(strip_of(count));
   EXPECT_EQ(Values(left.begin(), left.end()), after);
-  feedback.keep(stretch_of(count));
+  feedback.keep(strip_of(count));
   feedback.settle(true);
-  const std::span<float> kept = feedback.residual(stretch_of(count));
+  const std::span<float> kept = feedback.residual(strip_of(count));
   EXPECT_EQ(Values(kept.begin(), kept.end()), after);
 }
 
@@ -183,8 +184,8 @@ TEST(Unbiased, Int8AndRandomK) {
     const auto codec = codec_of(name);
     std::vector<double> sums(kCount), sums_of_squares(kCount);
     for (int i = 0; i < kTimes; i++) {
-      const Stretch stretch = stretch_of(kCount, static_cast<uint64_t>(i) + 1);
-      const Values arrived = decoded(*codec, stretch, encoded(*codec, stretch, values));
+      const Strip strip = strip_of(kCount, static_cast<uint64_t>(i) + 1);
+      const Values arrived = decoded(*codec, strip, encoded(*codec, strip, values));
       for (size_t at = 0; at < kCount; at++) {
         sums[at] += static_cast<double>(arrived[at]);
         sums_of_squares[at] += static_cast<double>(arrived[at]) * static_cast<double>(arrived[at]);
@@ -202,7 +203,7 @@ TEST(Bounds, OfWhatIsRounded) {
     const Values values = gradient_of(count, count);
     const auto error_of = [&](const char* name, const auto& bound) {
       const auto codec = codec_of(name);
-      const Values arrived = decoded(*codec, stretch_of(count), encoded(*codec, stretch_of(count), values));
+      const Values arrived = decoded(*codec, strip_of(count), encoded(*codec, strip_of(count), values));
       for (size_t i = 0; i < count; i++) {
         const auto [begin, end] = std::pair(i / 256 * 256, std::min(count, i / 256 * 256 + 256));
         float most = 0;
@@ -222,7 +223,7 @@ TEST(TopK, KeepsExactlyTheLargest) {
       for (const bool same : {false, true}) {
         const auto codec = make_codec({.kind = Spec::topk, .rate = rate}, true);
         Values values = same ? Values(count, 0.5f) : gradient_of(count, count);
-        const Values arrived = decoded(*codec, stretch_of(count), encoded(*codec, stretch_of(count), values));
+        const Values arrived = decoded(*codec, strip_of(count), encoded(*codec, strip_of(count), values));
         const size_t kept = std::max<size_t>(1, static_cast<size_t>(std::llround(rate * static_cast<double>(count))));
         size_t sent = 0;
         float least_sent = kInfinity, most_left = 0;
@@ -246,22 +247,21 @@ TEST(TopK, KeepsExactlyThatManyWhereASampleMisleads) {
   for (size_t i = 0; i < 500; i++) spike[31 + i] = static_cast<float>(i + 1);
   for (size_t i = 0; i < 4096; i++) strided[i * count / 4096] = 1 + static_cast<float>(i);
   for (const Values& values : {spike, strided})
-    EXPECT_EQ(decoded(*codec, stretch_of(count), encoded(*codec, stretch_of(count), values)), values);
+    EXPECT_EQ(decoded(*codec, strip_of(count), encoded(*codec, strip_of(count), values)), values);
 }
 
 /// A matrix of a low rank arrives whole once the factors have turned to it.
 TEST(PowerSgd, FindsAMatrixOfItsRank) {
   constexpr size_t kRows = 60, kColumns = 90;
-  const Stretch stretch{0, kRows, kColumns, 1};
+  const Strip strip{0, kRows, kColumns, 1};
   const Values a = gradient_of(2 * kRows, 1), b = gradient_of(2 * kColumns, 2);
   Values matrix(kRows * kColumns);
   for (size_t i = 0; i < kRows; i++)
-    for (size_t j = 0; j < kColumns; j++)
-      matrix[i * kColumns + j] = a[i] * b[j] + a[kRows + i] * b[kColumns + j];
+    for (size_t j = 0; j < kColumns; j++) matrix[i * kColumns + j] = a[i] * b[j] + a[kRows + i] * b[kColumns + j];
   const auto codec = codec_of("powersgd:2");
-  EXPECT_LT(codec->bytes(stretch), kRows * kColumns);
-  for (int step = 0; step < 3; step++) encoded(*codec, stretch, matrix);
-  const Values left = difference(matrix, decoded(*codec, stretch, encoded(*codec, stretch, matrix)));
+  EXPECT_LT(codec->bytes(strip), kRows * kColumns);
+  for (int step = 0; step < 3; step++) encoded(*codec, strip, matrix);
+  const Values left = difference(matrix, decoded(*codec, strip, encoded(*codec, strip, matrix)));
   EXPECT_LT(squares(left), squares(matrix) * 1e-8);
 }
 
@@ -271,9 +271,9 @@ TEST(Sketch, RecoversWhatIsLarge) {
   Values values(count, 0);
   for (size_t i = 0; i < 30; i++) values[i * 661] = i % 2 == 0 ? 1.0f : -1.0f;
   const auto codec = codec_of("sketch:0.1");
-  const Stretch stretch = stretch_of(count, 9);
-  EXPECT_LT(codec->bytes(stretch), count * sizeof(float) / 9);
-  const Values left = difference(values, decoded(*codec, stretch, encoded(*codec, stretch, values)));
+  const Strip strip = strip_of(count, 9);
+  EXPECT_LT(codec->bytes(strip), count * sizeof(float) / 9);
+  const Values left = difference(values, decoded(*codec, strip, encoded(*codec, strip, values)));
   EXPECT_LT(squares(left), 0.2 * squares(values));
 }
 

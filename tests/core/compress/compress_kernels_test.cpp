@@ -1,7 +1,5 @@
 // label: unit
 // All variants of the inner loops against plain arithmetic, and against each other bit by bit.
-#include "gradients.h"
-
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,6 +7,8 @@
 #include <limits>
 
 #include <trireme/compress/kernels.h>
+
+#include "gradients.h"
 
 namespace trireme::compress::tests {
 namespace {

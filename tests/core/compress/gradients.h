@@ -11,8 +11,8 @@
 
 namespace trireme::compress::tests {
 
-inline const std::vector<std::string> kCodecs = {"fp16",       "bf16",       "int8",       "sign",      "topk:0.01",
-                                                 "topk:1",     "randomk:0.1", "powersgd:1", "powersgd:4", "sketch:0.3"};
+inline const std::vector<std::string> kCodecs = {"fp16",   "bf16",        "int8",       "sign",       "topk:0.01",
+                                                 "topk:1", "randomk:0.1", "powersgd:1", "powersgd:4", "sketch:0.3"};
 /// None of them divides a block, a word or a vector.
 constexpr size_t kSizes[] = {1, 2, 7, 31, 33, 255, 257, 1023, 1025, 5000};
 
@@ -24,7 +24,7 @@ inline std::unique_ptr<Codec> codec_of(const std::string& name, bool feedback = 
 }
 
 /// As a matrix where that is one.
-inline Stretch stretch_of(size_t count, uint64_t seed = 1, size_t place = 0) {
+inline Strip strip_of(size_t count, uint64_t seed = 1, size_t place = 0) {
   for (size_t rows = static_cast<size_t>(std::sqrt(static_cast<double>(count))); rows > 1; rows--)
     if (count % rows == 0) return {place, rows, count / rows, seed};
   return {place, 1, count, seed};
@@ -42,15 +42,15 @@ inline Values gradient_of(size_t count, uint64_t seed) {
   return values;
 }
 
-inline Bytes encoded(Codec& codec, const Stretch& stretch, const Values& values) {
-  Bytes message(codec.bytes(stretch));
-  codec.encode(stretch, values.data(), message);
+inline Bytes encoded(Codec& codec, const Strip& strip, const Values& values) {
+  Bytes message(codec.bytes(strip));
+  codec.encode(strip, values.data(), message);
   return message;
 }
 
-inline Values decoded(Codec& codec, const Stretch& stretch, const Bytes& message) {
-  Values values(stretch.count(), 0);
-  codec.add(stretch, message, values.data());
+inline Values decoded(Codec& codec, const Strip& strip, const Bytes& message) {
+  Values values(strip.count(), 0);
+  codec.add(strip, message, values.data());
   return values;
 }
 

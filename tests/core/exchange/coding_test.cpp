@@ -1,7 +1,5 @@
 // label: unit
 // Gradients that travel between machines as messages of codecs.
-#include "../compress/gradients.h"
-
 #include <gtest/gtest.h>
 
 #include <array>
@@ -10,6 +8,7 @@
 #include <trireme/exchange/coding.h>
 #include <trireme/state/image.h>
 
+#include "../compress/gradients.h"
 #include "crews.h"
 
 namespace trireme::exchange::tests {
@@ -26,7 +25,7 @@ const std::vector<std::string> kEach = {"fp16",      "bf16",        "int8",     
                                         "topk:0.05", "randomk:0.2", "powersgd:2", "sketch:0.3"};
 constexpr float kRate = 0.05f;
 
-/// Several buckets; one slot of several pieces, in stretches that do not divide it; two that are never encoded.
+/// Several buckets; one slot of several pieces, in strips that do not divide it; two that are never encoded.
 Layout model() {
   return Layout({{"large", DType::f32, {700, 601}},
                  {"large.bias", DType::f32, {601}},
@@ -114,7 +113,8 @@ double squares(const Parameters& all) { return compress::tests::squares(all); }
 class Coded : public testing::TestWithParam<std::string> {};
 INSTANTIATE_TEST_SUITE_P(Codecs, Coded, testing::ValuesIn(kEach), [](const auto& info) {
   std::string name = info.param;
-  std::replace_if(name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
   return name;
 });
 
@@ -149,7 +149,8 @@ TEST_P(Coded, LeavesBiasesAndWhatIsExcludedAlone) {
 
 /// "As if its batch had not been there": nor is anything remembered of it.
 TEST_P(Coded, ASkippedStepLeavesNothing) {
-  if (GetParam() == "int8" || GetParam().starts_with("randomk") || GetParam().starts_with("sketch")) return;  // by chance
+  if (GetParam() == "int8" || GetParam().starts_with("randomk") || GetParam().starts_with("sketch"))
+    return;                                        // by chance
   if (GetParam().starts_with("powersgd")) return;  // it has turned its factors
   Options options = coded(GetParam());
   options.on_nan = OnNan::skip;
@@ -313,16 +314,16 @@ TEST(Coding, MetricsBalance) {
 /// A codec of a program's own: what is below a threshold waits.
 class Threshold final : public compress::Codec {
   uint8_t kind() const override { return 200; }
-  size_t body_bytes(const compress::Stretch& stretch) const override { return stretch.count() * sizeof(float); }
-  bool encode_body(const compress::Stretch& stretch, const float* values, std::span<std::byte> body) override {
-    for (size_t i = 0; i < stretch.count(); i++) {
+  size_t body_bytes(const compress::Strip& strip) const override { return strip.count() * sizeof(float); }
+  bool encode_body(const compress::Strip& strip, const float* values, std::span<std::byte> body) override {
+    for (size_t i = 0; i < strip.count(); i++) {
       const float sent = std::abs(values[i]) < 0.5f ? 0 : values[i];
       std::memcpy(body.data() + i * sizeof sent, &sent, sizeof sent);
     }
     return true;
   }
-  void add_body(const compress::Stretch& stretch, std::span<const std::byte> body, float* into) override {
-    for (size_t i = 0; i < stretch.count(); i++) {
+  void add_body(const compress::Strip& strip, std::span<const std::byte> body, float* into) override {
+    for (size_t i = 0; i < strip.count(); i++) {
       float sent = 0;
       std::memcpy(&sent, body.data() + i * sizeof sent, sizeof sent);
       into[i] += sent;
