@@ -35,6 +35,17 @@ class Compression(training.HostsTest):
         first, second = (self.train("a:2,b:1", *args)[1]["sha256"] for _ in range(2))
         self.assertEqual(first, second)
 
+    def test_goes_on_from_a_checkpoint(self):
+        """With what codecs and the outer optimizer keep: the bits of a run that nothing stopped."""
+        for way in ["--compress", "topk:0.05"], ["--sync", "diloco:5"]:
+            with self.subTest(way=way):
+                args = [*ARGS, *way, "--checkpoint", self.folder / way[1].partition(":")[0]]
+                wanted = self.train("a:1,b:1", *ARGS, *way)[1]["sha256"]
+                self.train("a:1,b:1", *args, "--max-steps", 50, "--checkpoint-every", "10steps")
+                _, report, printed = self.train("a:1,b:1", *args, "--resume", "latest")
+                self.assertIn("goes on with", printed)
+                self.assertEqual(report["sha256"], wanted)
+
     def test_refusals(self):
         for args, words in (
             (["--compress", "topc:0.1"], "did you mean 'topk'"),

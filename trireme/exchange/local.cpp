@@ -7,7 +7,8 @@
 namespace trireme::exchange {
 namespace {
 
-constexpr const char *kAgreed = "diloco/agreed", *kMomentum = "diloco/momentum", *kSince = "diloco/since";
+constexpr const char *kAgreed = "optimizer/diloco/agreed", *kMomentum = "optimizer/diloco/momentum",
+                     *kSince = "diloco/since";
 
 /// Calls op(a, b, c) for the elements of three flat vectors, slot by slot.
 template <class Op>

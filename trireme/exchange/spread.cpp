@@ -54,12 +54,12 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
   if (options_.codes() && lane_ != nullptr)
     coding_.emplace(layout_, buckets_, slices_, options_, piece_bytes_, *lane_,
                     group.world != nullptr ? &group.world->registry() : nullptr);
-  if (options_.virtual_workers == 0) return;
+  if (options_.virtual_workers == 0 && !options_.codes()) return;
   int32_t machine = lane_ != nullptr ? lane_->rank() : 0;
   local_.broadcast(&machine, 1, DType::i32, 0, "this machine's number");
   machine_of_.resize(lane_of_.size());
   all_.all_gather(&machine, machine_of_.data(), 1, DType::i32, "the ranks' machines");
-  divide_machines();
+  if (options_.virtual_workers > 0) divide_machines();
 }
 
 void Spread::divide(const std::vector<Pieces>& runs) {

@@ -114,14 +114,15 @@ class Spread final : public Shared {
   double carried_bytes_ = 0, busy_seconds_ = 0;  // of the lane, at that step
 
   Share share_of(int rank, size_t bucket) const override;
-  // With a codec: what it keeps for later is each rank's own, and begins anew where the lanes are others.
+  // With a codec: what it keeps for later is each machine's own, and begins anew on one that has nothing yet.
   state::OwnerMap owners() const override;
   std::vector<state::Part> parts() override;
   bool may_lack(const std::string& vector) const override { return vector.ends_with(state::kResidual); }
   void begin_rewriting() override;
-  std::vector<space::Range> coded_parts(size_t bucket, space::Range slice) const;
   comm::Communicator& group() const override { return all_; }
   std::vector<int32_t> lane_of_;  // by rank of all_; -1: it has none
+
+  std::vector<int32_t> machine_of_;  // by rank of all_, as the lanes count: with virtual workers, or a codec
 
   // With virtual workers.
   struct MachineRoot {
@@ -129,11 +130,10 @@ class Spread final : public Shared {
     size_t place;  // among all machines' roots, one machine after another: as they arrive
     uint8_t adds;
   };
-  std::vector<int32_t> machine_of_;  // by rank of all_, as the lanes count
-  bool by_root_ = false;             // roots travel one by one
-  std::vector<MachineRoot> tree_;    // of all machines, in the order of their pieces
-  std::vector<size_t> roots_on_;     // by machine: how many it has
-  std::vector<Pieces> own_roots_;    // of this machine
+  bool by_root_ = false;           // roots travel one by one
+  std::vector<MachineRoot> tree_;  // of all machines, in the order of their pieces
+  std::vector<size_t> roots_on_;   // by machine: how many it has
+  std::vector<Pieces> own_roots_;  // of this machine
   std::vector<std::unique_ptr<std::byte[]>>
       root_sums_;  // of those, each like a flat vector; only this lane's slices are ever touched
   std::vector<std::vector<uint8_t>> own_flags_, all_flags_;  // by bucket: of each root by its slots

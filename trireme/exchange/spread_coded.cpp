@@ -24,30 +24,23 @@ void Spread::land_coded(const Piece& piece) {
                 lane_flags_.subspan(b.first, b.last - b.first), tells ? std::span<double>(told_) : std::span<double>());
 }
 
-/// Of a slice, what travels encoded.
-std::vector<space::Range> Spread::coded_parts(size_t bucket, space::Range slice) const {
-  std::vector<space::Range> parts;
-  for (size_t slot = buckets_[bucket].first; slot < buckets_[bucket].last; slot++)
-    if (const space::Range part = intersect(layout_[slot].range, slice);
-        !part.empty() && is_coded(layout_[slot], options_))
-      parts.push_back(part);
-  return parts;
-}
-
+/// What its codecs keep is a machine's: its lanes have a part each. Of what travels as it is that is nothing.
 state::OwnerMap Spread::owners() const {
   state::OwnerMap map = Shared::owners();
   for (int rank = 0; rank < all_.size() && options_.codes(); rank++)
     for (size_t bucket = 0; bucket < buckets_.size(); bucket++)
-      for (const space::Range& part : coded_parts(bucket, share_of(rank, bucket).updated))
-        map.add(state::of_worker(rank, state::kResidual), part, rank);
+      for (const space::Range& part :
+           state::slot_parts(layout_, buckets_[bucket].first, buckets_[bucket].last, share_of(rank, bucket).updated))
+        map.add(state::of_worker(machine_of_[static_cast<size_t>(rank)], state::kResidual), part, rank);
   return map;
 }
 
 std::vector<state::Part> Spread::parts() {
   std::vector<state::Part> parts = Shared::parts();
   for (size_t bucket = 0; bucket < buckets_.size() && coding_; bucket++)
-    for (const space::Range& part : coded_parts(bucket, slices_[bucket]))
-      parts.push_back({state::of_worker(all_.rank(), state::kResidual), part, coding_->residual(part)});
+    for (const space::Range& part :
+         state::slot_parts(layout_, buckets_[bucket].first, buckets_[bucket].last, slices_[bucket]))
+      parts.push_back({state::of_worker(lane_->rank(), state::kResidual), part, coding_->residual(part)});
   return parts;
 }
 

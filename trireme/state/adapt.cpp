@@ -21,8 +21,8 @@ std::string base_of(const std::string& name) {
 }
 
 bool is_buffer(const std::string& base) { return base.starts_with("buffers/"); }
-/// Each rank's own, whatever else they have in common.
-bool is_of_rank(const std::string& base) { return is_buffer(base) || base == kResidual; }
+/// Of a rank or a machine alone, whatever else all have in common.
+bool is_of_some(const std::string& base) { return is_buffer(base) || base == kResidual; }
 
 /// Sums, then divides: in double, so that the mean of equal numbers is that number.
 template <class T>
@@ -63,7 +63,7 @@ Adapted::Adapted(Source& kept, const space::Layout& layout, int workers, int ran
   };
   for (const std::string& base : bases) {
     add(base);
-    for (int rank = 0; rank < (is_of_rank(base) ? ranks : workers); rank++) add(of_worker(rank, base));
+    for (int rank = 0; rank < (is_of_some(base) ? ranks : workers); rank++) add(of_worker(rank, base));
   }
   if (kept_.about().workers == workers) return;
   const auto owners = [](int count) {
