@@ -1,14 +1,13 @@
 // A count-sketch (Charikar et al., 2002): three rows of cells, in each of which an element has a cell and a sign by
 // chance. Its estimate is the least that all three say, and nothing where they do not agree on the sign: among many
-// elements that are nearly nothing few seem large then. The largest estimates are recovered. Where nothing is large,
-// they are noise: so the sender, who knows both, tells by which factor what was recovered comes nearest to what was
-// meant. What is left is then never more than what there was, and error feedback converges.
+// elements that are nearly nothing few seem large then. The largest estimates are recovered: so the cells say which
+// elements are meant, without their indices. Estimates have others' noise in them, and where nothing is large they are
+// nothing else. But the sender knows what will be recovered, and sends these few values themselves: what is left is
+// less than what there was, and error feedback converges.
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <vector>
 
-#include <trireme/base/error.h>
 #include <trireme/compress/codecs.h>
 #include <trireme/compress/kernels.h>
 #include <trireme/compress/largest.h>
@@ -24,14 +23,14 @@ class Sketch final : public Codec {
 
  private:
   uint8_t kind() const override { return Spec::sketch; }
-  /// In a row.
+  /// In a row: with the values of what is recovered, as many numbers as the rate says.
   size_t cells(const Strip& strip) const {
-    return std::clamp<size_t>(kept_of(rate_, strip.count()) / kRows, 1, size_t{1} << kBits);
+    return std::clamp<size_t>(4 * kept_of(rate_, strip.count()) / (4 * kRows + 1), 1, size_t{1} << kBits);
   }
   /// A cell in four, at most: more would be covered by the others' noise.
   size_t recovered(const Strip& strip) const { return std::min(strip.count(), std::max<size_t>(1, cells(strip) / 4)); }
   size_t body_bytes(const Strip& strip) const override {
-    return sizeof(uint64_t) + sizeof(float) + kRows * cells(strip) * sizeof(float);
+    return sizeof(uint64_t) + (recovered(strip) + kRows * cells(strip)) * sizeof(float);
   }
 
   /// Of one element: a cell in each row, and its sign there, from one number by chance.
@@ -54,15 +53,12 @@ class Sketch final : public Codec {
       for (size_t row = 0; row < kRows; row++) table_[at.index(row)] += at.sign(row) * values[i];
     }
     if (!is_finite(kernels().most(table_.data(), table_.size()))) return false;
-    double along = 0, squares = 0;
-    for (const uint32_t index : recover(strip, strip.seed)) {
-      along += static_cast<double>(estimates_[index]) * static_cast<double>(values[index]);
-      squares += static_cast<double>(estimates_[index]) * static_cast<double>(estimates_[index]);
-    }
-    const float factor = squares > 0 && along > 0 ? static_cast<float>(std::min(1.0, along / squares)) : 0;
+    values_.clear();
+    for (const uint32_t index : recover(strip, strip.seed)) values_.push_back(values[index]);
+    std::byte* const at = body.data() + sizeof(uint64_t);
     std::memcpy(body.data(), &strip.seed, sizeof(uint64_t));
-    std::memcpy(body.data() + sizeof(uint64_t), &factor, sizeof factor);
-    std::memcpy(body.data() + sizeof(uint64_t) + sizeof factor, table_.data(), table_.size() * sizeof(float));
+    std::memcpy(at, values_.data(), values_.size() * sizeof(float));
+    std::memcpy(at + values_.size() * sizeof(float), table_.data(), table_.size() * sizeof(float));
     return true;
   }
 
@@ -85,20 +81,21 @@ class Sketch final : public Codec {
 
   void add_body(const Strip& strip, std::span<const std::byte> body, float* into) override {
     uint64_t seed = 0;
-    float factor = 0;
+    values_.resize(recovered(strip));
     table_.resize(kRows * cells(strip));
+    const std::byte* const at = body.data() + sizeof seed;
     std::memcpy(&seed, body.data(), sizeof seed);
-    std::memcpy(&factor, body.data() + sizeof seed, sizeof factor);
-    std::memcpy(table_.data(), body.data() + sizeof seed + sizeof factor, table_.size() * sizeof(float));
-    if (!(factor >= 0 && factor <= 1))
-      fail<Corruption>("a gradient encoded by sketch has {} as its factor, which is within 0 and 1", factor);
+    std::memcpy(values_.data(), at, values_.size() * sizeof(float));
+    std::memcpy(table_.data(), at + values_.size() * sizeof(float), table_.size() * sizeof(float));
+    check_finite("sketch", values_.data(), values_.size());
     check_finite("sketch", table_.data(), table_.size());
-    for (const uint32_t index : recover(strip, seed)) into[index] += factor * estimates_[index];
+    const std::span<const uint32_t> found = recover(strip, seed);
+    for (size_t i = 0; i < found.size(); i++) into[found[i]] += values_[i];
   }
 
   const double rate_;
   Largest largest_;
-  std::vector<float> table_, estimates_;
+  std::vector<float> values_, table_, estimates_;
 };
 
 }  // namespace
