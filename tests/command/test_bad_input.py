@@ -87,7 +87,7 @@ class BadInput(support.CommandTest):
         (["--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync shared", "async"]),
         (["--sync", "server", "--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync server"]),
         (["--sync", "local:3", "--no-overlap"], ["--no-overlap has no effect with --sync local:3", "shared"]),
-            "diloco:3",
+        (["--compress", "int8"], ["--compress has no effect without --hosts"]),
         (["--port", 7070], ["--port has no effect without --hosts"]),
         (["--remote", "none"], ["--remote has no effect without --hosts"]),
         (["--address", "127.0.0.1"], ["--address has no effect without --hosts"]),
