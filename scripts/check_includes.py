@@ -10,6 +10,7 @@ LEVELS = [
     [("base", False)],
     [("metrics", False)],
     [("space", False)],
+    [("compress", False)],
     [("torch", True)],
     [("state", False), ("comm", False)],
     [("checkpoint", False)],

@@ -358,14 +358,16 @@ Run add_bench(CLI::App& app, const Invocation& invocation) {
   train->add_option("--case", s->cases, "Cases, separated by commas; default: all")->delimiter(',');
   const Run ps = add_bench_ps(*bench, invocation), checkpoint = add_bench_checkpoint(*bench, invocation),
             model = add_bench_model(*bench, invocation), pipeline = add_bench_pipeline(*bench, invocation),
-            elastic = add_bench_elastic(*bench, invocation), balance = add_bench_balance(*bench, invocation);
-  return [s, all, train, ps, checkpoint, model, pipeline, elastic, balance, bench] {
+            elastic = add_bench_elastic(*bench, invocation), balance = add_bench_balance(*bench, invocation),
+            compress = add_bench_compress(*bench, invocation);
+  return [s, all, train, ps, checkpoint, model, pipeline, elastic, balance, compress, bench] {
     const auto chosen = std::find_if(all.begin(), all.end(), [](const CLI::App* sub) { return sub->parsed(); });
     if (bench->got_subcommand("checkpoint")) return checkpoint();
     if (bench->got_subcommand("model")) return model();
     if (bench->got_subcommand("pipeline")) return pipeline();
     if (bench->got_subcommand("elastic")) return elastic();
     if (bench->got_subcommand("balance")) return balance();
+    if (bench->got_subcommand("compress")) return compress();
     if (chosen == all.end()) return ps();
     refuse_without_hosts(**chosen, s->hosts);
     if ((*chosen)->count("--gbit") > 0 && !s->hosts.given())

@@ -56,7 +56,14 @@ int measure_collective(const std::string& out, const std::string& collective, co
                        bool private_memory);
 /// Sizes are those of the whole vector.
 inline constexpr std::array kCollectives = {"allreduce", "reduce-scatter", "all-gather"};
-int measure_step(const std::string& out, const std::string& name, bool alone);
+/// A training step's time; `codec`: of its gradients between machines. `steps`: timed; 0: as many as suit the case.
+struct StepMeasure {
+  std::string name;
+  bool alone = false;
+  std::string codec = "none";
+  int steps = 0;
+};
+int measure_step(const std::string& out, const StepMeasure& what);
 /// What a measured step does besides: nothing, look for NaN (the default of training), or clip every gradient. Three
 /// models in one program take turns of a few steps, so that the machine's moods meet all of them; a line for each turn.
 int measure_guards(const std::string& out, const std::string& name, int turns);

@@ -42,6 +42,7 @@ Run add_bench_model(CLI::App& bench, const Invocation& invocation);
 Run add_bench_pipeline(CLI::App& bench, const Invocation& invocation);
 Run add_bench_elastic(CLI::App& bench, const Invocation& invocation);
 Run add_bench_balance(CLI::App& bench, const Invocation& invocation);
+Run add_bench_compress(CLI::App& bench, const Invocation& invocation);
 Run add_evaluate(CLI::App& app, const Invocation& invocation);
 Run add_predict(CLI::App& app, const Invocation& invocation);
 Run add_generate(CLI::App& app, const Invocation& invocation);

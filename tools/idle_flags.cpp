@@ -53,6 +53,8 @@ bool gives_back(const Settings& s) { return s.options.parallel.exchange.zero >= 
 bool in_stages(const Settings& s) { return s.options.pipeline > 1; }
 bool on_hosts(const Settings& s) { return s.hosts.given(); }
 bool hears_of_silence(const Settings& s) { return on_hosts(s) || asks_for_elasticity(s.elastic, s.workers_given); }
+bool codes(const Settings& s) { return s.compress != "none"; }
+bool codes_nothing_or_on_hosts(const Settings& s) { return !codes(s) || on_hosts(s); }
 bool keeps(const Settings& s) { return !s.options.keeping.dir.empty(); }
 
 constexpr Rule kRules[] = {
@@ -82,6 +84,8 @@ constexpr Rule kRules[] = {
     {"--address", "--hosts", "", on_hosts},
     {"--port", "--hosts", "", on_hosts},
     {"--engine", "--hosts", "", on_hosts},
+    {"--compress", "--hosts", "", codes_nothing_or_on_hosts},
+    {"--compress-layers", "--compress", "codecs", codes},
     {"--tls", "--hosts", "", on_hosts},
     {"--heartbeat-limit", "--hosts", "", hears_of_silence},
 };
@@ -92,6 +96,7 @@ std::string value_of(const std::string& decider, const Settings& s) {
   if (decider == "--data") return s.options.data;
   if (decider == "--stale-gradients") return s.stale;
   if (decider == "--sync") return s.sync;
+  if (decider == "--compress") return s.compress;
   if (decider == "--zero") return fmt::format("{}", s.options.parallel.exchange.zero);
   return s.options.model;
 }

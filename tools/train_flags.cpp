@@ -181,7 +181,7 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                      ". shared: workers update one copy together; server: servers wait for all workers; async: they do "
                      "not; stale:S: they do, for S steps; "
                      "trylock:P: who does not get the lock drops its gradient; hogwild: no lock; local:K: average "
-                     "every K steps (docs/parameter-server.md)");
+                     "every K steps; diloco:K: the same through an outer optimizer (docs/parameter-server.md)");
   app.add_option(
       "--rate", s.rate,
       "Where gradients are applied one by one (async, stale:S, trylock:P, round-robin, hogwild), what each counts. "
@@ -220,6 +220,22 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option(
       "--memory-format", s.memory_format,
       "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
+  app.add_option("--compress", s.compress,
+                 "Between machines, with --sync shared: fewer bytes of gradients, one of " +
+                     join_names(compress::spec_names()) +
+                     ". fp16 and bf16 halve them; int8: a quarter; sign: a bit each; topk:R and randomk:R: a part R of "
+                     "the elements; powersgd:K: factors of K columns; sketch:R. What is left out comes later "
+                     "(docs/compression.md)")
+      ->group("Several hosts");
+  app.add_option(
+         "--compress-layers", x.codec_excludes,
+         "--compress: names of parameters that travel as they are, with * and ?, such as 'conv1.*'; several may "
+         "be given. Biases and norms always do")
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll)
+      ->expected(1)
+      ->allow_extra_args(false)
+      ->type_name("PATTERN")
+      ->group("Several hosts");
   app.add_option("--bucket-bytes", x.bucket_bytes, "Gradients travel in buckets of about this size")
       ->check(whole_number(1));
   add_division_flags(app, s);
@@ -331,6 +347,7 @@ std::string cannot_row_on(const TrainSettings& settings) {
   if (o.parallel.exchange.on_nan == exchange::OnNan::rollback) return "--on-nan rollback";
   if (o.tensor > 1) return fmt::format("--tensor {}", o.tensor);
   if (o.pipeline > 1) return fmt::format("--pipeline {}", o.pipeline);
+  if (o.parallel.exchange.codes() && settings.hosts.given()) return fmt::format("--compress {}", settings.compress);
   if (o.parallel.exchange.zero > 0 && settings.hosts.given())
     return fmt::format("--zero {} across hosts", o.parallel.exchange.zero);
   return "";
@@ -398,6 +415,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   x.rate = exchange::rate_named(settings.rate);
   x.stale = ps::stale_named(settings.stale);
   x.on_nan = exchange::on_nan_named(settings.on_nan);
+  x.codec = compress::spec_named(settings.compress);
   x.zero_window = settings.zero_window << 20;
   o.parallel.schedule.kind = space::schedule_named(settings.lr_schedule);
   o.parallel.overlap_next = o.parallel.overlap_next && x.overlap;

@@ -1,5 +1,6 @@
-"""PyTorch DDP on Gloo: milliseconds per training step. Usage: ddp_train.py OUT CASE"""
-import json, os, sys, time
+"""PyTorch DDP on Gloo: milliseconds per training step. Usage: ddp_train.py OUT CASE [--hook=ddp|ddp_fp16|ddp_powersgd]
+[--steps=N]"""
+import argparse, json, os, time
 import torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,27 +38,45 @@ CASES = {  # name: (model, batch per worker, timed steps)
 }
 
 
-def run(name):
-    make, batch, steps = CASES[name]
+def register(model, hook):
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if hook == "ddp_fp16":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    if hook == "ddp_powersgd":
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+
+
+def run(args):
+    make, batch, steps = CASES[args.case]
+    steps = args.steps or steps
+    before = min(20, steps)
     torch.manual_seed(0)
     model = make()
     if dist.is_initialized():
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        register(model, args.hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
-    for step in range(20 + steps):
-        if step == 20:
+    for step in range(before + steps):
+        if step == before:
             start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(model(x), y).backward()
         optimizer.step()
     ms = (time.perf_counter() - start) / steps * 1e3
     if not dist.is_initialized() or dist.get_rank() == 0:
-        open(sys.argv[1], "w").write(json.dumps({"case": name, "ms_per_step": ms}) + "\n")
+        open(args.out, "w").write(json.dumps({"case": args.case, "ms_per_step": ms}) + "\n")
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out")
+    parser.add_argument("case")
+    parser.add_argument("--hook", default="ddp")
+    parser.add_argument("--steps", type=int, default=0)
     torch.set_num_threads(1)
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
-    run(sys.argv[2])
+    run(parser.parse_args())

@@ -87,6 +87,7 @@ class BadInput(support.CommandTest):
         (["--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync shared", "async"]),
         (["--sync", "server", "--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync server"]),
         (["--sync", "local:3", "--no-overlap"], ["--no-overlap has no effect with --sync local:3", "shared"]),
+        (["--compress", "int8"], ["--compress has no effect without --hosts"]),
         (["--port", 7070], ["--port has no effect without --hosts"]),
         (["--remote", "none"], ["--remote has no effect without --hosts"]),
         (["--address", "127.0.0.1"], ["--address has no effect without --hosts"]),
@@ -422,6 +423,7 @@ class BadInput(support.CommandTest):
             "round-robin",
             "hogwild",
             "local:3",
+            "diloco:3",
             "elastic:3,0.3",
         ):
             with self.subTest(sync=sync):

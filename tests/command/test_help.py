@@ -62,6 +62,7 @@ class Help(support.CommandTest):
             (["bench"], ["allreduce", "train", "checkpoint", "ratio above 1"]),
             (["bench", "allreduce"], ["--rounds", "--sizes"]),
             (["bench", "train"], ["--rounds", "--case"]),
+            (["bench", "compress"], ["--rounds", "--codecs", "topk:R", "memcpy", "--hosts"]),
             (["bench", "ps"], ["--rounds", "--case", "--sizes"]),
             (["bench", "checkpoint"], ["--rounds", "--turns", "--dir", "--width", "torch.save"]),
             (["bench", "pipeline"], ["--rounds", "--case", "--micro", "bubble-gpt", "resnet18", "Pipe", "--hosts"]),
@@ -160,6 +161,18 @@ class Help(support.CommandTest):
             self.assertEqual((line["bench"], line["case"], line["metric"]), (collective, "2x65536B", "us"))
             self.assertGreater(line["ours"], 0)
             self.assertLessEqual(set(line["peers"]), {"gloo"})
+
+    def test_bench_of_codecs(self):
+        lines = [
+            json.loads(line)
+            for line in self.succeeds("bench", "compress", "--rounds", 1, "--codecs", "fp16,topk:0.01").splitlines()
+        ]
+        self.assertEqual([line["case"] for line in lines], ["fp16", "topk:0.01"])
+        for line, fewer in zip(lines, (2, 50), strict=True):
+            for speed in "encode", "encode_with_feedback", "decode", "memcpy":
+                self.assertGreater(line[speed], 0)
+            self.assertAlmostEqual(line["fewer_bytes"], fewer, delta=0.1)
+            self.assertTrue(0 < line["left_out"] < 1, line)
 
     def test_bench_of_pipelines(self):
         words = "bench pipeline --case bubble-4 --rounds 1 --steps 1 --sleep-ms 1".split()

@@ -13,7 +13,8 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
     std::string out, name, collective = "allreduce";
     std::vector<size_t> sizes;
     int guards = 0, elastic = 0, snapshots = 0;
-    bool alone = false, private_memory = false, gpt = false, bubbles = false;
+    StepMeasure step;
+    bool private_memory = false, gpt = false, bubbles = false;
     ModelMeasure model;
     PipelineMeasure pipeline;
     CheckpointMeasure checkpoints;
@@ -31,7 +32,8 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   command->add_option("--turns", s->checkpoints.turns, "Checkpoints beside steps")->capture_default_str();
   command->add_option("--width", s->checkpoints.width, "Of the model's hidden layers")->capture_default_str();
   command->add_option("--batch", s->checkpoints.batch, "Samples per worker and step")->capture_default_str();
-  command->add_flag("--alone", s->alone, "As if there were no other rank");
+  command->add_flag("--alone", s->step.alone, "As if there were no other rank");
+  command->add_option("--codec", s->step.codec, "--case: of gradients between machines")->capture_default_str();
   command->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->excludes("--case");
   command->add_option("--collective", s->collective, "The one whose --sizes are measured")
       ->check(CLI::IsMember(kCollectives))
@@ -53,7 +55,10 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
     if (s->gpt) return measure_model(s->out, s->model);
     if (s->snapshots > 0) return measure_snapshots(s->out, s->snapshots);
     if (s->elastic > 0) return measure_elastic(s->out, s->name, s->elastic);
-    return s->guards > 0 ? measure_guards(s->out, s->name, s->guards) : measure_step(s->out, s->name, s->alone);
+    if (s->guards > 0) return measure_guards(s->out, s->name, s->guards);
+    s->step.name = s->name;
+    if (command->count("--steps") > 0) s->step.steps = s->model.steps;
+    return measure_step(s->out, s->step);
   };
 }
 

@@ -119,22 +119,25 @@ int measure_elastic(const std::string& out, const std::string& name, int turns) 
   return take_turns(out, name, turns, {{"on", on}, {"off", {}}});
 }
 
-int measure_step(const std::string& out, const std::string& name, bool alone) {
-  const Case c = case_named(name);
+int measure_step(const std::string& out, const StepMeasure& what) {
+  Case c = case_named(what.name);
+  if (what.steps > 0) c.steps = what.steps;
   const bool first = cluster::place_here().rank == 0;
-  World world = alone ? World({0, 1, "", "alone"}, {}) : join({.timeout_setting = ""});
-  Subject subject(world, name, c);
+  World world = what.alone ? World({0, 1, "", "alone"}, {}) : join({.timeout_setting = ""});
+  Subject subject(world, what.name, c);
+  ParallelOptions options;
+  options.exchange.codec = compress::spec_named(what.codec);
   double ms = 0;
   size_t bytes = 0;
   {
-    const auto train = subject.prepare(world, {});
+    const auto train = subject.prepare(world, options);
     bytes = train->exchange().layout().bytes();
-    ms = timed(subject, *train, 20, c.steps);
+    ms = timed(subject, *train, std::min(20, c.steps), c.steps);
   }
   // Unrelated processes each have a speed of their own: all tell it.
-  if (first || alone)
+  if (first || what.alone)
     std::ofstream(out, std::ios::app) << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}}}\n",
-                                                     name, ms, bytes);
+                                                     what.name, ms, bytes);
   return 0;
 }
 

@@ -5,6 +5,7 @@
 #include <trireme/base/error.h>
 #include <trireme/exchange/allreduce.h>
 #include <trireme/exchange/central.h>
+#include <trireme/exchange/coding.h>
 #include <trireme/exchange/exchange.h>
 #include <trireme/exchange/hogwild.h>
 #include <trireme/exchange/local.h>
@@ -216,6 +217,7 @@ std::unique_ptr<Exchange> make(const Group& group, const space::Layout& layout,
       return std::make_unique<Hogwild>(group, layout, *optimizer, options);
     case Sync::local:
     case Sync::elastic:
+    case Sync::diloco:
       return std::make_unique<Local>(group, layout, *optimizer, options);
   }
   fail<InvalidArgument>("unknown sync mode");
@@ -229,6 +231,7 @@ std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout&
   const auto optimizer = looking_ahead(asked, options, group.all.size());
   if (layout.size() == 0) fail<InvalidArgument>("the model has no parameters");
   check(options);
+  check_coding(options, layout, group.one_machine(), group.model != nullptr);
   if (options.virtual_workers > 0) check_runs(options.virtual_workers, group.all.size());
   if (!optimizer && options.sync != Sync::allreduce)
     fail<InvalidArgument>("sync '{}' updates the parameters itself; with an optimizer of your own use 'allreduce'",

@@ -364,11 +364,16 @@ class Exchange {
   virtual void restore_scalars(const std::vector<int64_t>& values);
   /// What is neither here in memory nor a scalar.
   virtual void visit_elsewhere(state::Visitor& /*visitor*/) {}
+  /// A vector that stays as it is where a source does not have it, or has it for others.
+  virtual bool may_lack(const std::string& /*vector*/) const { return false; }
   /// Parameters are about to be restored: copies of what others own are of no more use.
   virtual void forget_gathered() {}
   /// All ranks have taken their parts, not yet their scalars.
   virtual void restore_elsewhere(state::Source& /*source*/) {}
   void check_source(const state::Source& source, const Scalars& scalars, const state::Extras& extras) const;
+  bool comes_from(const state::Source& source, const std::string& vector, space::Range range) const {
+    return !may_lack(vector) || source.contents().lacking(vector, range, 0).empty();
+  }
   /// A vector or scalar that each rank has of its own, if `own`.
   static std::string named(const std::string& name, bool own, int rank) {
     return own ? state::of_worker(rank, name) : name;

@@ -1,10 +1,14 @@
 #include <cstring>
+#include <utility>
 
 #include <trireme/base/error.h>
 #include <trireme/exchange/local.h>
 
 namespace trireme::exchange {
 namespace {
+
+constexpr const char *kAgreed = "optimizer/diloco/agreed", *kMomentum = "optimizer/diloco/momentum",
+                     *kSince = "diloco/since";
 
 /// Calls op(a, b, c) for the elements of three flat vectors, slot by slot.
 template <class Op>
@@ -46,6 +50,9 @@ Local::Local(const Group& group, const space::Layout& layout, const space::Updat
   if (group.world != nullptr && group.world->servers() > 0)
     servers_.emplace(group, adding_job(group, layout_, options), false);
   if (options.sync.kind == Sync::elastic) own_ = space::Arena::of_process(layout_.bytes());
+  if (options.sync.kind != Sync::diloco) return;
+  agreed_ = space::Arena::of_process(layout_.bytes());
+  momentum_ = space::Arena::of_process(layout_.bytes());
 }
 
 Local::~Local() { before_writing(); }
@@ -53,6 +60,7 @@ Local::~Local() { before_writing(); }
 void Local::publish() {
   before_writing();
   group_.broadcast(parameters(), layout_.bytes(), DType::u8, 0, "parameters");
+  if (options_.sync.kind == Sync::diloco) std::memcpy(agreed_.data(), parameters(), layout_.bytes());
   complete();
   if (!servers_) return;
   std::memcpy((*servers_)->parameters(), parameters(), layout_.bytes());
@@ -67,6 +75,7 @@ bool Local::begin_step(std::optional<int64_t> /*leased*/) {
 
 void Local::close() {
   if (!whole_first() || clip_here()) update_all();
+  since_++;
   if (++steps_ % options_.sync.period == 0) meet();
   complete();
 }
@@ -81,12 +90,8 @@ void Local::meet() {
 
 void Local::average() {
   before_writing();
-  if (!servers_) {
-    for (const space::Slot& slot : layout_.slots())
-      if (slot.dtype == DType::f32 || slot.dtype == DType::f64)
-        group_.allreduce(parameters() + slot.range.begin, slot.elements(), slot.dtype, Op::mean, slot.name);
-    return;
-  }
+  if (options_.sync.kind == Sync::diloco) return outer_step();
+  if (!servers_) return take_mean(parameters());
   ps::Client& client = **servers_;
   const double ranks = group_.size();
   // The servers subtract Σ (last mean − own) / N from the last mean: that is the new one.
@@ -96,6 +101,29 @@ void Local::average() {
                });
   client.push(whole(), {.step = steps_, .lr = 1, .pull = true}).wait();
   std::memcpy(parameters(), client.parameters(), layout_.bytes());
+}
+
+/// Over all ranks.
+void Local::take_mean(std::byte* flat) {
+  for (const space::Slot& slot : layout_.slots())
+    if (slot.dtype == DType::f32 || slot.dtype == DType::f64)
+      group_.allreduce(flat + slot.range.begin, slot.elements(), slot.dtype, Op::mean, slot.name);
+}
+
+/// All ranks have the same sums, and so the same bits.
+void Local::outer_step() {
+  group_.allreduce(&since_, 1, DType::i64, Op::max, "steps since the last meeting");
+  if (std::exchange(since_, 0) == 0) return;  // momentum alone would move them
+  const double rate = options_.sync.outer_rate, momentum = options_.sync.outer_momentum;
+  each_element(layout_, parameters(), agreed_.data(), momentum_.data(),
+               [](auto& own, auto agreed, auto /*momentum*/) { own = agreed - own; });
+  take_mean(parameters());
+  each_element(layout_, parameters(), agreed_.data(), momentum_.data(), [&](auto& own, auto& agreed, auto& velocity) {
+    using T = std::decay_t<decltype(own)>;
+    velocity = static_cast<T>(momentum) * velocity + own;
+    agreed -= static_cast<T>(rate) * (own + static_cast<T>(momentum) * velocity);
+    own = agreed;
+  });
 }
 
 void Local::draw_nearer() {
@@ -113,7 +141,7 @@ void Local::draw_nearer() {
 }
 
 void Local::settle() {
-  if (options_.sync.kind == Sync::local) return average();
+  if (options_.sync.kind != Sync::elastic) return average();
   before_writing();
   ps::Client& client = **servers_;
   client.barrier();
@@ -138,6 +166,10 @@ state::OwnerMap Local::owners() const {
   const state::OwnerMap centre = servers_ ? (*servers_)->state_owners() : state::OwnerMap();
   for (const state::Holding& holding : centre.of(state::kParameters))
     map.add(state::kParameters, holding.range, holding.owner);
+  if (options_.sync.kind != Sync::diloco) return map;
+  for (const char* const vector : {kAgreed, kMomentum})
+    for (const space::Slot& slot : layout_.slots())
+      for (int rank = 0; rank < group_.size(); rank++) map.add(vector, slot.range, rank);
   return map;
 }
 
@@ -151,11 +183,19 @@ std::vector<state::Part> Local::parts() {
   std::vector<state::Part> parts = Exchange::parts();
   if (servers_)
     for (const state::Part& part : (*servers_)->state_parts()) parts.push_back(part);
+  if (options_.sync.kind != Sync::diloco) return parts;
+  for (const space::Slot& slot : layout_.slots()) {
+    const space::Range all = slot.range;
+    if (all.empty()) continue;
+    parts.push_back({kAgreed, all, {agreed_.data() + all.begin, all.size()}});
+    parts.push_back({kMomentum, all, {momentum_.data() + all.begin, all.size()}});
+  }
   return parts;
 }
 
 Exchange::Scalars Local::scalars() {
   Scalars scalars = Exchange::scalars();
+  if (options_.sync.kind == Sync::diloco) scalars.push_back({named(kSince, true, group_.rank()), since_, 1});
   if (servers_) scalars.push_back({kServersVersion, (*servers_)->position().version, -1});
   return scalars;
 }
@@ -164,10 +204,19 @@ void Local::restore_scalars(const std::vector<int64_t>& values) {
   Exchange::restore_scalars(values);
   steps_ = values[0];
   group_.allreduce(&steps_, 1, DType::i64, Op::max, "steps so far");  // ranks that took their work had different ones
+  if (options_.sync.kind == Sync::diloco) since_ = values[1];
   if (servers_) (*servers_)->restore_position({.version = values[1]}, steps_);
 }
 
+bool Local::may_lack(const std::string& vector) const { return vector == kAgreed || vector == kMomentum; }
+
+/// Of another mode: what ranks agree on is the mean of what they were given.
 void Local::restore_elsewhere(state::Source& source) {
+  if (options_.sync.kind == Sync::diloco && source.contents().of(kAgreed).empty()) {
+    std::memcpy(agreed_.data(), parameters(), layout_.bytes());
+    std::memset(momentum_.data(), 0, layout_.bytes());
+    take_mean(agreed_.data());
+  }
   if (servers_) (*servers_)->restore_state(source);
 }
 

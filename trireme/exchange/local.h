@@ -9,6 +9,11 @@ namespace trireme::exchange {
 /// are some, with an allreduce otherwise. `elastic:K,RHO`: after K steps a rank and the centre on the servers move
 /// towards each other by RHO of their distance; nobody waits for anybody. The trained model is the centre. Optimizer
 /// state stays with the ranks.
+///
+/// `diloco:K`: after K steps of its own the ranks have moved from the parameters that they agreed on; the mean of that,
+/// turned around, is the gradient of one step of an outer optimizer, Nesterov's momentum, which all make alike from the
+/// same sums (Douillard et al., 2023). So they meet as seldom as with `local`, and what they have learnt goes on in
+/// between. settle() meets too, if a step was made since.
 class Local final : public Exchange {
  public:
   Local(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
@@ -33,10 +38,14 @@ class Local final : public Exchange {
   void meet();
   void average();
   void draw_nearer();
+  void outer_step();
+  void take_mean(std::byte* flat);
 
   comm::Communicator& group_;
   std::optional<Connected> servers_;
-  space::Arena own_;  // elastic: this rank's parameters while the centre is looked at
+  space::Arena own_;                // elastic: this rank's parameters while the centre is looked at
+  space::Arena agreed_, momentum_;  // diloco: as of the last meeting, the same on all ranks
+  int64_t since_ = 0;               // diloco: steps after that
   int64_t steps_ = 0;
 
   state::OwnerMap owners() const override;
@@ -47,6 +56,7 @@ class Local final : public Exchange {
   std::vector<state::Part> parts() override;
   Scalars scalars() override;
   void restore_scalars(const std::vector<int64_t>& values) override;
+  bool may_lack(const std::string& vector) const override;
   void restore_elsewhere(state::Source& source) override;
 };
 

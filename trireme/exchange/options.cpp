@@ -27,6 +27,32 @@ void check_virtual(const Options& options) {
         what, options.zero);
 }
 
+void check_codec(const Options& options) {
+  if (!options.codes()) {
+    if (!options.codec_excludes.empty())
+      fail<InvalidArgument>(
+          "parameters are excluded from compression ('{}'), and nothing is compressed: say by which codec",
+          options.codec_excludes.front());
+    return;
+  }
+  const std::string what = options.own_codec ? "a codec" : fmt::format("compress {}", compress::name_of(options.codec));
+  const auto refuse = [&](const std::string& other, const char* instead) {
+    fail<InvalidArgument>("{} is not there yet with {}: {}", what, other, instead);
+  };
+  if (options.sync != Sync::shared)
+    refuse(fmt::format("sync '{}'", name_of(options.sync)), "use sync 'shared', or leave out compress");
+  if (options.zero > 0) refuse(fmt::format("zero {}", options.zero), "leave out one of them");
+  if (options.virtual_workers > 0)
+    fail<InvalidArgument>(
+        "{} rounds each machine's sum, and with virtual {} no bit may depend on the machines: leave out "
+        "one of them",
+        what, options.virtual_workers);
+  if (options.elastic)
+    refuse("a crew that changes",
+           "what codecs keep for later would be lost with a worker. Let a loss end the job "
+           "(--on-failure stop), or leave out compress");
+}
+
 }  // namespace
 
 void check(const Options& options) {
@@ -40,6 +66,7 @@ void check(const Options& options) {
   if (options.elastic && options.sync != Sync::shared)
     fail<InvalidArgument>("a crew that changes needs sync 'shared', not '{}'", name_of(options.sync));
   if (options.virtual_workers != 0) check_virtual(options);
+  check_codec(options);
   check_rate(options.sync, options.rate);
   if (!(options.clip >= 0) || !std::isfinite(options.clip))
     fail<InvalidArgument>("clip must be a norm of at least 0 (0: none), not {}", options.clip);

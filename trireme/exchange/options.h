@@ -2,9 +2,12 @@
 // What an exchange is asked to do. A value; part of ParallelOptions (parallel/options.h), which is part of what a
 // training run is asked (train/options.h): each layer hands on its part as it is.
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
+#include <trireme/compress/codec.h>
 #include <trireme/exchange/on_nan.h>
 #include <trireme/exchange/sync.h>
 #include <trireme/exchange/terms.h>
@@ -49,6 +52,13 @@ struct Options {
   Terms terms{};            // of the caller's: what ranks must agree on besides
   std::vector<std::string> notes{};  // of the caller's: names of scalars that are kept beside the model in shared
                                      // memory (Exchange::note), four at most
+
+  // Between machines, with Sync::shared: what makes fewer bytes of gradients there (docs/compression.md).
+  compress::Spec codec{};
+  std::function<std::unique_ptr<compress::Codec>()> own_codec{};  // one of the caller's, in its place; called once
+  std::vector<std::string> codec_excludes{};  // names of parameters that travel as they are, with * and ?; those with
+                                              // one dimension do in any case
+  bool codes() const { return codec || own_codec; }
 
   // With parameter servers.
   size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps

@@ -32,6 +32,7 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
       all_(group.all),
       lane_(group.lane),
       lanes_(group.lanes),
+      piece_bytes_(options.codes() ? Coding::piece_bytes(options, kPieceBytes) : kPieceBytes),
       trips_(buckets_.size()),
       ready_seconds_(buckets_.size()) {
   traits_.patient = true;
@@ -46,16 +47,19 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
   std::vector<Freight> freight(buckets_.size());  // ready at once, on a wire without a limit: in their order
   for (size_t b = 0; b < freight.size(); b++)
     freight[b] = {static_cast<double>(b), static_cast<double>(buckets_[b].range.size())};
-  order_ = plan_order(freight, kPieceBytes, std::numeric_limits<double>::infinity());
+  order_ = plan_order(freight, static_cast<double>(piece_bytes_), std::numeric_limits<double>::infinity());
   const int32_t lane = lane_ != nullptr ? local_.rank() : -1;
   lane_of_.resize(static_cast<size_t>(all_.size()));
   all_.all_gather(&lane, lane_of_.data(), 1, DType::i32, "the ranks' lanes");
-  if (options_.virtual_workers == 0) return;
+  if (options_.codes() && lane_ != nullptr)
+    coding_.emplace(layout_, buckets_, slices_, options_, piece_bytes_, *lane_,
+                    group.world != nullptr ? &group.world->registry() : nullptr);
+  if (options_.virtual_workers == 0 && !options_.codes()) return;
   int32_t machine = lane_ != nullptr ? lane_->rank() : 0;
   local_.broadcast(&machine, 1, DType::i32, 0, "this machine's number");
   machine_of_.resize(lane_of_.size());
   all_.all_gather(&machine, machine_of_.data(), 1, DType::i32, "the ranks' machines");
-  divide_machines();
+  if (options_.virtual_workers > 0) divide_machines();
 }
 
 void Spread::divide(const std::vector<Pieces>& runs) {
@@ -151,13 +155,14 @@ void Spread::plan() {
   double speed = std::numeric_limits<double>::max();  // of a rank that sends nothing
   const double seconds_since_then = lane_ == nullptr ? 0 : lane_->busy_seconds() - busy_seconds_;
   if (seconds_since_then > 0) speed = (lane_->carried_bytes() - carried_bytes_) / seconds_since_then;
+  if (coding_) speed /= coding_->carried();
   for (double& seconds : ready_seconds_) seconds /= step_ - measured_;
   all_.allreduce(ready_seconds_.data(), ready_seconds_.size(), DType::f64, Op::max, "when buckets are ready");
   all_.allreduce(&speed, 1, DType::f64, Op::min, "speed of the wire");
   std::vector<Freight> freight;
   for (size_t b = 0; b < buckets_.size(); b++)
     freight.push_back({ready_seconds_[b], static_cast<double>(buckets_[b].range.size()) / lanes_});
-  order_ = plan_order(freight, kPieceBytes, speed);
+  order_ = plan_order(freight, static_cast<double>(piece_bytes_), speed);
 }
 
 void Spread::measure_anew() {
@@ -254,6 +259,7 @@ void Spread::land() {
   await({0, layout_.bytes()});
   landed_ = true;
   if (!whole_first()) sound_ = sound_here();
+  if (coding_) coding_->settle(sound_);
 }
 
 void Spread::work(size_t bucket) {
@@ -350,11 +356,12 @@ void Spread::depart_piece(size_t bucket) {
   if (trip.rest.empty()) return;  // another lane's slice has a piece more
   if (by_root_) {
     const bool first = trip.rest.begin == slices_[bucket].begin;
-    const space::Range range{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + kPieceBytes)};
+    const space::Range range{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + piece_bytes_)};
     trip.rest.begin = range.end;
     trip.travelling++;
     return depart_roots(bucket, range, first);
   }
+  if (coding_) return depart_coded(bucket, {trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + piece_bytes_)});
   const space::Bucket& b = buckets_[bucket];
   std::span<uint8_t> flags;
   std::span<double> sums;
@@ -364,7 +371,7 @@ void Spread::depart_piece(size_t bucket) {
       lane_->allreduce(std::exchange(flags, {}).data(), b.last - b.first, DType::u8, Op::max, b.name);
     if (last(bucket) && local_.rank() == speaker_) sums = told_;
   }
-  const space::Range piece{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + kPieceBytes)};
+  const space::Range piece{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + piece_bytes_)};
   trip.rest.begin = piece.end;
   trip.travelling++;
   travelling_.push_back({bucket, piece,
@@ -379,6 +386,7 @@ void Spread::land_first() {
   const space::Bucket& b = buckets_[piece.bucket];
   std::vector<space::Source> sum = {{gradients(), lane_flags_.data() + b.first}};
   if (by_root_) sum = land_roots(piece);
+  if (coding_) land_coded(piece);
   Trip& trip = trips_[piece.bucket];
   trip.travelling--;
   if (squares_by_block()) {
@@ -411,7 +419,7 @@ bool Spread::landed_on(int rank, size_t bucket, space::Range part) const {
   if (wanted.empty() && !slice.empty()) return true;
   const size_t pieces = slice.empty() || wanted.end == slice.end
                             ? kAllPieces
-                            : (wanted.end - slice.begin + kPieceBytes - 1) / kPieceBytes;
+                            : (wanted.end - slice.begin + piece_bytes_ - 1) / piece_bytes_;
   return static_cast<int64_t>(landings(rank, bucket).load() - landing(step_, static_cast<uint32_t>(pieces))) >= 0;
 }
 

@@ -1,6 +1,9 @@
 #pragma once
 // Synchronous, over several machines: ranks of one machine share its parameters, lanes carry gradients between
 // machines.
+#include <optional>
+
+#include <trireme/exchange/coding.h>
 #include <trireme/exchange/order.h>
 #include <trireme/exchange/shared.h>
 
@@ -13,6 +16,9 @@ namespace trireme::exchange {
 /// A slice travels in pieces while backward goes on. Their order is planned (order.h) from what the first steps
 /// measured, and is the same on all ranks: where the wire is slow, first layers overtake. After close() the rest is
 /// still on its way, and lands bucket by bucket in the next forward pass.
+///
+/// With a codec (coding.h) what travels of a piece is not a sum under way but each machine's part of it, encoded: all
+/// machines get all of them, and add them up when they land.
 ///
 /// With virtual workers a machine sums up the roots that lie in it whole. Two machines with one root each exchange them
 /// as any gradients; otherwise each machine gets all roots of the others and goes by the tree, in the update itself.
@@ -70,6 +76,8 @@ class Spread final : public Shared {
   void sum_roots(size_t bucket);
   void depart_roots(size_t bucket, space::Range range, bool first);
   std::vector<space::Source> land_roots(Piece& piece);
+  void depart_coded(size_t bucket, space::Range range);
+  void land_coded(const Piece& piece);
   bool unused(size_t bucket);
   void depart();
   void depart_piece(size_t bucket);
@@ -87,15 +95,17 @@ class Spread final : public Shared {
   comm::Communicator& all_;
   comm::network::Communicator* lane_;  // null for ranks without a slice
   int lanes_;
+  size_t piece_bytes_;
   int speaker_ = 0;  // the machine's first rank that sends something of the last bucket: the numbers that ranks tell
                      // travel with it
   comm::shm::SharedBlock total_, landings_, flags_of_lanes_;
-  std::span<uint8_t> lane_flags_;    // by slot: somebody, on any machine, has a gradient for it
-  std::vector<Trip> trips_;          // by bucket
+  std::span<uint8_t> lane_flags_;  // by slot: somebody, on any machine, has a gradient for it
+  std::vector<Trip> trips_;        // by bucket
   std::vector<uint32_t> order_;
   size_t ready_ = 0;     // buckets
   size_t departed_ = 0;  // of order_
   std::deque<Piece> travelling_;
+  std::optional<Coding> coding_;  // with a codec, for ranks with a slice
 
   // What plan() uses: sums since measure_anew().
   Clock::time_point opened_{};
@@ -104,8 +114,15 @@ class Spread final : public Shared {
   double carried_bytes_ = 0, busy_seconds_ = 0;  // of the lane, at that step
 
   Share share_of(int rank, size_t bucket) const override;
+  // With a codec: what it keeps for later is each machine's own, and begins anew on one that has nothing yet.
+  state::OwnerMap owners() const override;
+  std::vector<state::Part> parts() override;
+  bool may_lack(const std::string& vector) const override { return vector.ends_with(state::kResidual); }
+  void begin_rewriting() override;
   comm::Communicator& group() const override { return all_; }
   std::vector<int32_t> lane_of_;  // by rank of all_; -1: it has none
+
+  std::vector<int32_t> machine_of_;  // by rank of all_, as the lanes count: with virtual workers, or a codec
 
   // With virtual workers.
   struct MachineRoot {
@@ -113,11 +130,10 @@ class Spread final : public Shared {
     size_t place;  // among all machines' roots, one machine after another: as they arrive
     uint8_t adds;
   };
-  std::vector<int32_t> machine_of_;  // by rank of all_, as the lanes count
-  bool by_root_ = false;             // roots travel one by one
-  std::vector<MachineRoot> tree_;    // of all machines, in the order of their pieces
-  std::vector<size_t> roots_on_;     // by machine: how many it has
-  std::vector<Pieces> own_roots_;    // of this machine
+  bool by_root_ = false;           // roots travel one by one
+  std::vector<MachineRoot> tree_;  // of all machines, in the order of their pieces
+  std::vector<size_t> roots_on_;   // by machine: how many it has
+  std::vector<Pieces> own_roots_;  // of this machine
   std::vector<std::unique_ptr<std::byte[]>>
       root_sums_;  // of those, each like a flat vector; only this lane's slices are ever touched
   std::vector<std::vector<uint8_t>> own_flags_, all_flags_;  // by bucket: of each root by its slots

@@ -160,7 +160,12 @@ void Exchange::before_writing() {
 /// Everything that restore() needs is in `source`; throws otherwise.
 void Exchange::check_source(const state::Source& source, const Scalars& scalars, const state::Extras& extras) const {
   const int rank = group().rank();
-  state::Wanted wanted{fmt::format("rank {}", rank), about(), owners(), rank, {}};
+  state::Wanted wanted{fmt::format("rank {}", rank), about(), {}, rank, {}};
+  const state::OwnerMap all = owners();
+  for (const std::string& vector : all.vectors())
+    for (const state::Holding& holding : all.of(vector))
+      if (holding.owner == rank && comes_from(source, vector, holding.range))
+        wanted.parts.add(vector, holding.range, rank);
   for (const Scalar& scalar : scalars)
     if (!scalar.otherwise) wanted.scalars.push_back(scalar.name);
   for (const auto& [name, value] : extras.scalars) wanted.scalars.push_back(name);
@@ -186,7 +191,8 @@ std::string Exchange::restore(state::Source& kept, const state::Extras& wanted) 
   if (berth_) berth_->begin(-1);  // who dies in the middle of this leaves nothing that is whole
   begin_rewriting();
   for (const auto& list : {parts(), extras.parts})
-    for (const state::Part& part : list) source.read(part.vector, part.range, part.bytes);
+    for (const state::Part& part : list)
+      if (comes_from(source, part.vector, part.range)) source.read(part.vector, part.range, part.bytes);
   restore_elsewhere(source);
   std::vector<int64_t> values;
   for (const Scalar& scalar : names)

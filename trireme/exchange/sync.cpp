@@ -14,7 +14,7 @@ struct Name {
   const char* kind;
   const char* settings;  // "" when there are none
 };
-constexpr std::array<Name, 11> kNames = {{{"shared", ""},
+constexpr std::array<Name, 12> kNames = {{{"shared", ""},
                                           {"allreduce", ""},
                                           {"central", ""},
                                           {"server", ""},
@@ -24,7 +24,8 @@ constexpr std::array<Name, 11> kNames = {{{"shared", ""},
                                           {"round-robin", ""},
                                           {"hogwild", ""},
                                           {"local", ":K"},
-                                          {"elastic", ":K,RHO"}}};
+                                          {"elastic", ":K,RHO"},
+                                          {"diloco", ":K"}}};
 
 constexpr std::array kRates = {"share", "full"};
 
@@ -52,6 +53,8 @@ Sync with_settings(Sync::Kind kind, const std::string& settings, const std::stri
           number<int>(settings.substr(0, comma), text, "the steps between meetings", 1, 1'000'000),
           number<double>(settings.substr(comma + 1), text, "rho", 0, 1));
     }
+    case Sync::diloco:
+      return Sync::diloco_for(number<int>(settings, text, "the steps between outer steps", 1, 1'000'000));
     default:
       fail<InvalidArgument>("'{}': {} has no settings", text, kNames[kind].kind);
   }
@@ -84,6 +87,12 @@ Sync Sync::elastic_with(int period, double rho) {
   return sync;
 }
 
+Sync Sync::diloco_for(int period) {
+  Sync sync(diloco);
+  sync.period = period;
+  return sync;
+}
+
 Sync sync_named(const std::string& text) {
   const size_t colon = text.find(':');
   const std::string kind = text.substr(0, colon);
@@ -107,6 +116,7 @@ std::string name_of(const Sync& sync) {
     case Sync::trylock:
       return fmt::format("{}:{:g}", kind, sync.probability);
     case Sync::local:
+    case Sync::diloco:
       return fmt::format("{}:{}", kind, sync.period);
     case Sync::elastic:
       return fmt::format("{}:{},{:g}", kind, sync.period, sync.rho);

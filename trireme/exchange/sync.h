@@ -19,13 +19,16 @@ struct Sync {
     round_robin,  // parameter servers apply the workers' gradients in a rotating order
     hogwild,      // all ranks of one machine update one copy of the parameters without any lock
     local,        // each rank trains alone for `period` steps, then all average their parameters
-    elastic       // each rank trains alone; every `period` steps it and a centre on the servers draw each other nearer
+    elastic,      // each rank trains alone; every `period` steps it and a centre on the servers draw each other nearer
+    diloco        // each rank trains alone for `period` steps, then all make one step of an outer optimizer together,
+                  // with the mean of what they have moved by as its gradient
   };
   Kind kind = shared;
   int64_t bound = 0;       // stale
   double probability = 1;  // trylock
-  int period = 10;         // local, elastic
+  int period = 10;         // local, elastic, diloco
   double rho = 0.3;        // elastic: how far each moves, as a part of the distance
+  double outer_rate = 0.7, outer_momentum = 0.9;  // diloco: of the outer optimizer, which is Nesterov's
 
   Sync() = default;
   Sync(Kind kind) : kind(kind) {}  // NOLINT: a kind alone is a way to synchronise
@@ -35,6 +38,7 @@ struct Sync {
   static Sync trylock_with(double probability);
   static Sync local_for(int period);
   static Sync elastic_with(int period, double rho);
+  static Sync diloco_for(int period);
 
   /// Every update is one of all ranks together; otherwise each rank goes at its own pace.
   bool lockstep() const {
@@ -60,7 +64,7 @@ enum class Rate : uint8_t {
   full    // the learning rate as it is: N workers move the parameters N times as far in a step
 };
 
-/// "shared", "stale:3", "trylock:0.8", "local:10", "elastic:10,0.3". Throws InvalidArgument with the nearest valid
+/// "shared", "stale:3", "trylock:0.8", "local:10", "elastic:10,0.3", "diloco:50". Throws InvalidArgument with the nearest valid
 /// name, or what is wrong with a number.
 Sync sync_named(const std::string& text);
 std::string name_of(const Sync& sync);

@@ -84,6 +84,10 @@ Terms terms_of(const Options& options) {
   terms.add("sync", name_of(options.sync)).add("bucket_bytes", options.bucket_bytes).add("clip", options.clip);
   terms.add("on_nan", name_of(options.on_nan)).add("rate", name_of(options.rate));
   if (options.virtual_workers > 0) terms.add("virtual_workers", options.virtual_workers);
+  if (options.codes()) {
+    terms.add("compress", options.own_codec ? "a codec of the program's" : compress::name_of(options.codec));
+    for (const std::string& pattern : options.codec_excludes) terms.add("not compressed", pattern);
+  }
   if (options.zero > 0) terms.add("zero", options.zero).add("zero_window", options.zero_window);
   if (options.sync.takes_servers()) {
     terms.add("chunk_bytes", options.chunk_bytes).add("stale", ps::name_of(options.stale));

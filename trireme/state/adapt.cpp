@@ -21,6 +21,8 @@ std::string base_of(const std::string& name) {
 }
 
 bool is_buffer(const std::string& base) { return base.starts_with("buffers/"); }
+/// Of a rank or a machine alone, whatever else all have in common.
+bool is_of_some(const std::string& base) { return is_buffer(base) || base == kResidual; }
 
 /// Sums, then divides: in double, so that the mean of equal numbers is that number.
 template <class T>
@@ -61,7 +63,7 @@ Adapted::Adapted(Source& kept, const space::Layout& layout, int workers, int ran
   };
   for (const std::string& base : bases) {
     add(base);
-    for (int rank = 0; rank < (is_buffer(base) ? ranks : workers); rank++) add(of_worker(rank, base));
+    for (int rank = 0; rank < (is_of_some(base) ? ranks : workers); rank++) add(of_worker(rank, base));
   }
   if (kept_.about().workers == workers) return;
   const auto owners = [](int count) {
@@ -76,6 +78,7 @@ std::vector<std::string> Adapted::origins_of(const std::string& vector) const {
   const auto has = [&](const std::string& name) { return !kept_.contents().of(name).empty(); };
   const auto own = worker_of(vector);
   const std::string base = own ? own->second : vector;
+  if (base == kResidual) return has(vector) ? std::vector{vector} : std::vector<std::string>();
   if (is_buffer(base)) {
     const bool fewer_now = has(of_worker(ranks_, base));
     return {own && has(vector) && !fewer_now ? vector : base};

@@ -152,6 +152,17 @@ void check_precision(const Options& o) {
         "--sync-batch-norm or --recompute");
 }
 
+void check_compression(const Options& o) {
+  const exchange::Options& x = o.parallel.exchange;
+  if (!x.codes()) return;
+  const std::string what = fmt::format("compress {}", compress::name_of(x.codec));
+  if (o.dtype == "f64")
+    fail<InvalidArgument>("{} is for gradients of type f32: use dtype f32, or leave out compress", what);
+  if (o.tensor > 1 || o.pipeline > 1)
+    fail<InvalidArgument>("{} is not there yet for models that workers have in parts: leave out compress, or {} {}",
+                          what, o.tensor > 1 ? "tensor" : "pipeline", o.tensor > 1 ? o.tensor : o.pipeline);
+}
+
 }  // namespace
 
 int micro_batches(const Options& o) {
@@ -222,6 +233,7 @@ void check(const Options& o) {
   check_division(o);
   check_virtual(o);
   check_balance(o);
+  check_compression(o);
   if (o.max_steps > 0 && o.stop.steps > 0 && o.max_steps != o.stop.steps)
     fail<InvalidArgument>("max-steps {} and stop steps={} are the same limit: give one of them", o.max_steps,
                           o.stop.steps);

@@ -88,6 +88,7 @@ std::string report_json(const Options& options, int workers, const Result& resul
                                    {"batch", options.batch},
                                    {"accumulate", options.parallel.accumulate},
                                    {"sync", exchange::name_of(options.parallel.exchange.sync)},
+                                   {"compress", compress::name_of(options.parallel.exchange.codec)},
                                    {"rate", exchange::name_of(options.parallel.exchange.rate)},
                                    {"optimizer", space::name_of(options.optimizer.kind)},
                                    {"lr", options.optimizer.lr},

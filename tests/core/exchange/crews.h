@@ -36,7 +36,7 @@ struct Crew {
     return text;
   }
   /// Only in turns the result is known where ranks go at their own pace. With local they meet.
-  bool takes_turns() const { return !sync.lockstep() && sync.kind != Sync::local; }
+  bool takes_turns() const { return !sync.lockstep() && sync.kind != Sync::local && sync.kind != Sync::diloco; }
 };
 
 /// One rank of it.
@@ -143,7 +143,8 @@ inline std::vector<Crew> all_crews() {
        {Sync(Sync::server), Sync::stale_by(0), Sync(Sync::async), Sync::stale_by(2), Sync::trylock_with(1),
         Sync(Sync::round_robin), Sync::local_for(3), Sync::elastic_with(3, 0.3)})
     for (int ranks : {1, 3}) crews.push_back({sync, ranks, ranks == 1 ? 1 : 2});
-  for (const Sync& sync : {Sync(Sync::hogwild), Sync::local_for(3)})
+  crews.push_back({Sync::diloco_for(3), 3, 0, {0, 0, 1}});
+  for (const Sync& sync : {Sync(Sync::hogwild), Sync::local_for(3), Sync::diloco_for(3)})
     for (int ranks : {1, 3}) crews.push_back({sync, ranks});
   return crews;
 }

@@ -112,7 +112,7 @@ void expect_near(const Layout& layout, const Values& got, const Values& wanted, 
 
 /// Where each rank sees the last update of all at once; otherwise it knows only what it was given with its own.
 bool sees_all(const Crew& crew) {
-  return crew.sync.lockstep() || crew.sync.kind == Sync::hogwild || crew.sync.kind == Sync::local ||
+  return crew.sync.lockstep() || crew.sync.kind == Sync::hogwild || crew.sync.kind == Sync::local || crew.sync.kind == Sync::diloco ||
          crew.sync.kind == Sync::elastic;
 }
 
@@ -217,7 +217,7 @@ TEST_P(EveryExchange, IsWhatItSays) {
     const bool on_servers = crew().sync.needs_servers() && crew().sync.kind != Sync::elastic;
     EXPECT_EQ(traits.lockstep, crew().sync.lockstep());
     EXPECT_EQ(traits.gives_work, crew().sync.one_by_one() && crew().sync.kind != Sync::round_robin);
-    EXPECT_EQ(traits.kept_elsewhere, crew().sync.takes_servers());
+    EXPECT_EQ(traits.kept_elsewhere, crew().sync.takes_servers() || crew().sync.kind == Sync::diloco);
     EXPECT_EQ(traits.shared, crew().sync.kind == Sync::shared || crew().sync.kind == Sync::hogwild ||
                                  (on_servers && crew().sync.lockstep()));
     EXPECT_EQ(traits.patient, crew().sync.kind == Sync::shared && !crew().machine_of.empty());

@@ -134,6 +134,17 @@ inline void draw_nearer(double rho, Values& own, Values& centre) {
     }
 }
 
+/// One step of Nesterov's momentum with the mean of what ranks have moved by, turned around (Douillard et al., 2023).
+inline void outer_step(const Sync& sync, const std::vector<Values>& own, Values& agreed, Values& velocity) {
+  const Values mean = mean_of(own);
+  for (size_t slot = 0; slot < agreed.size(); slot++)
+    for (size_t i = 0; i < agreed[slot].size(); i++) {
+      const double moved = agreed[slot][i] - mean[slot][i];
+      velocity[slot][i] = sync.outer_momentum * velocity[slot][i] + moved;
+      agreed[slot][i] -= sync.outer_rate * (moved + sync.outer_momentum * velocity[slot][i]);
+    }
+}
+
 /// Without lockstep ranks take turns, in their order.
 inline Trained plain_loop(const space::Layout& layout, const space::UpdaterOptions& optimizer, const Sync& sync,
                           int ranks, double norm = 0) {
@@ -143,11 +154,14 @@ inline Trained plain_loop(const space::Layout& layout, const space::UpdaterOptio
     for (size_t i = 0; i < start[slot].size(); i++) start[slot][i] = start_value(slot, i);
   }
   const auto n = static_cast<size_t>(ranks);
-  const bool alone = sync.kind == Sync::local || sync.kind == Sync::elastic;  // each rank has parameters of its own
+  const bool diloco = sync.kind == Sync::diloco;
+  const bool alone = diloco || sync.kind == Sync::local || sync.kind == Sync::elastic;  // each rank has parameters of
+                                                                                         // its own
   const bool own_state = alone || sync.kind == Sync::hogwild;
   std::vector<Values> p(alone ? n : 1, start);
   std::vector<PlainState> states(own_state ? n : 1, PlainState(start));
-  Values centre = start;
+  Values centre = start, velocity = start;
+  for (auto& slot : velocity) std::fill(slot.begin(), slot.end(), 0.0);
   Trained result;
   for (int step = 1; step <= kSteps; step++) {
     for (int rank = 0; rank < (sync.lockstep() ? 1 : ranks); rank++) {
@@ -158,8 +172,16 @@ inline Trained plain_loop(const space::Layout& layout, const space::UpdaterOptio
       if (sync.kind == Sync::elastic && step % sync.period == 0) draw_nearer(sync.rho, p[at], centre);
     }
     if (sync.kind == Sync::local && step % sync.period == 0) p.assign(n, mean_of(p));
+    if (diloco && step % sync.period == 0) {
+      outer_step(sync, p, centre, velocity);
+      p.assign(n, centre);
+    }
   }
   result.agreed = sync.kind == Sync::elastic ? centre : mean_of(p);
+  if (diloco) {  // they meet when they settle, unless they just did
+    if (kSteps % sync.period != 0) outer_step(sync, p, centre, velocity);
+    result.agreed = centre;
+  }
   result.own = alone ? p : std::vector<Values>(n, p[0]);
   return result;
 }

@@ -9,11 +9,12 @@ namespace {
 
 TEST(SyncNamed, RoundTrips) {
   for (const char* name : {"shared", "allreduce", "central", "server", "async", "stale:3", "trylock:0.8", "round-robin",
-                           "hogwild", "local:10", "elastic:10,0.3"})
+                           "hogwild", "local:10", "elastic:10,0.3", "diloco:50"})
     EXPECT_EQ(name_of(sync_named(name)), name);
   EXPECT_EQ(sync_named("stale:3"), Sync::stale_by(3));
   EXPECT_EQ(sync_named("elastic:5,0.25"), Sync::elastic_with(5, 0.25));
-  EXPECT_EQ(sync_names().size(), 11u);
+  EXPECT_EQ(sync_named("diloco:50"), Sync::diloco_for(50));
+  EXPECT_EQ(sync_names().size(), 12u);
 }
 
 TEST(Rate, HasAMeaningWhereGradientsAreAppliedOneByOne) {
@@ -23,7 +24,8 @@ TEST(Rate, HasAMeaningWhereGradientsAreAppliedOneByOne) {
     EXPECT_FALSE(in_shares(sync_named(name), Rate::full, 2)) << name;
     EXPECT_FALSE(in_shares(sync_named(name), Rate::share, 1)) << name;
   }
-  for (const char* name : {"shared", "allreduce", "central", "server", "stale:0", "local:10", "elastic:10,0.3"}) {
+  for (const char* name :
+       {"shared", "allreduce", "central", "server", "stale:0", "local:10", "elastic:10,0.3", "diloco:50"}) {
     EXPECT_NO_THROW(check_rate(sync_named(name), Rate::share)) << name;
     EXPECT_THROW(check_rate(sync_named(name), Rate::full), InvalidArgument) << name;
     EXPECT_FALSE(in_shares(sync_named(name), Rate::share, 2)) << name;
@@ -44,7 +46,7 @@ TEST(SyncNamed, SaysWhatIsWrong) {
   EXPECT_NE(message("asinc").find("did you mean 'async'"), std::string::npos);
   EXPECT_NE(message("stale").find("stale:S"), std::string::npos);
   for (const char* bad : {"stale:-1", "stale:x", "stale:1.5", "trylock:1.1", "trylock:", "local:0", "elastic:10",
-                          "elastic:10,2", "async:3", "shared:"})
+                          "elastic:10,2", "diloco", "diloco:0", "diloco:50,4", "async:3", "shared:"})
     EXPECT_NE(message(bad), "") << bad;
 }
 

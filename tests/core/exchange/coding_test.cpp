@@ -1,0 +1,388 @@
+// label: unit
+// Gradients that travel between machines as messages of codecs.
+#include <gtest/gtest.h>
+
+#include <array>
+
+#include <trireme/base/error.h>
+#include <trireme/exchange/coding.h>
+#include <trireme/state/image.h>
+
+#include "../compress/gradients.h"
+#include "crews.h"
+
+namespace trireme::exchange::tests {
+namespace {
+
+using space::Layout;
+using trireme::tests::expect_all_well;
+using trireme::tests::expect_error;
+using trireme::tests::OnMachine;
+using trireme::tests::run_machines;
+using Parameters = std::vector<float>;
+
+const std::vector<std::string> kEach = {"fp16",      "bf16",        "int8",       "sign",
+                                        "topk:0.05", "randomk:0.2", "powersgd:2", "sketch:0.3"};
+constexpr float kRate = 0.05f;
+
+/// Several buckets; one slot of several pieces, in strips that do not divide it; two that are never encoded.
+Layout model() {
+  return Layout({{"large", DType::f32, {700, 601}},
+                 {"large.bias", DType::f32, {601}},
+                 {"middle", DType::f32, {40, 37}},
+                 {"never", DType::f32, {30, 11}},
+                 {"last", DType::f32, {7, 3}}});
+}
+
+float noise(int rank, int step, size_t slot, size_t i) {
+  const size_t seed = static_cast<size_t>(rank) * 7919 + static_cast<size_t>(step) * 104729 + slot * 1299709 + i;
+  const uint64_t mixed = (seed + 1) * 0x9e3779b97f4a7c15;
+  return static_cast<float>((mixed ^ (mixed >> 31)) >> 40) * 0x1p-23f - 1;
+}
+
+bool has(int rank, int step, size_t slot) {
+  if (slot == 2 && step % 4 == 1) return rank == 0;
+  return slot != 3 || step % 3 != 2;  // nobody
+}
+
+float* values(std::byte* flat, const space::Slot& slot) { return reinterpret_cast<float*>(flat + slot.range.begin); }
+
+Group grouped(const OnMachine& rank) { return {rank.all, rank.here, rank.lane, rank.all.topology().lanes()}; }
+
+Options coded(const std::string& codec) {
+  Options options{.bucket_bytes = 20000};
+  options.codec = compress::spec_named(codec);
+  options.seed = 11;
+  return options;
+}
+
+/// `bad`: in this step rank 0 has a NaN.
+void one_step(Exchange& exchange, int rank, int step, int bad = -1) {
+  const Layout& layout = exchange.layout();
+  exchange.begin(static_cast<double>(kRate));
+  exchange.open();
+  for (size_t b = 0; b < exchange.buckets().size(); b++) {
+    for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
+      float* const gradient = values(exchange.gradients(), layout[slot]);
+      for (size_t i = 0; i < layout[slot].elements(); i++) gradient[i] = noise(rank, step, slot, i);
+      if (step == bad && rank == 0 && slot == 0) gradient[5] = std::nanf("");
+      if (has(rank, step, slot)) exchange.present(slot);
+    }
+    exchange.tell({1.0 * rank + step});
+    exchange.ready(b);
+  }
+  exchange.close();
+  exchange.land();
+  EXPECT_EQ(exchange.sound(), step != bad);
+}
+
+Parameters parameters_of(const Exchange& exchange) {
+  Parameters all;
+  for (const space::Slot& slot : exchange.layout().slots()) {
+    const float* const at = values(exchange.parameters(), slot);
+    all.insert(all.end(), at, at + slot.elements());
+  }
+  return all;
+}
+
+struct Job {
+  std::vector<int> machine_of = {0, 0, 1, 1};
+  Options options{};
+  std::vector<int> steps = {0, 1, 2, 3};
+  int bad = -1;
+};
+
+/// By rank, what it has in the end.
+std::vector<Parameters> trained(const Job& job) {
+  std::vector<Parameters> ended(job.machine_of.size());
+  expect_all_well(run_machines(job.machine_of, [&](const OnMachine& rank) {
+    const auto exchange = make_exchange(grouped(rank), model(), space::momentum(), job.options);
+    const int ranks = rank.all.size(), me = rank.all.rank();
+    for (const int step : job.steps) {
+      one_step(*exchange, me, step, job.bad);
+      EXPECT_EQ((*exchange->told())[0], ranks * step + ranks * (ranks - 1) / 2);
+    }
+    ended[static_cast<size_t>(me)] = parameters_of(*exchange);
+    rank.all.barrier("read");
+  }));
+  return ended;
+}
+
+double squares(const Parameters& all) { return compress::tests::squares(all); }
+
+class Coded : public testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Codecs, Coded, testing::ValuesIn(kEach), [](const auto& info) {
+  std::string name = info.param;
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
+  return name;
+});
+
+/// Whatever is left out: each machine has what all have, and the next run has it too.
+TEST_P(Coded, AllMachinesHaveTheSameBits) {
+  for (const auto& machine_of : {std::vector{0, 1}, std::vector{0, 0, 1, 1}, std::vector{0, 1, 1, 2}}) {
+    Options options = coded(GetParam());
+    const std::vector<Parameters> first = trained({machine_of, options});
+    for (const Parameters& other : first) EXPECT_EQ(other, first[0]);
+    options.overlap = false;
+    EXPECT_EQ(trained({machine_of, options})[0], first[0]);
+  }
+}
+
+/// Biases travel as they are, and so does what was excluded.
+TEST_P(Coded, LeavesBiasesAndWhatIsExcludedAlone) {
+  Options options = coded(GetParam());
+  options.codec_excludes = {"lar*", "n?ver"};
+  const Parameters got = trained({{0, 1}, options})[0], wanted = trained({{0, 1}, {.bucket_bytes = 20000}})[0];
+  const Layout layout = model();
+  size_t at = 0;
+  double left_out = 0;
+  for (size_t slot = 0; slot < layout.size(); slot++)
+    for (size_t i = 0; i < layout[slot].elements(); i++, at++)
+      if (slot == 0 || slot == 1 || slot == 3) {
+        ASSERT_FLOAT_EQ(got[at], wanted[at]) << layout[slot].name;
+      } else {
+        left_out += std::abs(got[at] - wanted[at]);
+      }
+  EXPECT_GT(left_out, 0) << "nothing was encoded";
+}
+
+/// "As if its batch had not been there": nor is anything remembered of it.
+TEST_P(Coded, ASkippedStepLeavesNothing) {
+  if (GetParam() == "int8" || GetParam().starts_with("randomk") || GetParam().starts_with("sketch"))
+    return;                                        // by chance
+  if (GetParam().starts_with("powersgd")) return;  // it has turned its factors
+  Options options = coded(GetParam());
+  options.on_nan = OnNan::skip;
+  const Parameters got = trained({{0, 1}, options, {0, 1, 2, 3, 4}, 2})[0];
+  const Parameters wanted = trained({{0, 1}, options, {0, 1, 3, 4}})[0];
+  EXPECT_EQ(got, wanted);
+}
+
+/// The same after a checkpoint as without one: what is kept for later is in it. powersgd begins with other factors.
+TEST_P(Coded, GoesOnFromACheckpoint) {
+  if (GetParam().starts_with("powersgd")) return;
+  const std::vector<int> machine_of = {0, 0, 1, 1};
+  const Parameters wanted = trained({machine_of, coded(GetParam())})[0];
+  std::vector<state::Image> kept(machine_of.size());
+  for (const bool again : {false, true}) {
+    std::vector<Parameters> ended(machine_of.size());
+    expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
+      const int me = rank.all.rank();
+      state::Image& mine = kept[static_cast<size_t>(me)];
+      const auto exchange = make_exchange(grouped(rank), model(), space::momentum(), coded(GetParam()));
+      if (again) exchange->restore(mine);
+      for (int step = again ? 2 : 0; step < (again ? 4 : 2); step++) one_step(*exchange, me, step);
+      if (!again) exchange->visit(mine);
+      ended[static_cast<size_t>(me)] = parameters_of(*exchange);
+      rank.all.barrier("read");
+    }));
+    for (const Parameters& other : ended) {
+      EXPECT_EQ(other, ended[0]);
+      if (again) EXPECT_EQ(other, wanted);
+    }
+  }
+}
+
+/// A rank's loss is Σ (x − its own point)² / 2: together they have their minimum at the mean of the points, where no
+/// rank's gradient is zero. What is left out must come in the end.
+TEST_P(Coded, ConvergesToTheSameOptimum) {
+  const Layout layout({{"a", DType::f32, {31, 21}}, {"b", DType::f32, {5, 3}}});
+  constexpr int kSteps = 500;
+  expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
+    const int me = rank.all.rank();
+    const auto exchange = make_exchange(grouped(rank), layout, space::sgd(), coded(GetParam()));
+    for (int step = 0; step < kSteps; step++) {
+      exchange->begin(0.2 / (1 + step / 25.0));
+      exchange->open();
+      for (size_t slot = 0; slot < layout.size(); slot++) {
+        const float* const x = values(exchange->parameters(), layout[slot]);
+        float* const gradient = values(exchange->gradients(), layout[slot]);
+        for (size_t i = 0; i < layout[slot].elements(); i++) gradient[i] = (x[i] - noise(me, 0, slot, i)) / 2;
+        exchange->present(slot);
+      }
+      for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
+      exchange->close();
+      exchange->land();
+    }
+    double distance = 0, before = 0;
+    for (size_t slot = 0; slot < layout.size(); slot++)
+      for (size_t i = 0; i < layout[slot].elements(); i++) {
+        const double optimum = 0.5 * (noise(0, 0, slot, i) + noise(1, 0, slot, i));
+        const double off = values(exchange->parameters(), layout[slot])[i] - optimum;
+        distance += off * off;
+        before += optimum * optimum;
+      }
+    EXPECT_LT(std::sqrt(distance / before), 0.05) << "rank " << me;
+    rank.all.barrier("read");
+  }));
+}
+
+/// What was rounded away is less than one residual: the sum of all steps is as near to the true one as a single step.
+TEST(Coding, SixteenBitsAreWithinRounding) {
+  Options plain{.bucket_bytes = 20000};
+  const auto run = [&](const Options& options) {
+    std::vector<Parameters> ended(2);
+    expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
+      const auto exchange = make_exchange(grouped(rank), model(), space::sgd(), options);
+      for (int step = 0; step < 10; step++) one_step(*exchange, rank.all.rank(), step);
+      ended[static_cast<size_t>(rank.all.rank())] = parameters_of(*exchange);
+      rank.all.barrier("read");
+    }));
+    return ended[0];
+  };
+  const Parameters wanted = run(plain), half = run(coded("fp16")), brain = run(coded("bf16"));
+  for (size_t i = 0; i < wanted.size(); i++) {
+    ASSERT_NEAR(half[i], wanted[i], 2 * kRate * 0x1p-10f);
+    ASSERT_NEAR(brain[i], wanted[i], 2 * kRate * 0x1p-7f);
+  }
+}
+
+TEST(Coding, ClipsWhatArrives) {
+  Options options = coded("topk:0.05");
+  options.clip = 0.5;
+  const std::vector<Parameters> all = trained({{0, 0, 1}, options});
+  for (const Parameters& other : all) EXPECT_EQ(other, all[0]);
+  EXPECT_LT(squares(all[0]), squares(trained({{0, 0, 1}, coded("topk:0.05")})[0]));
+}
+
+TEST(Coding, FewerBytesTravel) {
+  const auto carried = [](const Options& options) {
+    std::atomic<double> bytes{0};
+    expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
+      const auto exchange = make_exchange(grouped(rank), model(), space::sgd(), options);
+      const double before = rank.lane->carried_bytes();
+      for (int step = 0; step < 3; step++) one_step(*exchange, rank.all.rank(), step);
+      if (rank.all.rank() == 0) bytes = (rank.lane->carried_bytes() - before) / 3;
+    }));
+    return bytes.load();
+  };
+  const double all = carried({.bucket_bytes = 20000});
+  const auto less = [&](const char* codec) { return 2 * all / carried(coded(codec)); };  // both machines' messages
+  EXPECT_GT(less("fp16"), 1.95);
+  EXPECT_GT(less("int8"), 3.8);
+  EXPECT_GT(less("sign"), 20);
+  EXPECT_GT(less("topk:0.01"), 30);
+  EXPECT_GT(less("powersgd:1"), 60);
+}
+
+/// Σ of what machines gave = what was applied + what they keep, as their metrics say it.
+TEST(Coding, MetricsBalance) {
+  for (const std::string& name : kEach) {
+    const Layout layout({{"a", DType::f32, {90, 70}}, {"b", DType::f32, {50, 11}}});
+    const std::vector<space::Bucket> buckets = space::plan_buckets(layout, 1 << 20);
+    const std::vector<space::Range> slices = {buckets[0].range};
+    std::array<double, 2> given{}, applied{}, residual{}, sent{};
+    expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
+      const auto me = static_cast<size_t>(rank.all.rank());
+      metrics::Registry registry;
+      Coding coding(layout, buckets, slices, coded(name), 1 << 20, *rank.lane, &registry);
+      std::vector<float> flat(layout.bytes() / sizeof(float));
+      const std::span<std::byte> bytes = std::as_writable_bytes(std::span(flat));
+      std::vector<uint8_t> flags(2, 1);
+      std::vector<double> told;
+      for (int step = 0; step < 8; step++) {
+        for (size_t slot = 0; slot < layout.size(); slot++)
+          for (size_t i = 0; i < layout[slot].elements(); i++) {
+            const float value = noise(static_cast<int>(me), step, slot, i) + 0.3f;
+            values(bytes.data(), layout[slot])[i] = value;
+            given[me] += static_cast<double>(value);
+          }
+        coding.depart(0, 0, bytes.data(), flags, {}, step)->wait();
+        coding.land(0, 0, bytes.data(), flags, {});
+        coding.settle(true);
+        for (const space::Slot& slot : layout.slots())
+          for (size_t i = 0; i < slot.elements(); i++)
+            applied[me] += static_cast<double>(values(bytes.data(), slot)[i]);
+      }
+      const metrics::Snapshot counted = registry.snapshot();
+      const auto value = [&](const char* metric) { return counted.total(metric).value; };
+      EXPECT_NEAR(value("codec_given"), given[me], 1e-3) << name;
+      EXPECT_NEAR(value("codec_given"), value("codec_sent") + value("codec_residual"), 0.05) << name;
+      EXPECT_EQ(value("codec_before_bytes"), 8.0 * static_cast<double>((90 * 70 + 50 * 11) * sizeof(float)));
+      EXPECT_LT(value("codec_after_bytes"), 0.6 * value("codec_before_bytes"));
+      sent[me] = value("codec_sent"), residual[me] = value("codec_residual");
+    }));
+    EXPECT_EQ(applied[0], applied[1]) << "all machines apply the same";
+    EXPECT_NEAR(applied[0], sent[0] + sent[1], 0.05) << name;
+    EXPECT_NEAR(given[0] + given[1], applied[0] + residual[0] + residual[1], 0.1) << name;
+  }
+}
+
+/// A codec of a program's own: what is below a threshold waits.
+class Threshold final : public compress::Codec {
+  uint8_t kind() const override { return 200; }
+  size_t body_bytes(const compress::Strip& strip) const override { return strip.count() * sizeof(float); }
+  bool encode_body(const compress::Strip& strip, const float* values, std::span<std::byte> body) override {
+    for (size_t i = 0; i < strip.count(); i++) {
+      const float sent = std::abs(values[i]) < 0.5f ? 0 : values[i];
+      std::memcpy(body.data() + i * sizeof sent, &sent, sizeof sent);
+    }
+    return true;
+  }
+  void add_body(const compress::Strip& strip, std::span<const std::byte> body, float* into) override {
+    for (size_t i = 0; i < strip.count(); i++) {
+      float sent = 0;
+      std::memcpy(&sent, body.data() + i * sizeof sent, sizeof sent);
+      into[i] += sent;
+    }
+  }
+};
+
+TEST(Coding, TakesACodecOfAProgramsOwn) {
+  Options options{.bucket_bytes = 20000};
+  options.own_codec = [] { return std::make_unique<Threshold>(); };
+  const std::vector<Parameters> all = trained({{0, 1}, options});
+  EXPECT_EQ(all[0], all[1]);
+  EXPECT_NE(all[0], trained({{0, 1}, {.bucket_bytes = 20000}})[0]);
+}
+
+TEST(Coding, RefusesWhatItCannotDo) {
+  const auto error_of = [](const std::vector<int>& machine_of, Options options, const Layout& layout) {
+    std::string text;
+    run_machines(machine_of, [&](const OnMachine& rank) {
+      try {
+        make_exchange(grouped(rank), layout, space::sgd(), options);
+      } catch (const InvalidArgument& error) {
+        if (rank.all.rank() == 0) text = error.what();
+      }
+    });
+    return text;
+  };
+  const auto expect = [&](const std::string& text, const char* words) {
+    EXPECT_NE(text.find(words), std::string::npos) << text;
+  };
+  const std::vector<int> two = {0, 1};
+  expect(error_of({0, 0}, coded("int8"), model()), "nothing travels");
+  expect(error_of(two, coded("int8"), Layout({{"a", DType::f64, {5, 5}}})), "'a' is f64");
+  expect(error_of(two, coded("int8"), Layout({{"a", DType::f32, {5}}})), "nothing to do");
+  const auto with = [&](const auto& change) {
+    Options options = coded("topk:0.1");
+    change(options);
+    return error_of(two, options, model());
+  };
+  expect(with([](Options& o) { o.sync = Sync::allreduce; }), "sync 'allreduce'");
+  expect(with([](Options& o) { o.sync = Sync::diloco_for(5); }), "sync 'diloco:5'");
+  expect(with([](Options& o) { o.zero = 2; }), "zero 2");
+  expect(with([](Options& o) { o.virtual_workers = 4; }), "virtual 4");
+  expect(with([](Options& o) { o.elastic = true; }), "a crew that changes");
+  expect(with([](Options& o) { o.codec = {}, o.codec_excludes = {"a"}; }), "nothing is compressed");
+}
+
+TEST(Coding, RanksThatDifferHearIt) {
+  const auto differ = [](const auto& change, const std::vector<std::string>& words) {
+    for (const auto& outcome : run_machines({0, 1}, [&](const OnMachine& rank) {
+           Options options = coded("int8");
+           if (rank.all.rank() == 1) change(options);
+           make_exchange(grouped(rank), model(), space::sgd(), options);
+         }))
+      expect_error<Mismatch>(outcome, words);
+  };
+  differ([](Options& o) { o.codec = compress::spec_named("topk:0.01"); },
+         {"compress: rank 0 has 'int8', rank 1 has 'topk:0.01'"});
+  differ([](Options& o) { o.codec = {}; }, {"compress: rank 0 has 'int8', rank 1 has none"});
+  differ([](Options& o) { o.codec_excludes = {"last"}; }, {"not compressed: rank 0 has none, rank 1 has 'last'"});
+}
+
+}  // namespace
+}  // namespace trireme::exchange::tests

@@ -1,0 +1,83 @@
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <charconv>
+
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
+#include <trireme/compress/spec.h>
+
+namespace trireme::compress {
+namespace {
+
+struct Name {
+  const char* kind;
+  const char* setting;  // "" when there is none
+  const char* example;
+};
+
+constexpr std::array<Name, 9> kCodecs = {{{"none", "", ""},
+                                          {"fp16", "", ""},
+                                          {"bf16", "", ""},
+                                          {"int8", "", ""},
+                                          {"sign", "", ""},
+                                          {"topk", ":R", "topk:0.01 sends one element of a hundred"},
+                                          {"randomk", ":R", "randomk:0.1 sends one element of ten"},
+                                          {"powersgd", ":K", "powersgd:2 sends two columns and two rows of a matrix"},
+                                          {"sketch", ":R", "sketch:0.1 sends a tenth of the bytes"}}};
+
+double rate_of(const std::string& text, const std::string& spec) {
+  double rate = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), rate);
+  if (error != std::errc{} || stop != text.data() + text.size() || !(rate >= kLeastRate && rate <= 1))
+    fail<InvalidArgument>("'{}': the rate is a part of the elements, from {} to 1, such as 0.01, not '{}'", spec,
+                          kLeastRate, text);
+  return rate;
+}
+
+int rank_of(const std::string& text, const std::string& spec) {
+  int rank = 0;
+  const auto [stop, error] = std::from_chars(text.data(), text.data() + text.size(), rank);
+  if (error != std::errc{} || stop != text.data() + text.size() || rank < 1 || rank > kMostRank)
+    fail<InvalidArgument>("'{}': the rank is a whole number from 1 to {}, such as 2, not '{}'", spec, kMostRank, text);
+  return rank;
+}
+
+}  // namespace
+
+Spec spec_named(const std::string& text) {
+  const size_t colon = text.find(':');
+  const std::string kind = text.substr(0, colon);
+  std::vector<std::string> kinds;
+  for (size_t i = 0; i < kCodecs.size(); i++) {
+    kinds.emplace_back(kCodecs[i].kind);
+    if (kind != kCodecs[i].kind) continue;
+    Spec spec{.kind = static_cast<Spec::Kind>(i)};
+    const bool has_setting = *kCodecs[i].setting != 0;
+    if (has_setting && colon == std::string::npos)
+      fail<InvalidArgument>("codec '{}' needs a number: {}{}; {}", text, kind, kCodecs[i].setting, kCodecs[i].example);
+    if (!has_setting && colon != std::string::npos) fail<InvalidArgument>("'{}': {} has no settings", text, kind);
+    if (!has_setting) return spec;
+    if (spec.kind == Spec::powersgd)
+      spec.rank = rank_of(text.substr(colon + 1), text);
+    else
+      spec.rate = rate_of(text.substr(colon + 1), text);
+    return spec;
+  }
+  fail<InvalidArgument>("unknown codec '{}'{}: {}", text, did_you_mean(kind, kinds), fmt::join(spec_names(), ", "));
+}
+
+std::string name_of(const Spec& spec) {
+  const std::string kind = kCodecs[spec.kind].kind;
+  if (spec.kind == Spec::powersgd) return fmt::format("{}:{}", kind, spec.rank);
+  return *kCodecs[spec.kind].setting != 0 ? fmt::format("{}:{:g}", kind, spec.rate) : kind;
+}
+
+std::vector<std::string> spec_names() {
+  std::vector<std::string> names;
+  for (const Name& name : kCodecs) names.push_back(fmt::format("{}{}", name.kind, name.setting));
+  return names;
+}
+
+}  // namespace trireme::compress

@@ -1,0 +1,30 @@
+#pragma once
+// Which codec, as a text: what `--compress` takes.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace trireme::compress {
+
+/// A codec and its setting. `none`: numbers travel as they are.
+struct Spec {
+  enum Kind : uint8_t { none, fp16, bf16, int8, sign, topk, randomk, powersgd, sketch };
+  Kind kind = none;
+  double rate = 0;  // topk, randomk: the part of the elements that is sent; sketch: the sketch's size as a part of them
+  int rank = 0;     // powersgd: columns of each factor
+  bool operator==(const Spec&) const = default;
+  explicit operator bool() const { return kind != none; }
+};
+
+/// Rates are at least that: a millionth.
+constexpr double kLeastRate = 1e-6;
+constexpr int kMostRank = 64;
+
+/// "int8", "topk:0.01", "powersgd:2". Throws InvalidArgument with the nearest valid name, or what is wrong with a
+/// number.
+Spec spec_named(const std::string& text);
+std::string name_of(const Spec& spec);
+/// All of them, with their settings as in "topk:R".
+std::vector<std::string> spec_names();
+
+}  // namespace trireme::compress
