@@ -78,13 +78,15 @@ cluster::LaunchResult launch_workers(const TrainSettings& settings, const Invoca
 cluster::LaunchResult launch_on_hosts(const TrainSettings& settings, const cluster::Place& place,
                                       const Invocation& invocation) {
   cluster::HostsOptions options = settings.hosts.options(invocation.program);
-  if (settings.engine == "mpi" || (settings.engine == "auto" && place.engine == "mpi"))
+  if (settings.engine.starts_with("mpi") || (settings.engine == "auto" && place.engine.starts_with("mpi")))
     fail<InvalidArgument>(
         "--engine mpi needs ranks that mpirun has started: `mpirun --host ... trireme train ...` instead of --hosts, "
-        "or --engine gloo");
+        "or --engine stream or gloo");
   options.timeout = Seconds(settings.timeout);
   options.token = place.token;
   if (options.tls.empty()) options.tls = place.tls;
+  const std::string engine = settings.engine != "auto" ? settings.engine : place.engine;
+  cluster::engine_for(engine, !options.tls.empty(), false);  // refused before anything is started
   if (!place.engine.empty()) options.environment.emplace_back("TRIREME_ENGINE", place.engine);
   options.command = worker_command(settings, invocation);
   options.elasticity = settings.elasticity;

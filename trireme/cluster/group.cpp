@@ -5,6 +5,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/lock.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/tls.h>
 #include <trireme/cluster/environment/environment.h>
 #include <trireme/cluster/environment/tuning.h>
 #include <trireme/cluster/group.h>
@@ -132,7 +134,10 @@ class Group::State final : public cluster::Site::Listener {
                                             .rank = number,
                                             .size = static_cast<int>(members.size()),
                                             .address = facts.address,
-                                            .timeout = facts.timeout});
+                                            .timeout = facts.timeout,
+                                            .secrets = secrets(),
+                                            .registry = facts.registry,
+                                            .note = [this](const std::string& text) { site->note(text); }});
     return std::make_unique<comm::network::Communicator>(
         std::move(transport), comm::network::Options{.timeout = facts.timeout,
                                                      .timeout_setting = facts.timeout_setting,
@@ -141,6 +146,18 @@ class Group::State final : public cluster::Site::Listener {
                                                      .names = members,
                                                      .registry = facts.registry,
                                                      .label = label});
+  }
+
+  /// Certificates are read anew for every group: those that were replaced hold from the next crew on.
+  comm::network::Secrets secrets() const {
+    const cluster::Facts& facts = site->facts();
+    comm::network::Secrets secrets{.job = facts.job, .token = facts.token};
+    if (!facts.engine->secure || facts.tls.empty()) return secrets;
+    cluster::Certificates files = cluster::load_certificates(facts.tls, cluster::own_host_name());
+    secrets.authority = std::move(files.authority);
+    secrets.certificate = std::move(files.certificate);
+    secrets.key = std::move(files.key);
+    return secrets;
   }
 
   /// Hosts may have different caches, but all ranks must have one value: the first's.

@@ -3,7 +3,6 @@
 #include <trireme/comm/stream/stream.h>
 
 #include "board.h"
-#include "contract.h"
 #include "network_ranks.h"
 
 namespace trireme::tests {

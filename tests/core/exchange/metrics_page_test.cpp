@@ -10,6 +10,7 @@
 #include <trireme/cluster/launching/launcher_metrics.h>
 #include <trireme/comm/network/lane_metrics.h>
 #include <trireme/comm/shm/rounds.h>
+#include <trireme/comm/stream/door_metrics.h>
 #include <trireme/parallel/step_metrics.h>
 #include <trireme/ps/service_metrics.h>
 #include <trireme/train/train_metrics.h>
@@ -32,6 +33,7 @@ std::string of_ranks() {
   const comm::shm::RoundsMetrics rounds(&registry);
   const comm::network::WireMetrics wire(&registry, "lane");
   const comm::network::CollectiveMetrics collectives(&registry, "lane");
+  const comm::stream::DoorMetrics door(&registry);
   return rows_of(registry);
 }
 

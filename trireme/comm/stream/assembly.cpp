@@ -6,6 +6,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/comm/stream/assembly.h>
+#include <trireme/comm/stream/door_metrics.h>
 #include <trireme/comm/stream/sockets.h>
 
 namespace trireme::comm::stream {
@@ -45,8 +46,7 @@ class Assembly {
              .size = static_cast<uint32_t>(meeting.size),
              .job = credentials.job(),
              .meeting = meeting.name},
-        turned_away_(meeting.registry, {"strangers", "connections", "Turned away while a group's ranks met: not of "
-                                                                    "this job, or not what they said"}) {
+        count_(meeting.registry) {
     channels_.outgoing.resize(own_.size);
     channels_.incoming.resize(own_.size);
   }
@@ -117,8 +117,8 @@ class Assembly {
     for (const Attempt& attempt : attempts_)
       if (attempt.stage != Stage::done && !attempt.trouble.empty() && more.empty())
         more = fmt::format("; rank {} at {} {}", attempt.rank, attempt.spot.address, attempt.trouble);
-    if (turned_away_.value() > 0)
-      more += fmt::format("; {} connections were turned away, the first because {}", turned_away_.value(), first_);
+    if (count_.strangers.value() > 0)
+      more += fmt::format("; {} connections were turned away, the first because {}", count_.strangers.value(), first_);
     fail<Timeout>("{} of {} ranks did not come to the group '{}' within {:.3g} s: rank {}{}", missing_.size(),
                   meeting_.size, meeting_.name, meeting_.timeout.count(), fmt::join(missing_, ", "), more);
   }
@@ -244,7 +244,7 @@ class Assembly {
   }
 
   void turn_away(const Candidate& candidate, const std::string& why) {
-    turned_away_.add();
+    count_.strangers.add();
     if (!first_.empty()) return;
     first_ = fmt::format("{} (from {})", why, candidate.address);
     if (meeting_.note)
@@ -262,7 +262,7 @@ class Assembly {
   std::vector<Attempt> attempts_;
   std::list<Candidate> candidates_;
   std::vector<int> missing_;
-  metrics::Counter turned_away_;
+  DoorMetrics count_;
   std::string first_;
   Clock::time_point next_look_ = Clock::now();
 };
