@@ -13,6 +13,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/cluster/environment/environment.h>
 #include <trireme/cluster/launching/launcher.h>
 
 #include "commands.h"
@@ -31,6 +32,7 @@ struct Settings {
   std::vector<int> ranks = {2, 4, 8};
   std::vector<std::string> cases;
   HostsFlags hosts;
+  std::string engine;  // "": as the environment says
   double gbit = 0;      // speed of the hosts' links, for the limit
   bool guards = false;  // measure what looking for NaN and clipping cost
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
@@ -46,7 +48,10 @@ void collect(std::map<size_t, Measurement>& all, const std::string& who, const s
 
 /// On this machine with two ranks, or on the hosts that were given.
 std::vector<std::string> run(const Settings& s, const std::string& what, const std::vector<std::string>& command) {
-  return s.hosts.given() ? run_on_hosts(what, s.hosts.options(s.self), command) : run_and_read(what, 2, command);
+  if (!s.hosts.given()) return run_and_read(what, 2, command);
+  cluster::HostsOptions options = s.hosts.options(s.self);
+  if (!s.engine.empty()) options.environment.emplace_back("TRIREME_ENGINE", s.engine);
+  return run_on_hosts(what, options, command);
 }
 
 /// What nothing can beat: each machine's links carry what it lacks, once; twice for an allreduce, as a ring does it.
@@ -343,6 +348,9 @@ Run add_bench(CLI::App& app, const Invocation& invocation) {
         ->capture_default_str()
         ->check(CLI::PositiveNumber);
     add_hosts_flags(*sub, s->hosts);
+    sub->add_option("--engine", s->engine, "Between machines, as in `trireme train`")
+        ->check(CLI::IsMember(cluster::engine_words()))
+        ->group("Several hosts");
     sub->add_option("--gbit", s->gbit,
                     "Speed of the hosts' links in Gbit/s: adds what an ideal ring takes as the peer \"limit\"")
         ->group("Several hosts");

@@ -86,13 +86,15 @@ cluster::LaunchResult launch_on_hosts_once(const TrainSettings& settings, const 
                                            const std::vector<std::string>& flags) {
   cluster::HostsOptions options = settings.hosts.options(invocation.program);
   options.hosts = hosts;
-  if (settings.engine == "mpi" || (settings.engine == "auto" && place.engine == "mpi"))
+  if (settings.engine.starts_with("mpi") || (settings.engine == "auto" && place.engine.starts_with("mpi")))
     fail<InvalidArgument>(
         "--engine mpi needs ranks that mpirun has started: `mpirun --host ... trireme train ...` instead of --hosts, "
-        "or --engine gloo");
+        "or --engine stream or gloo");
   options.timeout = Seconds(settings.timeout);
   options.token = place.token;
   if (options.tls.empty()) options.tls = place.tls;
+  const std::string engine = settings.engine != "auto" ? settings.engine : place.engine;
+  cluster::engine_for(engine, !options.tls.empty(), false);  // refused before anything is started
   if (!place.engine.empty()) options.environment.emplace_back("TRIREME_ENGINE", place.engine);
   options.command = worker_command(settings, invocation);
   options.command.insert(options.command.end(), flags.begin(), flags.end());

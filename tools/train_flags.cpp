@@ -264,7 +264,9 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                  "One of: " + join_names(progress_names()) +
                      "; auto is a line on a terminal, and plain under mpirun and other launchers");
   app.add_option("--engine", s.engine,
-                 "Between machines: auto, gloo, mpi or nccl. Inside a machine it is always shared memory")
+                 "Between machines: auto, stream, gloo, mpi or nccl. stream encrypts and authenticates every byte; gloo and "
+                 "mpi are for trusted networks, and with --tls need :insecure behind their name. auto is stream with "
+                 "--tls. Inside a machine it is always shared memory")
       ->group("Several hosts");
   add_hosts_flags(app, s.hosts);
   app.footer(
@@ -378,12 +380,12 @@ void choose_recovery(TrainSettings& settings) {
 }
 
 void check_engine(const std::string& name) {
-  const std::vector<std::string> known = {"auto", "gloo", "mpi", "nccl"};
+  const std::vector<std::string>& known = cluster::engine_words();
   if (std::find(known.begin(), known.end(), name) == known.end())
     fail<InvalidArgument>("unknown --engine '{}'{}: {}", name, did_you_mean(name, known), join_names(known));
   if (name == "nccl")
     fail<InvalidArgument>(
-        "--engine nccl: this libtorch has no NCCL; use --engine gloo");  // here, so that it is said once
+        "--engine nccl: this libtorch has no NCCL; use --engine stream or gloo");  // here, so that it is said once
 }
 
 }  // namespace

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kAll = std::numeric_limits<size_t>::max();
 
 struct Settings {
-  std::string self, worker, engine = "gloo", cache;
+  std::string self, worker, engine = "auto", cache;
   HostsFlags hosts;
   int rounds = 3;
   std::vector<size_t> sizes;
@@ -44,10 +44,11 @@ std::string bytes_text(size_t bytes) {
 
 /// One launch, in which all sizes go one way. Returns the number of machines.
 int measure(const Settings& s, const char* way, size_t direct_bytes, Samples& samples) {
+  const bool insisted = !s.hosts.tls.empty() && s.engine != "stream";
   std::vector<std::string> command = {s.worker,
                                       "tune",
                                       "--out={out}",
-                                      "--engine=" + s.engine,
+                                      fmt::format("--engine={}{}", s.engine, insisted ? ":insecure" : ""),
                                       fmt::format("--sizes={}", fmt::join(s.sizes, ",")),
                                       fmt::format("--direct-bytes={}", direct_bytes)};
   int machines = 0;
@@ -89,7 +90,7 @@ int tune(Settings& s) {
         "ranks of one machine share memory: there is nothing to tune. Give --hosts, this one first: --hosts a:2,b:2");
   if (s.cache.empty())
     fail<InvalidArgument>("no place to keep the result: neither XDG_CACHE_HOME nor HOME is set. Give --cache FILE");
-  if (s.engine == "auto") s.engine = "gloo";
+  s.engine = cluster::engine_for(s.engine, !s.hosts.tls.empty(), false);
   for (size_t& bytes : s.sizes) bytes = std::max(sizeof(float), bytes / sizeof(float) * sizeof(float));
   Samples direct, ring;
   cluster::Tuning tuning{.engine = s.engine};

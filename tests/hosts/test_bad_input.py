@@ -378,7 +378,7 @@ class BadInput(training.HostsTest):
         self.refused(
             self.start_train("a:1,b:1", *MODEL, "--engine", "nonsense"),
             "unknown --engine 'nonsense'",
-            "auto, gloo, mpi or nccl",
+            "auto, stream, gloo, mpi, nccl, gloo:insecure or mpi:insecure",
         )
 
     def test_more_workers_than_samples_of_a_batch(self):

@@ -39,6 +39,7 @@ ONE_BY_ONE = [  # on host a, each by itself
     "trireme doctor --hosts a,b,c",
     "trireme train lenet --data fashion-mnist --hosts a:2,b:2",
     "trireme train lenet --data fashion-mnist --hostfile hosts.txt --engine gloo",
+    "trireme train lenet --data fashion-mnist --hosts a:2,b:2 --engine stream",
     "trireme tune --hosts a:2,b:2",
     "trireme tune --hosts a:2,b:2,c:2",
     "trireme launch --hosts a:2,b:2 -- /shared/my_training --lr 0.1",

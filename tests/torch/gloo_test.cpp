@@ -1,10 +1,8 @@
 // label: multiproc
 // The contract of comm::Communicator on libtorch's Gloo, ranks as threads that meet on loopback.
-#include <condition_variable>
-#include <map>
-
 #include <trireme/comm/network/engine.h>
 
+#include "../core/comm/board.h"
 #include "../core/comm/contract.h"
 #include "../core/comm/network_ranks.h"
 
@@ -12,27 +10,6 @@ namespace trireme::tests {
 namespace {
 
 using comm::network::engine_named;
-
-/// What a coordinator is to processes.
-class Board final : public comm::network::KeyValue {
- public:
-  void put(const std::string& key, const std::string& value) override {
-    const std::lock_guard lock(mutex_);
-    values_[key] = value;
-    changed_.notify_all();
-  }
-  std::string get(const std::string& key, const Deadline& deadline) override {
-    std::unique_lock lock(mutex_);
-    if (!changed_.wait_for(lock, deadline.left(), [&] { return values_.contains(key); }))
-      fail<Timeout>("nobody put '{}'", key);
-    return values_[key];
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<std::string, std::string> values_;
-};
 
 Outcomes run_gloo(int ranks, const std::function<void(comm::network::Communicator&)>& body,
                   const comm::network::Options& options = {}) {

@@ -6,6 +6,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/lock.h>
 #include <trireme/cluster/connecting.h>
+#include <trireme/cluster/coordination/coordinator.h>
+#include <trireme/cluster/coordination/tls.h>
 #include <trireme/cluster/environment/environment.h>
 #include <trireme/cluster/environment/tuning.h>
 #include <trireme/cluster/group.h>
@@ -135,15 +137,19 @@ class Group::State final : public cluster::Site::Listener {
                                          .rank = number,
                                          .size = static_cast<int>(members.size()),
                                          .address = facts.address,
-                                         .timeout = crew.epoch == 0 ? facts.timeout : std::min(facts.timeout, kConnect)};
+                                         .timeout = crew.epoch == 0 ? facts.timeout : std::min(facts.timeout, kConnect),
+                                         .secrets = secrets(),
+                                         .registry = facts.registry,
+                                         .note = [to = site.get()](const std::string& text) { to->note(text); }};
     return std::make_unique<comm::network::Communicator>(
-        crew.epoch == 0 ? facts.engine->connect(meeting) : connect_unless_lost(meeting), comm::network::Options{.timeout = facts.timeout,
-                                                     .timeout_setting = facts.timeout_setting,
-                                                     .direct_bytes = direct_bytes,
-                                                     .patience = Seconds(1),
-                                                     .names = members,
-                                                     .registry = facts.registry,
-                                                     .label = label});
+        crew.epoch == 0 ? facts.engine->connect(meeting) : connect_unless_lost(meeting),
+        comm::network::Options{.timeout = facts.timeout,
+                               .timeout_setting = facts.timeout_setting,
+                               .direct_bytes = direct_bytes,
+                               .patience = Seconds(1),
+                               .names = members,
+                               .registry = facts.registry,
+                               .label = label});
   }
 
   /// Somebody of a crew that follows another may die now, too.
@@ -157,6 +163,18 @@ class Group::State final : public cluster::Site::Listener {
       site->leave_behind(attempt);
       throw;
     }
+  }
+
+  /// Certificates are read anew for every group: those that were replaced hold from the next crew on.
+  comm::network::Secrets secrets() const {
+    const cluster::Facts& facts = site->facts();
+    comm::network::Secrets secrets{.job = facts.job, .token = facts.token};
+    if (!facts.engine->secure || facts.tls.empty()) return secrets;
+    cluster::Certificates files = cluster::load_certificates(facts.tls, cluster::own_host_name());
+    secrets.authority = std::move(files.authority);
+    secrets.certificate = std::move(files.certificate);
+    secrets.key = std::move(files.key);
+    return secrets;
   }
 
   /// Hosts may have different caches, but all ranks must have one value: the first's.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <fstream>
+#include <utility>
 
 #include <trireme/base/areas.h>
 #include <trireme/cluster/site.h>
@@ -32,6 +33,16 @@ std::string machine_of(const Segment& segment) {
   struct stat file {};
   fstat(segment.descriptor(), &file);
   return fmt::format("{}/{}/{}", boot, file.st_dev, file.st_ino);
+}
+
+void Site::note(const std::string& text) {
+  const Lock lock(mutex_);
+  notes_.push_back(text);
+}
+
+std::vector<std::string> Site::take_notes() {
+  const Lock lock(mutex_);
+  return std::exchange(notes_, {});
 }
 
 void Site::add(const std::shared_ptr<Listener>& group) {

@@ -43,6 +43,7 @@ struct Facts {
       nullptr;  // outlives the groups' making; null: none, which one machine can do without
   const comm::network::Engine* engine = nullptr;  // between machines; null with one
   std::string address;                            // of this host, as the others reach it
+  std::string token{}, tls{};                     // of the job; the folder of certificates, or ""
   Seconds timeout{60};                            // deadline of every wait for another rank
   std::string timeout_setting = "timeout";        // what error messages call it
   metrics::Registry* registry = nullptr;          // where this process counts; outlives the groups
@@ -105,6 +106,9 @@ class Site {
   void leave_behind(std::shared_ptr<Listener> connection);
   /// Waits for those that were left behind. Before what facts() points to goes.
   void end_connections();
+  /// What the user should know, such as strangers at the door. Taken once.
+  void note(const std::string& text);
+  std::vector<std::string> take_notes();
 
   /// The T of this membership; made with `arguments` at the first call.
   template <class T, class... Arguments>
@@ -124,6 +128,7 @@ class Site {
   Mutex mutex_;
   std::vector<std::weak_ptr<Listener>> groups_ TRIREME_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Listener>> left_behind_ TRIREME_GUARDED_BY(mutex_);
+  std::vector<std::string> notes_ TRIREME_GUARDED_BY(mutex_);
   uint64_t failed_before_ TRIREME_GUARDED_BY(mutex_) = 0;
   std::exception_ptr cause_ TRIREME_GUARDED_BY(mutex_);  // of that
 };

@@ -25,6 +25,7 @@
 #include <trireme/comm/mpi/mpi.h>
 #include <trireme/comm/network/engine.h>
 #include <trireme/comm/shm/rendezvous.h>
+#include <trireme/comm/stream/stream.h>
 
 namespace trireme {
 namespace {
@@ -73,9 +74,9 @@ std::string wanted_engine(const cluster::Place& place, const JoinOptions& option
 }
 
 const Engine& pick_engine(const cluster::Place& place, const JoinOptions& options) {
-  std::string name = wanted_engine(place, options);
-  if (name.empty()) name = place.mpi ? "mpi" : "gloo";
+  const std::string name = cluster::engine_for(wanted_engine(place, options), !place.tls.empty(), place.mpi);
   comm::mpi::add();
+  comm::stream::add();
   const Engine& engine = comm::network::engine_named(name);
   if (name == "mpi" && !comm::mpi::available())
     fail<InvalidArgument>("engine 'mpi' needs processes that mpirun has started; this one was not");
@@ -237,6 +238,7 @@ void World::begin(cluster::Facts facts, size_t control) {
     group_ = cluster::next_group(site_, 0, *session());
     return note_changes();
   }
+  for (std::string& note : site_->take_notes()) warnings_.push_back(std::move(note));
   if (elastic()) session()->confirm(0, cluster::machine_of(*site_->facts().segment));
 }
 
@@ -319,6 +321,8 @@ void World::come_alone(const JoinOptions& options) {
                        .store = network_ ? static_cast<comm::network::KeyValue*>(network_->store.get()) : &desk_->store,
                        .engine = network_ ? engine_if_any(place_, options) : nullptr,
                        .address = network_ ? network_->session->address() : "",
+                       .token = place_.token,
+                       .tls = place_.tls,
                        .timeout = options.timeout,
                        .timeout_setting = options.timeout_setting,
                        .registry = registry_.get(),
@@ -370,6 +374,8 @@ void World::meet_machines(const JoinOptions& options) {
                    : elastic()             ? engine_if_any(place_, options)
                                            : nullptr,
          .address = n.session->address(),
+         .token = place_.token,
+         .tls = place_.tls,
          .timeout = options.timeout,
          .timeout_setting = options.timeout_setting,
          .direct_bytes = options.direct_bytes},
@@ -504,9 +510,10 @@ FailureWatch World::on_failure(std::function<void(const std::string& reason)> no
 }
 
 std::string World::engine() const {
-  return machines() == 1
-             ? "shared memory"
-             : fmt::format("shared memory, and {} between {} machines", site_->facts().engine->description, machines());
+  if (machines() == 1) return "shared memory";
+  const Engine& engine = *site_->facts().engine;
+  return fmt::format("shared memory, and {} between {} machines{}", engine.description, machines(),
+                     engine.secure ? "" : ", which is for trusted networks: it neither encrypts nor authenticates");
 }
 
 /// An exception that nobody catches ends the process without a destructor: the others hear of it all the same, and of

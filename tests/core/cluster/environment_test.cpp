@@ -478,7 +478,31 @@ TEST(Place, SettingsAreHeardWhoeverLaunched) {
     EXPECT_EQ(here.engine, "gloo");
   }
   expect_refused({{"TRIREME_TOKEN", ""}}, {"TRIREME_TOKEN=''", "unset"});
+  expect_refused({{"TRIREME_ENGINE", "streem"}}, {"TRIREME_ENGINE='streem'", "did you mean 'stream'"});
   expect_refused({{"TRIREME_ENGINE", "glo"}}, {"TRIREME_ENGINE='glo'", "did you mean 'gloo'"});
+}
+
+TEST(Engine, FollowsFromWhatIsWantedAndWhetherThereAreCertificates) {
+  using cluster::engine_for;
+  for (const char* any : {"", "auto"}) {
+    EXPECT_EQ(engine_for(any, false, false), "gloo");
+    EXPECT_EQ(engine_for(any, false, true), "mpi");
+    EXPECT_EQ(engine_for(any, true, false), "stream");
+    EXPECT_EQ(engine_for(any, true, true), "stream");
+  }
+  for (const char* name : {"gloo", "mpi"}) {
+    EXPECT_EQ(engine_for(name, false, false), name);
+    EXPECT_EQ(engine_for(name + std::string(":insecure"), true, false), name);
+    try {
+      engine_for(name, true, false);
+      ADD_FAILURE() << name << " beside certificates";
+    } catch (const InvalidArgument& error) {
+      for (const std::string& part :
+           std::vector<std::string>{"--engine stream", "in the clear", name + std::string(":insecure")})
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
+  }
+  EXPECT_EQ(engine_for("stream", false, true), "stream");
 }
 
 TEST(Place, DerivedTokens) {

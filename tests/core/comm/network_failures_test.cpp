@@ -1,14 +1,42 @@
 // label: unit
 // Ranks of a network that disagree, leave, never come or are given up: an error that names them, never a hang.
+// Whatever connects them: an engine's name leads to all of it.
 #include <atomic>
 
-#include "network_ranks.h"
+#include "stream_ranks.h"
 
 namespace trireme::tests {
 namespace {
 
 using Group = comm::network::Communicator;
 using comm::network::Options;
+
+struct Way {
+  const char* name;
+  Connect connect;
+};
+
+class OnNetwork : public testing::TestWithParam<Way> {
+ protected:
+  void SetUp() override { connect_here() = GetParam().connect; }
+  void TearDown() override { connect_here() = connect_by_sockets; }
+};
+class NetworkMismatch : public OnNetwork {};
+class NetworkLeaving : public OnNetwork {};
+class NetworkAbsent : public OnNetwork {};
+class NetworkFailure : public OnNetwork {};
+class NetworkInterrupt : public OnNetwork {};
+class NetworkDestructor : public OnNetwork {};
+
+const auto kWays = testing::Values(Way{"sockets", connect_by_sockets},
+                                   Way{"stream", [](int ranks) { return connect_by_streams(ranks); }});
+const auto way_name = [](const auto& info) { return std::string(info.param.name); };
+INSTANTIATE_TEST_SUITE_P(Ways, NetworkMismatch, kWays, way_name);
+INSTANTIATE_TEST_SUITE_P(Ways, NetworkLeaving, kWays, way_name);
+INSTANTIATE_TEST_SUITE_P(Ways, NetworkAbsent, kWays, way_name);
+INSTANTIATE_TEST_SUITE_P(Ways, NetworkFailure, kWays, way_name);
+INSTANTIATE_TEST_SUITE_P(Ways, NetworkInterrupt, kWays, way_name);
+INSTANTIATE_TEST_SUITE_P(Ways, NetworkDestructor, kWays, way_name);
 
 /// Rank 0 does one thing, the others another; all must get a Mismatch that names both ranks and both calls.
 void expect_mismatch(const std::function<void(Group&)>& first, const std::function<void(Group&)>& others,
@@ -32,26 +60,26 @@ std::function<void(Group&)> allreduce(size_t count, DType type, Op op, const cha
   };
 }
 
-TEST(NetworkMismatch, OfOrder) {
+TEST_P(NetworkMismatch, OfOrder) {
   const auto weight = allreduce(5, DType::f32, Op::sum, "fc1.weight"),
              bias = allreduce(5, DType::f32, Op::sum, "fc1.bias");
   expect_mismatch([&](Group& g) { weight(g), bias(g); }, [&](Group& g) { bias(g), weight(g); },
                   {"'fc1.weight'", "'fc1.bias'", "allreduce"});
 }
 
-TEST(NetworkMismatch, OfOrderInAnEpoch) {
+TEST_P(NetworkMismatch, OfOrderInAnEpoch) {
   const auto weight = allreduce(50000, DType::f32, Op::sum, "fc1.weight"),
              bias = allreduce(5, DType::f32, Op::sum, "fc1.bias");
   expect_mismatch([&](Group& g) { weight(g), weight(g), bias(g); }, [&](Group& g) { weight(g), bias(g), weight(g); },
                   {"in collective 1:", "'fc1.weight' of 50000", "'fc1.bias' of 5"});
 }
 
-TEST(NetworkMismatch, OfKind) {
+TEST_P(NetworkMismatch, OfKind) {
   expect_mismatch([](Group& g) { g.barrier("epoch"); }, allreduce(5, DType::f32, Op::sum, "loss"),
                   {"barrier 'epoch'", "allreduce (sum) 'loss'"});
 }
 
-TEST(NetworkMismatch, OfCount) {
+TEST_P(NetworkMismatch, OfCount) {
   expect_mismatch(allreduce(5, DType::f32, Op::sum, "w"), allreduce(6, DType::f32, Op::sum, "w"),
                   {"'w' of 5 × f32", "'w' of 6 × f32"});
   expect_mismatch(allreduce(500000, DType::f32, Op::sum, "w"), allreduce(5, DType::f32, Op::sum, "w"),
@@ -60,14 +88,14 @@ TEST(NetworkMismatch, OfCount) {
                   {"500000 × f32", "500001 × f32"});
 }
 
-TEST(NetworkMismatch, OfTypeAndOperation) {
+TEST_P(NetworkMismatch, OfTypeAndOperation) {
   expect_mismatch(allreduce(5, DType::f32, Op::sum, "w"), allreduce(5, DType::i32, Op::sum, "w"),
                   {"'w' of 5 × f32", "'w' of 5 × i32"});
   expect_mismatch(allreduce(5, DType::f32, Op::sum, "w"), allreduce(5, DType::f32, Op::mean, "w"),
                   {"(sum) 'w'", "(mean) 'w'"});
 }
 
-TEST(NetworkMismatch, OfName) {
+TEST_P(NetworkMismatch, OfName) {
   const auto gather = [](std::string name) {
     return [name](Group& g) {
       std::vector<float> data(100);
@@ -79,7 +107,7 @@ TEST(NetworkMismatch, OfName) {
   expect_mismatch(gather(stem + "1"), gather(stem + "2"), {"xxxxxxxxxx"});
 }
 
-TEST(NetworkMismatch, OfRoot) {
+TEST_P(NetworkMismatch, OfRoot) {
   const auto from = [](int root) {
     return [root](Group& g) {
       float x = 0;
@@ -89,7 +117,7 @@ TEST(NetworkMismatch, OfRoot) {
   expect_mismatch(from(0), from(1), {"broadcast from rank 0 'x'", "broadcast from rank 1 'x'"});
 }
 
-TEST(NetworkMismatch, OfStartedAllreduces) {
+TEST_P(NetworkMismatch, OfStartedAllreduces) {
   const auto start = [](const char* name) {
     return [name](Group& g) {
       std::vector<float> a(70000), b(70000);
@@ -102,7 +130,7 @@ TEST(NetworkMismatch, OfStartedAllreduces) {
   expect_mismatch(start("conv1"), start("conv2"), {"'conv1'", "'conv2'"});
 }
 
-TEST(NetworkMismatch, OfBlocks) {
+TEST_P(NetworkMismatch, OfBlocks) {
   const auto scatter = [](std::vector<size_t> counts) {
     return [counts](Group& g) {
       std::vector<size_t> mine = counts;
@@ -115,7 +143,7 @@ TEST(NetworkMismatch, OfBlocks) {
   expect_mismatch(scatter({200000, 7}), scatter({7, 200000}), {"block 0 has ", "200000 "});
 }
 
-TEST(NetworkMismatch, OfWhatIsSentAndExpected) {
+TEST_P(NetworkMismatch, OfWhatIsSentAndExpected) {
   const Outcomes outcomes = run_network(2, [](Group& g) {
     std::vector<float> input(100), output(100);
     const std::vector<size_t> sends = {1, 1}, receives = {1, g.rank() == 0 ? 2u : 1u};
@@ -125,8 +153,8 @@ TEST(NetworkMismatch, OfWhatIsSentAndExpected) {
     expect_error<Mismatch>(outcome, {"'letters'", "rank 1 sends 1 elements to rank 0, which expects 2"});
 }
 
-TEST(NetworkMismatch, OfOptions) {
-  auto transports = connect_by_sockets(2);
+TEST_P(NetworkMismatch, OfOptions) {
+  auto transports = connect_here()(2);
   std::exception_ptr errors[2];
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < 2; rank++)
@@ -142,7 +170,7 @@ TEST(NetworkMismatch, OfOptions) {
   for (const auto& error : errors) expect_error<Mismatch>(error, {"direct_bytes", "rank 3", "rank 7", "'w'"});
 }
 
-TEST(NetworkMismatch, OfMessages) {
+TEST_P(NetworkMismatch, OfMessages) {
   const auto exchange = [](size_t sent, DType sent_type, const char* sent_name) {
     return run_network(2,
                        [=](Group& group) {
@@ -162,7 +190,7 @@ TEST(NetworkMismatch, OfMessages) {
 
 // ---- who is not there ----
 
-TEST(NetworkLeaving, EarlyIsAPeerLostForTheOthers) {
+TEST_P(NetworkLeaving, EarlyIsAPeerLostForTheOthers) {
   const Outcomes outcomes = run_network(3, [](Group& group) {
     if (group.rank() != 1) group.barrier("epoch 7");
   });
@@ -170,7 +198,7 @@ TEST(NetworkLeaving, EarlyIsAPeerLostForTheOthers) {
   EXPECT_FALSE(outcomes[1]);
 }
 
-TEST(NetworkLeaving, IsToldWithItsNameAndTheCallThatNeededIt) {
+TEST_P(NetworkLeaving, IsToldWithItsNameAndTheCallThatNeededIt) {
   const Outcomes outcomes = run_network(2,
                                         [](Group& group) {
                                           std::vector<float> w(100000);
@@ -182,7 +210,7 @@ TEST(NetworkLeaving, IsToldWithItsNameAndTheCallThatNeededIt) {
   expect_error<PeerLost>(outcomes[0], {"rank 9 was lost", "rank 4 waited", "allreduce (sum) 'second' of 100000 × f32"});
 }
 
-TEST(NetworkLeaving, WhileAMessageIsAwaited) {
+TEST_P(NetworkLeaving, WhileAMessageIsAwaited) {
   const Outcomes outcomes = run_network(2, [](Group& group) {
     float x = 0;
     if (group.rank() == 0) group.receive(&x, 1, DType::f32, 1, "activations");
@@ -190,7 +218,7 @@ TEST(NetworkLeaving, WhileAMessageIsAwaited) {
   expect_error<PeerLost>(outcomes[0], {"rank 1 was lost", "'activations'"});
 }
 
-TEST(NetworkLeaving, AfterItsPartIsNoError) {
+TEST_P(NetworkLeaving, AfterItsPartIsNoError) {
   for (int i = 0; i < 50; i++)
     expect_all_well(run_network(3, [&](Group& group) {
       std::vector<float> x(i % 2 == 0 ? 1 : 50000, 1.0f);
@@ -227,7 +255,7 @@ Outcomes run_with_an_absent_rank(const std::function<void(Group&)>& body, const 
       options);
 }
 
-TEST(NetworkAbsent, RankIsATimeoutThatNamesIt) {
+TEST_P(NetworkAbsent, RankIsATimeoutThatNamesIt) {
   const Options options{.timeout = Seconds(0.2), .names = {}};
   expect_error<Timeout>(run_with_an_absent_rank([](Group& group) { group.barrier("gate"); }, options)[0],
                         {"rank 1", "barrier 'gate'", "0.2 s"});
@@ -237,7 +265,7 @@ TEST(NetworkAbsent, RankIsATimeoutThatNamesIt) {
       {"rank 1", "'word'", "0.2 s"});
 }
 
-TEST(NetworkFailure, StaysTheSameForEverythingThatWasQueuedAndThatFollows) {
+TEST_P(NetworkFailure, StaysTheSameForEverythingThatWasQueuedAndThatFollows) {
   const Outcomes outcomes = run_with_an_absent_rank(
       [](Group& group) {
         std::vector<std::vector<float>> data(10, std::vector<float>(30000));
@@ -266,7 +294,7 @@ TEST(NetworkFailure, StaysTheSameForEverythingThatWasQueuedAndThatFollows) {
   expect_all_well(outcomes);
 }
 
-TEST(NetworkInterrupt, EndsEveryWaitWithItsCause) {
+TEST_P(NetworkInterrupt, EndsEveryWaitWithItsCause) {
   for (bool message : {false, true}) {
     const Outcomes outcomes = run_with_an_absent_rank(
         [&](Group& group) {
@@ -295,7 +323,7 @@ TEST(NetworkInterrupt, EndsEveryWaitWithItsCause) {
   }
 }
 
-TEST(NetworkDestructor, DoesNotWaitForWhatWasNeverAwaited) {
+TEST_P(NetworkDestructor, DoesNotWaitForWhatWasNeverAwaited) {
   const auto start = Clock::now();
   std::unique_ptr<comm::Work> work;
   std::vector<float> data(200000);

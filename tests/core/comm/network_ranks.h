@@ -1,5 +1,5 @@
 #pragma once
-// Ranks as threads of this process that are connected by sockets, and memory for them.
+// Ranks as threads of this process that an engine connects, and memory for them.
 #include <deque>
 #include <mutex>
 
@@ -10,10 +10,19 @@
 
 namespace trireme::tests {
 
+/// Makes the transports of a group, by rank.
+using Connect = std::function<std::vector<std::unique_ptr<comm::network::Transport>>(int ranks)>;
+
+/// What connects ranks where nobody says it: a suite that goes through several ways sets it.
+inline Connect& connect_here() {
+  static Connect here = connect_by_sockets;
+  return here;
+}
+
 /// Runs `body` once per rank, each in a thread of its own, and joins them all.
 inline Outcomes run_network(int ranks, const std::function<void(comm::network::Communicator&)>& body,
-                            const comm::network::Options& options = {}) {
-  auto transports = connect_by_sockets(ranks);
+                            const comm::network::Options& options = {}, const Connect& connect = connect_here()) {
+  auto transports = connect(ranks);
   Outcomes outcomes(transports.size());
   std::vector<std::thread> threads;
   for (size_t rank = 0; rank < transports.size(); rank++)

@@ -10,6 +10,7 @@
 #include <trireme/cluster/launching/launcher_metrics.h>
 #include <trireme/comm/network/lane_metrics.h>
 #include <trireme/comm/shm/rounds.h>
+#include <trireme/comm/stream/door_metrics.h>
 #include <trireme/exchange/coding.h>
 #include <trireme/parallel/step_metrics.h>
 #include <trireme/ps/service_metrics.h>
@@ -34,6 +35,7 @@ std::string of_ranks() {
   const comm::network::WireMetrics wire(&registry, "lane");
   const comm::network::CollectiveMetrics collectives(&registry, "lane");
   const exchange::CodingMetrics coding(&registry);
+  const comm::stream::DoorMetrics door(&registry);
   return rows_of(registry);
 }
 

@@ -22,6 +22,7 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/sha256.h>
+#include <trireme/base/tls_faults.h>
 #include <trireme/cluster/coordination/tls.h>
 
 namespace trireme::cluster {
@@ -190,44 +191,6 @@ void check_validity(const X509* certificate, const std::string& path) {
 
 // ---- a handshake by hand: gRPC says that one failed, not why ----
 
-constexpr const char* kSameFolder = "Copy one folder of `trireme tls init` to all hosts";
-
-std::string verify_fault(long result) {
-  switch (result) {
-    case X509_V_ERR_CERT_HAS_EXPIRED:
-      return "has a certificate that has expired: make new ones with `trireme tls init --force` and copy them to all "
-             "hosts";
-    case X509_V_ERR_CERT_NOT_YET_VALID:
-      return "has a certificate that is not yet valid: compare the clocks of the hosts";
-    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
-    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
-    case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
-    case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
-    case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
-    case X509_V_ERR_CERT_SIGNATURE_FAILURE:
-      return fmt::format("has a foreign certificate: another authority made it than ours. {}", kSameFolder);
-    default:
-      return fmt::format("has a certificate that does not hold: {}. {}", X509_verify_cert_error_string(result),
-                         kSameFolder);
-  }
-}
-
-/// What the other side said, or did not say, to our certificate.
-std::string alert_fault(unsigned long error) {
-  switch (ERR_GET_REASON(error)) {
-    case SSL_R_TLSV1_ALERT_UNKNOWN_CA:
-      return fmt::format("finds our certificate foreign: another authority made it than its own. {}", kSameFolder);
-    case SSL_R_SSLV3_ALERT_CERTIFICATE_EXPIRED:
-      return "says that our certificate has expired: make new ones with `trireme tls init --force`, or compare the "
-             "clocks of the hosts";
-    case SSL_R_WRONG_VERSION_NUMBER:
-    case SSL_R_HTTP_REQUEST:
-      return "does not speak TLS: start it with certificates (--tls or TRIREME_TLS), or leave them out here";
-    default:
-      return "";
-  }
-}
-
 /// OpenSSL writes without MSG_NOSIGNAL: while this lives, a closed connection is an error and not a signal.
 class BrokenPipesHeld {
  public:
@@ -332,7 +295,7 @@ std::string handshake_fault(int socket, const Certificates& own, const Deadline&
   const bool connected = SSL_connect(connection.get()) == 1;
   if (const long result = SSL_get_verify_result(connection.get()); result != X509_V_OK) {
     ERR_clear_error();
-    return verify_fault(result);
+    return certificate_fault(result);
   }
   // In TLS 1.3 the server judges our certificate after our side is done: its verdict comes with the first read. One
   // that is content sends its HTTP/2 settings.

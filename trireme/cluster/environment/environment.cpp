@@ -399,14 +399,14 @@ void add_servers(const Variables& variables, Place& place) {
 
 /// The settings that are heard whoever launched.
 void add_settings(const Variables& variables, Place& place) {
-  static const std::vector<std::string> engines = {"auto", "gloo", "mpi", "nccl"};
   place.tls = variables.text("TRIREME_TLS");
   place.slate = variables.text("TRIREME_SLATE");
   place.segment = variables.text("TRIREME_SEGMENT");
   place.desk = variables.text("TRIREME_DESK");
   place.engine = variables.text("TRIREME_ENGINE");
+  const std::vector<std::string>& engines = engine_words();
   if (!place.engine.empty() && std::find(engines.begin(), engines.end(), place.engine) == engines.end())
-    fail<InvalidArgument>("the environment variable TRIREME_ENGINE='{}' must be auto, gloo, mpi or nccl{}",
+    fail<InvalidArgument>("the environment variable TRIREME_ENGINE='{}' must be auto, stream, gloo, mpi or nccl{}",
                           shown(place.engine), did_you_mean(shown(place.engine), engines));
   const std::string job = variables.text("TRIREME_JOB");
   const bool elsewhere = place.launcher != "ps-lite variables" &&
@@ -434,6 +434,23 @@ Place place_from(const Lookup& lookup) {
 
 Place place_here() {
   return place_from([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+const std::vector<std::string>& engine_words() {
+  static const std::vector<std::string> words = {"auto", "stream",        "gloo",        "mpi",
+                                                 "nccl", "gloo:insecure", "mpi:insecure"};
+  return words;
+}
+
+std::string engine_for(const std::string& wanted, bool tls, bool mpi) {
+  if (wanted.empty() || wanted == "auto") return tls ? "stream" : mpi ? "mpi" : "gloo";
+  const std::string name = wanted.substr(0, wanted.find(':'));
+  if (tls && wanted == name && (name == "gloo" || name == "mpi"))
+    fail<InvalidArgument>(
+        "there are certificates (--tls or TRIREME_TLS), and the engine '{}' would send gradients beside them in the "
+        "clear: use --engine stream, which auto takes then, or, on a network that is yours alone, --engine {}:insecure",
+        name, name);
+  return name;
 }
 
 std::string cache_file(const std::string& name) {

@@ -2,6 +2,7 @@
 // Which launcher started this process, and as what. A pure function of environment variables.
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace trireme::cluster {
 
@@ -54,6 +55,13 @@ Place place_from(const Lookup& lookup);
 
 /// From this process's environment.
 Place place_here();
+
+/// What --engine and TRIREME_ENGINE may say. ":insecure" behind a name: also where certificates ask for encryption.
+const std::vector<std::string>& engine_words();
+
+/// The engine that carries data between machines: `wanted` is one of the words, or "". `tls`: certificates were given.
+/// Throws InvalidArgument for one that would send in the clear what was to be encrypted, unless the user insists.
+std::string engine_for(const std::string& wanted, bool tls, bool mpi);
 
 /// Where a file of that name is kept between runs: $XDG_CACHE_HOME/trireme/NAME or ~/.cache/trireme/NAME; "" when there
 /// is neither.

@@ -26,6 +26,7 @@ Engine* find(const std::string& name) {
 std::string reason(const std::string& name) {
   if (name == "nccl") return "this libtorch has no NCCL";
   if (name == "gloo") return "this program does not link libtorch's Gloo";
+  if (name == "stream") return "nobody has added the engine 'stream' to this program";
   if (name == "mpi") return "Trireme was built without Open MPI (packages openmpi-bin and libopenmpi-dev)";
   return "";
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include <trireme/comm/network/transport.h>
+#include <trireme/metrics/metrics.h>
 
 namespace trireme::comm::network {
 
@@ -19,6 +20,13 @@ class KeyValue {
   virtual std::string get(const std::string& key, const Deadline& deadline) = 0;
 };
 
+/// What a job's ranks know each other by. Engines that protect what they carry need it, the others do not look.
+struct Secrets {
+  std::string job;                          // its name, or what stands for it: two jobs may have one token
+  std::string token;                        // whoever has it belongs to the job
+  std::string authority, certificate, key;  // PEM, of the folder that --tls names; empty: the token has to do
+};
+
 /// Who is to be connected. `name` is the same in all ranks of the group and different between groups.
 struct Meeting {
   KeyValue& store;
@@ -26,6 +34,9 @@ struct Meeting {
   int rank = 0, size = 1;  // in this group
   std::string address;     // of this host, as the others reach it
   Seconds timeout{60};
+  Secrets secrets{};
+  metrics::Registry* registry = nullptr;           // where it is counted who was turned away; null: nowhere
+  std::function<void(const std::string&)> note{};  // of what the user should know; may be empty
 };
 
 struct Engine {
@@ -33,6 +44,7 @@ struct Engine {
   std::string description;  // "Gloo of libtorch 1.13.1"
   /// Collective among the ranks of the meeting. Throws Timeout with the ranks that did not come.
   std::function<std::unique_ptr<Transport>(const Meeting&)> connect;
+  bool secure = false;  // every byte is authenticated, and encrypted; others are for trusted networks
 };
 
 /// Before main() or before the first join(). Not thread-safe.
