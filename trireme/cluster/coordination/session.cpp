@@ -120,7 +120,8 @@ class Session::State {
       const bool was_away = away_;
       const bool news = bell_.wait_for(lock, held() || was_away ? kWhileHeld : until.left(),
                                        [&]() TRIREME_REQUIRES(mutex_) { return named() || away_ != was_away; });
-      if (was_away && !away_) until = Deadline(deadline.limit());  // it has to hear of the loss first
+      if (was_away && !away_)
+        until = Deadline(deadline.limit() + welcome_.patience);  // it has to hear of the loss first
       if (!news && !held() && !away_) break;
     }
     if (failure_) throw PeerLost(failure_->reason);
