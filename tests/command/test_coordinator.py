@@ -60,12 +60,12 @@ class Coordinator(support.CommandTest):
         self.assertEqual(process.wait(timeout=seconds), 0, self.said(name) + self.said("coordinator"))
 
     def training(self, ranks, model):
-        command = [support.TRIREME, "train", "mlp:64", "--data", "synthetic:2000", "--workers", ranks, "--epochs", 150]
-        command += ["--progress", "none", "--save", model]
+        command = [support.TRIREME, "train", "mlp:64", "--data", "synthetic:2000", "--workers", ranks, "--epochs", 100]
+        command += ["--save", model]
         return [self.rank(rank, ranks, command) for rank in range(ranks)]
 
     def test_killed_and_started_again_it_changes_nothing(self):
-        ranks, hashes = 3, []
+        ranks, hashes = 2, []
         for deaths in (False, True):
             coordinator = self.coordinator(ranks)
             model = self.folder / f"model-{deaths}.safetensors"
@@ -77,16 +77,12 @@ class Coordinator(support.CommandTest):
                 time.sleep(3)
                 coordinator = self.coordinator(ranks)
                 self.wait_for("coordinator", "is back", count=ranks)
-                coordinator.terminate()  # as systemd does it
-                self.succeeds(coordinator, "coordinator")
-                self.wait_for("coordinator", "the job goes on for 60 s")
-                coordinator = self.coordinator(ranks)
             for rank, process in enumerate(running):
                 self.succeeds(process, f"rank{rank}")
             self.succeeds(coordinator, "coordinator", 20)
             hashes.append(hashlib.sha256(model.read_bytes()).hexdigest())
         self.assertEqual(hashes[0], hashes[1])
-        self.assertEqual(self.said("coordinator").count("is taken over from the journal"), 2)
+        self.assertEqual(self.said("coordinator").count("is taken over from the journal"), 1)
 
     def test_a_worker_that_dies_meanwhile_is_missed_when_it_is_back(self):
         coordinator = self.coordinator(3, "--workers", "2:3", "--heartbeat-limit", 1)
@@ -111,6 +107,10 @@ class Coordinator(support.CommandTest):
             TRIREME_NEWCOMER=1,
         )
         self.wait_for("rank3", "epoch 2 of 0,2,3")
+        coordinator.terminate()  # as systemd does it
+        self.succeeds(coordinator, "coordinator", 20)
+        self.wait_for("coordinator", "this coordinator ends; the job goes on for 60 s")
+        coordinator = self.coordinator(3, "--workers", "2:3", "--heartbeat-limit", 1)
         (self.folder / "stop").touch()
         for rank, process in ((0, running[0]), (2, running[2]), (3, newcomer)):
             self.succeeds(process, f"rank{rank}")

@@ -205,10 +205,10 @@ class Session::State {
     }
     address_ = reached.address;
     Lock lock(mutex_);
-    current_ = ++attempts_;
+    const uint64_t attempt = current_ = ++attempts_;
     end_.reset();
     lock.unlock();
-    std::shared_ptr<Link> link = open(reached.target, current_);
+    std::shared_ptr<Link> link = open(reached.target, attempt);
     lock.lock();
     bell_.wait_for(lock, deadline.left(),
                    [&]() TRIREME_REQUIRES(mutex_) { return welcomed_ || interrupted_ || end_.has_value(); });
