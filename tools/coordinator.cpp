@@ -28,7 +28,7 @@ constexpr Seconds kGrace{10};  // for the members of a failed job to leave
 struct Options {
   cluster::CoordinatorOptions coordinator;
   std::string token_file, workers;
-  double heartbeat_limit = 3, rejoin_timeout = 60;
+  double heartbeat_limit = 3, rejoin_timeout = 60, patience = 60;
 };
 
 /// A job whose workers may come and go.
@@ -67,8 +67,9 @@ Descriptor caught_signals() {
   return Descriptor(signalfd(-1, &caught, SFD_CLOEXEC | SFD_NONBLOCK));
 }
 
-/// Prints until the job has ended, was interrupted, or has failed and its members had time to leave. The exit code.
-int stay(cluster::Coordinator& coordinator, const Descriptor& signals) {
+/// Prints until the job has ended, was interrupted, or has failed and its members had time to leave. The exit code, or
+/// nothing where the job goes on: with a journal SIGTERM ends this coordinator alone, and the next one takes it over.
+std::optional<int> stay(cluster::Coordinator& coordinator, const Descriptor& signals, bool journal) {
   std::optional<Deadline> end;
   bool interrupted = false;
   while (true) {
@@ -82,6 +83,7 @@ int stay(cluster::Coordinator& coordinator, const Descriptor& signals) {
     signalfd_siginfo info{};
     if (read(signals.get(), &info, sizeof info) != sizeof info) continue;
     if (interrupted) return 130;
+    if (journal && info.ssi_signo == SIGTERM && now.failures.empty()) return std::nullopt;
     interrupted = true;
     coordinator.fail_job("the coordinator was interrupted");
   }
@@ -120,15 +122,24 @@ Run add_coordinator(CLI::App& app, const Invocation&) {
       ->add_option("--heartbeat-limit", options->heartbeat_limit,
                    "Seconds of silence after which a member counts as dead")
       ->capture_default_str();
+  command->add_option("--journal", coordinator.journal,
+                      "File in which this coordinator writes down what another one must know. Started again with it, on the "
+                      "same host and --port, it takes the job over (docs/coordinator.md)");
+  command
+      ->add_option("--coordinator-patience", options->patience,
+                   "--journal: how long ranks and servers go on without a coordinator: 60 (seconds), 10m")
+      ->transform(duration_flag())
+      ->capture_default_str();
   command->footer(
       "Ends when all ranks and servers have registered and left: exit code 0, or 1 when one of them failed. Ctrl-C "
-      "fails the job for all.\n"
+      "fails the job for all; so does SIGTERM, but with --journal that ends the coordinator alone.\n"
       "Kubernetes probes: `grpc: {port: PORT}`, gRPC's standard health service on the same port; with --tls, "
       "`tcpSocket`.\n"
       "Example:  trireme coordinator --ranks 8 --port 29400");
   return [options] {
     make_elastic(*options);
     options->coordinator.heartbeat_limit = Seconds(options->heartbeat_limit);
+    options->coordinator.patience = Seconds(options->patience);
     options->coordinator.token = token_for(*options);
     const Descriptor signals = caught_signals();  // before there are threads
     cluster::Coordinator running(options->coordinator);
@@ -137,7 +148,13 @@ Run add_coordinator(CLI::App& app, const Invocation&) {
     fmt::print("coordinator of job '{}' for {} ranks{}: {}:{}{}\n", options->coordinator.job,
                options->coordinator.ranks, servers, cluster::own_host_name(), running.port(),
                options->coordinator.tls.empty() ? "" : " (TLS)");
-    return stay(running, signals);
+    const bool journal = !options->coordinator.journal.empty();
+    const std::optional<int> end = stay(running, signals, journal);
+    if (end) running.conclude();
+    if (!end)
+      fmt::print("this coordinator ends; the job goes on for {:g} s, in which another one can take it over\n",
+                 options->patience);
+    return end.value_or(0);
   };
 }
 

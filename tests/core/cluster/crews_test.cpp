@@ -1,6 +1,7 @@
 // label: unit
 // Who rows next: single decisions, and a simulation of many random histories of a job, with its own time, in which
-// ranks commit steps as crews while workers come, die, stop, are cut off, and are asked to go.
+// ranks commit steps as crews while workers come, die, stop, are cut off, and are asked to go, and while coordinators
+// with a journal die and are followed by others.
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
@@ -10,6 +11,7 @@
 #include <cstdlib>
 #include <deque>
 #include <map>
+#include <optional>
 #include <random>
 
 #include <trireme/cluster/coordination/crews.h>
@@ -229,6 +231,7 @@ TEST(Crews, NobodyIsTakenInWhileMachinesAreNotKnown) {
 
 constexpr int kSteps = 12;
 constexpr int64_t kHeartbeatLimit = 30, kSessionLimit = 40, kRejoin = 150, kChaos = 250, kLatest = 20'000;
+constexpr int64_t kPatience = 120, kReturn = 50;  // where the coordinator has a journal
 
 using Mask = uint64_t;  // of rank numbers
 Mask bit(int rank) { return Mask{1} << rank; }
@@ -269,11 +272,15 @@ struct Rank {
   std::deque<Word> inbox;
   CrewChange latest;          // crew
   uint64_t ended_before = 0;  // epochs that a loss has ended
+  // Where the coordinator has a journal:
+  bool attached = true, leaving = false, said_ready = false;
+  int64_t contact = 0, confirmed = -1;
 };
 
 class History {
  public:
-  explicit History(uint64_t seed) : random_(seed) {
+  /// With a `journal` the desk dies, and another one takes the job over.
+  explicit History(uint64_t seed, bool journal = false) : random_(seed), journal_(journal) {
     const int first = draw(1, 4);
     policy_ = {draw(1, first), first, chance(70) ? Seconds(kRejoin / 1e3) : Seconds(0)};
     most_ = first + draw(0, 3);
@@ -292,6 +299,8 @@ class History {
   std::string run() {
     for (now_ = 1; now_ < kLatest && fault_.empty(); now_++) {
       if (now_ < kChaos) disturb();
+      if (journal_ && now_ < kChaos) disturb_desk();
+      if (desk_is_down_ && now_ >= desk_returns_) take_over();
       if (replaces_) launch();
       for (size_t i = 0; i < ranks_.size() && fault_.empty(); i++) act(ranks_[i]);
       serve();
@@ -305,12 +314,15 @@ class History {
 
   bool done() const { return done_; }
   uint64_t epochs() const { return book_.epoch; }
+  int desks() const { return desks_; }
 
  private:
   struct Entry {
     Hand hand;
     int64_t heard = 0;
     bool closed = false;
+    bool away = false;              // it has not come back yet
+    std::optional<int64_t> gone{};  // when its stream ended
   };
 
   int draw(int least, int most) {
@@ -324,6 +336,7 @@ class History {
     rank.number = number;
     rank.state = newcomer ? Rank::preparing : Rank::joining;
     rank.prepared = now_ + draw(1, 40);
+    rank.contact = now_;
     ranks_.push_back(rank);
     Entry entry;
     entry.hand = {.rank = number, .ready = !newcomer, .rowed = !newcomer};
@@ -354,13 +367,49 @@ class History {
         return;
       }
       case 5:
-        if (ranks_.size() < 40) add_rank(static_cast<int>(ranks_.size()), true);
+        if (ranks_.size() < 40 && !desk_is_down_) add_rank(static_cast<int>(ranks_.size()), true);
         return;
       case 6:
-        entry(victim.number).hand.drained = true;
+        if (!desk_is_down_) entry(victim.number).hand.drained = true;
         return;
       default:
-        policy_.target = draw(policy_.least, most_);
+        if (!desk_is_down_) policy_.target = draw(policy_.least, most_);
+    }
+  }
+
+  void disturb_desk() {
+    if (closed_ || desk_is_down_) return;
+    if (chance(2)) return end_desk();
+    if (!chance(1)) return;
+    Rank& victim = ranks_[static_cast<size_t>(draw(0, static_cast<int>(ranks_.size()) - 1))];
+    Entry& one = entry(victim.number);  // its connection breaks, and it lives on
+    if (!victim.alive || !victim.attached || cut(victim) || one.hand.standing != Standing::present || one.away) return;
+    detach(victim);
+    lose(one, true);
+  }
+
+  /// Words that are under way may still come, or not.
+  void detach(Rank& rank) {
+    rank.attached = false;
+    to_desk_[rank.number].clear();
+    while (!rank.inbox.empty() && chance(50)) rank.inbox.pop_back();
+  }
+
+  void end_desk() {
+    desk_is_down_ = true;
+    desk_returns_ = now_ + draw(1, chance(20) ? 150 : 60);
+    for (Rank& rank : ranks_) detach(rank);
+  }
+
+  /// Another desk, which knows what was in the journal.
+  void take_over() {
+    desk_is_down_ = false;
+    desks_++;
+    book_.since = at(now_);
+    for (Entry& one : desk_) {
+      one.heard = now_;
+      one.away = one.hand.standing == Standing::present;
+      if (one.gone) one.gone = now_;
     }
   }
 
@@ -372,7 +421,7 @@ class History {
 
   /// What a launcher does that replaces who is lost.
   void launch() {
-    if (closed_ || ranks_.size() >= 60 || !chance(10)) return;
+    if (closed_ || desk_is_down_ || ranks_.size() >= 60 || !chance(10)) return;
     const auto there = std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& rank) { return rank.alive; });
     if (there < policy_.target) add_rank(static_cast<int>(ranks_.size()), true);
   }
@@ -382,6 +431,9 @@ class History {
   bool cut(const Rank& rank) const { return now_ < rank.cut_until; }
 
   void say(Rank& rank, Word::Kind kind, uint64_t epoch = 0) {
+    if (kind == Word::ready) rank.said_ready = true;
+    if (kind == Word::confirm) rank.confirmed = static_cast<int64_t>(epoch);
+    if (!rank.attached) return;  // it says it when it has come back
     Word word{kind, now_ + draw(0, 5), rank.number, {}};
     word.change.epoch = epoch;
     to_desk_[rank.number].push_back(word);
@@ -390,9 +442,10 @@ class History {
   void act(Rank& rank) {
     if (!rank.alive || now_ < rank.stopped_until) return;
     rank.silence = cut(rank) ? rank.silence + 1 : 0;
-    if (rank.silence > kSessionLimit) return kill(rank);  // it stops itself
+    if (!journal_ && rank.silence > kSessionLimit) return kill(rank);  // it stops itself
+    if (journal_ && !stay_in_contact(rank)) return;
     if (chance(70)) hear(rank);  // one that was stopped may go on for a moment before it hears that it was given up
-    if (!rank.alive || !chance(60)) return;
+    if (!rank.alive || rank.leaving || !chance(60)) return;
     switch (rank.state) {
       case Rank::preparing:
         if (now_ < rank.prepared) return;
@@ -410,6 +463,31 @@ class History {
       case Rank::regrouping:
         return regroup(rank);
     }
+  }
+
+  /// False when it has stopped itself, or was given up.
+  bool stay_in_contact(Rank& rank) {
+    if (now_ - rank.contact > kPatience) return kill(rank), false;
+    if (cut(rank) || desk_is_down_) return true;
+    if (!rank.attached && chance(30)) come_back(rank);
+    if (rank.attached) rank.contact = now_;
+    return rank.alive;
+  }
+
+  void come_back(Rank& rank) {
+    Entry& one = entry(rank.number);
+    if (closed_ || one.hand.standing != Standing::present) return kill(rank);
+    if (rank.latest.epoch > book_.epoch) fault_ = "the journal is older than what it was told";
+    rank.attached = true;
+    rank.inbox.clear();
+    one.away = false;
+    one.heard = now_;
+    if (interrupting_.epoch > rank.latest.epoch) tell(rank.number, {Word::crew, 0, 0, interrupting_});
+    if (latest_.epoch > std::max(rank.latest.epoch, interrupting_.epoch))
+      tell(rank.number, {Word::crew, 0, 0, latest_});
+    if (rank.said_ready) say(rank, Word::ready);
+    if (rank.confirmed >= 0) say(rank, Word::confirm, static_cast<uint64_t>(rank.confirmed));
+    if (rank.leaving) say(rank, Word::leave);
   }
 
   void hear(Rank& rank) {
@@ -444,8 +522,10 @@ class History {
   }
 
   void leave(Rank& rank) {
+    if (rank.leaving) return;
     say(rank, Word::leave);
-    kill(rank);
+    rank.leaving = true;  // with a journal until it is heard
+    if (!journal_) kill(rank);
   }
 
   void join(Rank& rank) {
@@ -536,16 +616,36 @@ class History {
       if (one.hand.standing == Standing::present) tell(one.hand.rank, word);
   }
 
-  void lose(Entry& one, bool dead) {
+  void lose(Entry& one, bool disconnected) {
     one.hand.standing = Standing::lost;
-    one.hand.dead = dead;
+    one.hand.dead = disconnected && !journal_;
+    one.hand.ending = disconnected;
+    if (disconnected) one.gone = now_;
     one.hand.loss = "lost";
     tell(one.hand.rank, {Word::closed, 0, 0, {}});
   }
 
+  /// Newcomers alone go on only where nobody can who was there before.
+  void check_replacement(const std::vector<Hand>& hands, const CrewBook& before, const Ranks& crew) {
+    for (const Hand& hand : hands)
+      if (hand.rowed && std::find(crew.begin(), crew.end(), hand.rank) != crew.end()) return;
+    for (const Hand& hand : hands) {
+      const Rank& rank = ranks_[static_cast<size_t>(hand.rank)];
+      const bool rows = hand.rowed && (mask_of(before.ranks) & bit(hand.rank)) != 0 && rank.alive && rank.veteran;
+      if (rows && (!journal_ || now_ - rank.contact <= kPatience))
+        fault_ = fmt::format("newcomers take the place of rank {}, which lives", rank.number);
+    }
+  }
+
   void serve() {
+    if (desk_is_down_) return;
     for (Entry& one : desk_) {
+      if (one.gone && now_ - *one.gone > kPatience + kHeartbeatLimit) one.hand.dead = true;
       if (one.hand.standing != Standing::present) continue;
+      if (one.away) {
+        if (now_ - one.heard > kReturn) lose(one, false);
+        continue;
+      }
       Rank& rank = ranks_[static_cast<size_t>(one.hand.rank)];
       if (!cut(rank)) take_words(one, rank);
       if (one.hand.standing != Standing::present) continue;
@@ -558,14 +658,17 @@ class History {
       if (changes > 3) fault_ = "the desk plans and plans";
   }
 
-  void take_words(Entry& one, const Rank& rank) {
+  void take_words(Entry& one, Rank& rank) {
     if (rank.alive && now_ >= rank.stopped_until && chance(40)) one.heard = now_;
     std::deque<Word>& words = to_desk_[rank.number];
     while (!words.empty() && words.front().when <= now_) {
       const Word word = words.front();
       words.pop_front();
       if (word.kind == Word::ready) one.hand.ready = true;
-      if (word.kind == Word::leave) one.hand.standing = Standing::left;
+      if (word.kind == Word::leave) {
+        one.hand.standing = Standing::left;
+        kill(rank);
+      }
       if (word.kind != Word::confirm) continue;
       one.hand.confirmed = std::max(one.hand.confirmed, static_cast<int64_t>(word.change.epoch));
       one.hand.rowed = true;
@@ -576,6 +679,7 @@ class History {
     std::vector<Hand> hands;
     for (const Entry& one : desk_) hands.push_back(one.hand);
     const CrewPlan plan = plan_crew(at(now_), hands, book_, policy_);
+    const CrewBook before = book_;
     book_ = book_after(at(now_), book_, plan);
     for (int rank : plan.leaving) entry(rank).hand.dismissed = true;
     switch (plan.kind) {
@@ -586,9 +690,16 @@ class History {
         return false;
       case CrewPlan::change:
         meeting(book_.epoch).crew = mask_of(plan.ranks);
+        if (!plan.announced) check_replacement(hands, before, plan.ranks);
         [[fallthrough]];
       case CrewPlan::hold:
-        tell_all({Word::crew, 0, 0, {book_.epoch, plan.ranks, plan.reason, plan.announced, {}}});
+        latest_ = {book_.epoch, plan.ranks, plan.reason, plan.announced, {}};
+        if (!plan.announced) interrupting_ = latest_;
+        if (journal_ && now_ < kChaos && chance(10)) {  // it is in the journal, and nobody has heard of it
+          end_desk();
+          return false;
+        }
+        tell_all({Word::crew, 0, 0, latest_});
         return true;
       case CrewPlan::give_up:
         gave_up_ = plan.reason;
@@ -619,7 +730,12 @@ class History {
   int64_t now_ = 0;
   CrewPolicy policy_;
   int most_ = 1;
+  const bool journal_;
   bool replaces_ = false, closed_ = false, done_ = false;
+  bool desk_is_down_ = false;
+  int64_t desk_returns_ = 0;
+  int desks_ = 1;
+  CrewChange latest_, interrupting_;
   std::vector<Rank> ranks_;
   std::vector<Entry> desk_;  // by rank
   std::map<int, std::deque<Word>> to_desk_;
@@ -645,6 +761,37 @@ TEST(Crews, RandomHistoriesEndAndCommitEachStepOnce) {
   std::printf("%llu histories: %llu ended with all steps, %.1f changes of the crew each\n",
               static_cast<unsigned long long>(histories), static_cast<unsigned long long>(done),
               static_cast<double>(epochs) / static_cast<double>(histories));
+}
+
+/// The same, of jobs whose coordinator dies once or more often, and is followed by another one.
+TEST(Crews, HistoriesWithCoordinatorsThatDieEndToo) {
+  const char* wanted = std::getenv("HISTORIES");
+  const uint64_t histories = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 12'000;
+  uint64_t done = 0, epochs = 0, desks = 0;
+  for (uint64_t seed = 0; seed < histories; seed++) {
+    History history(seed, true);
+    ASSERT_EQ(history.run(), "") << "seed " << seed;
+    done += history.done() ? 1 : 0;
+    epochs += history.epochs();
+    desks += static_cast<uint64_t>(history.desks());
+  }
+  EXPECT_GT(done, histories / 3);
+  EXPECT_GT(epochs, histories);
+  EXPECT_GT(desks, 2 * histories);
+  std::printf("%llu histories: %llu ended with all steps, %.1f changes of the crew and %.1f coordinators each\n",
+              static_cast<unsigned long long>(histories), static_cast<unsigned long long>(done),
+              static_cast<double>(epochs) / static_cast<double>(histories),
+              static_cast<double>(desks) / static_cast<double>(histories));
+}
+
+TEST(Crews, NewcomersWaitForACrewThatEndsByItself) {
+  Job job(1);
+  job.come(1);
+  job.lose(0, false);
+  job.hand(0).ending = true;
+  EXPECT_EQ(job.next().kind, CrewPlan::stay);
+  job.hand(0).dead = true;
+  EXPECT_EQ(job.next().ranks, (Ranks{1}));
 }
 
 }  // namespace

@@ -16,12 +16,15 @@
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/member_metrics.h>
 #include <trireme/cluster/coordination/reach.h>
+#include <trireme/cluster/journal/file.h>
 #include <trireme/cluster/status_door.h>
 
 #include "wire.h"
 
 namespace trireme::cluster {
 namespace {
+
+constexpr Seconds kReturn{5};
 
 /// The stream of one member. gRPC calls the On… functions, one at a time except OnCancel; the desk calls the others.
 class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::ToMember>, public Line {
@@ -40,7 +43,7 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
     if (!ok) return end();
     uint64_t member = member_;
     serve(*desk_, token_, incoming_, address_, member, self_);
-    if (member_.exchange(member) == 0 && cancelled_) desk_->disconnected(member);
+    if (member_.exchange(member) == 0 && cancelled_) desk_->disconnected(member, this);
     StartRead(&incoming_);
   }
   void OnCancel() override {
@@ -108,7 +111,7 @@ class Attendance final : public grpc::ServerBidiReactor<wire::FromMember, wire::
 
  private:
   void end() {
-    if (const uint64_t member = member_) desk_->disconnected(member);
+    if (const uint64_t member = member_) desk_->disconnected(member, this);
     const Lock lock(mutex_);
     outbox_.clear();
     closing_ = true;
@@ -246,6 +249,13 @@ void check(const CoordinatorOptions& options) {
   if (options.least < 1 || options.least > options.ranks || (options.most != 0 && options.most < options.ranks))
     fail<InvalidArgument>("a job that starts with {} workers cannot have {} at least and {} at most", options.ranks,
                           options.least, options.most);
+  if (!(options.patience > Seconds(0) && options.patience <= Seconds(86400)))
+    fail<InvalidArgument>("members wait for a coordinator for more than 0 and up to 86400 seconds, not {:g}",
+                          options.patience.count());
+  if (!options.journal.empty() && options.port == 0 && options.socket.empty())
+    fail<InvalidArgument>(
+        "a coordinator with a journal needs a port of its own: members look for the next one where this "
+        "one was. Give --port");
   if (!(options.rejoin_timeout >= Seconds(0)))
     fail<InvalidArgument>("the rejoin timeout must be 0 seconds or more, not {:g}", options.rejoin_timeout.count());
   size_t bytes = 0;
@@ -280,6 +290,12 @@ DeskOptions desk_options(const CoordinatorOptions& options) {
                      options.rejoin_timeout};
   desk.limits = options.limits;
   desk.spec = options.spec;
+  if (options.journal.empty()) return desk;
+  desk.journal = journal::open_file_journal(options.journal);
+  desk.patience = options.patience;
+  // A member sees after the heartbeat limit at the latest that its coordinator is gone, and then looks for it all the
+  // time.
+  desk.membership.return_limit = std::min(options.patience, options.heartbeat_limit + kReturn);
   return desk;
 }
 
@@ -355,6 +371,7 @@ bool Coordinator::wait_ended(const Deadline& deadline) const { return state_->de
 std::string Coordinator::set_target(int workers) { return state_->desk->set_target(workers); }
 std::string Coordinator::drain(int rank) { return state_->desk->drain(rank); }
 int Coordinator::next_rank() { return state_->desk->next_rank(); }
+void Coordinator::conclude() { state_->desk->conclude(); }
 void Coordinator::fail_job(const std::string& reason) { state_->desk->fail_job(reason); }
 std::vector<std::string> Coordinator::take_events() { return state_->desk->take_events(); }
 int Coordinator::descriptor() const { return state_->desk->descriptor(); }

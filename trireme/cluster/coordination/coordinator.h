@@ -29,6 +29,9 @@ struct CoordinatorOptions {
   int least = 1;              // workers; fewer do not go on
   int most = 0;               // that may be wanted; 0: no limit
   Seconds rejoin_timeout{0};  // how long too few wait for newcomers; 0: not at all
+  // Where the coordinator may die (docs/coordinator.md):
+  std::string journal;   // file, from which it takes over a job that has not ended; "": its death is the job's end
+  Seconds patience{60};  // with a journal: how long members go on without a coordinator
 };
 
 /// Serves from its construction to its destruction. Thread-safe.
@@ -45,6 +48,8 @@ class Coordinator {
   std::vector<MemberMetrics> counted() const;
   /// Blocks until the job was complete or has failed, and nobody is left. False when the deadline passes first.
   bool wait_ended(const Deadline& deadline) const;
+  /// For the journal: the job has come to its end, and whoever is started with it later begins anew.
+  void conclude();
   /// Fails the job for a reason outside of it, such as Ctrl-C: all members hear it at once.
   void fail_job(const std::string& reason);
 

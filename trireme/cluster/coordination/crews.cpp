@@ -47,7 +47,10 @@ class Planner {
     settled_ = confirmed && !book.held;
     for (const Hand& hand : hands) {
       const bool rows = has(book.ranks, hand.rank) || (!settled_ && has(book.before, hand.rank));
-      if (rows && hand.rowed) all_dead_ = all_dead_ && hand.standing == Standing::lost && hand.dead;
+      if (rows && hand.rowed) {
+        all_dead_ = all_dead_ && hand.standing == Standing::lost && hand.dead;
+        all_end_ = all_end_ && hand.standing == Standing::lost && (hand.dead || hand.ending);
+      }
       if (!rows || hand.standing != Standing::lost) continue;
       losses_ += (losses_.empty() ? "" : "; ") + hand.loss;
       lost_++;
@@ -125,6 +128,7 @@ class Planner {
       "Start more workers, or lower the least number of workers, and resume from the newest checkpoint";
 
   CrewPlan unsafe(const std::string& losses) const {
+    if (all_end_) return {};
     return {CrewPlan::give_up,
             false,
             {},
@@ -186,6 +190,7 @@ class Planner {
   bool settled_ = false;                       // all of the crew have confirmed that they are in it
   bool placed_ = true;                         // machines of the crew are known
   bool left_before_ = false;                   // somebody of the crew, before it was in it
+  bool all_end_ = true;                        // of the same: all are dead, or will be before long
   bool all_dead_ = true;                       // all who may row; newcomers that have not rowed yet do not count
   int at_peace_ = 0, staying_ = 0, lost_ = 0;  // of the crew; newcomers that have not rowed yet do not stay
   std::string losses_;

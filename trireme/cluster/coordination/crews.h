@@ -25,6 +25,7 @@ struct Hand {
   int rank = 0;
   Standing standing = Standing::present;
   bool dead = false;       // lost: its process has ended for certain. Otherwise it was silent, and may live
+  bool ending = false;     // lost: it has ended, or will have before long, and is counted as dead then
   std::string loss;        // lost: a full sentence about it
   bool ready = true;       // it can row: the first crew from the start, a newcomer when it says so
   bool rowed = true;       // it is or was in a crew that it knows of: the first from the start, a newcomer when it has

@@ -14,6 +14,8 @@
 #include <trireme/base/lock.h>
 #include <trireme/cluster/coordination/crews.h>
 #include <trireme/cluster/coordination/desk.h>
+#include <trireme/cluster/coordination/desk_image.h>
+#include <trireme/cluster/coordination/held_line.h>
 #include <trireme/cluster/coordination/tls.h>
 
 namespace trireme::cluster {
@@ -68,6 +70,7 @@ struct Desk::State {
     target = options.membership.ranks;
     next_number = options.membership.ranks;
     reset_crew();
+    if (options.journal) open_journal();
   }
 
   const DeskOptions options;
@@ -92,6 +95,179 @@ struct Desk::State {
   std::deque<std::string> events TRIREME_GUARDED_BY(mutex);
   bool closed TRIREME_GUARDED_BY(mutex) = false;
   std::unordered_map<uint64_t, Counted> counted TRIREME_GUARDED_BY(mutex);  // by member
+
+  // ---- the journal ----
+  // Under `mutex`, changes are noted and what depends on them goes to the outbox; flush() makes the changes durable
+  // and then lets the words go. Who comes while another one waits for the disk has its changes written with others'.
+
+  const std::shared_ptr<Outbox> outbox = std::make_shared<Outbox>();
+  Mutex journal_mutex;  // before `mutex`
+  ImageChanges image TRIREME_GUARDED_BY(mutex);
+  std::set<std::string> dirty TRIREME_GUARDED_BY(mutex);            // keys of values that have changed
+  journal::Changes pending TRIREME_GUARDED_BY(mutex);               // that are not written yet
+  std::map<uint64_t, uint64_t> attempts TRIREME_GUARDED_BY(mutex);  // the latest connection of those who came back
+  CrewChange latest TRIREME_GUARDED_BY(mutex);                      // change of the crew
+  CrewChange interrupting TRIREME_GUARDED_BY(mutex);                // the last that followed a loss
+
+  Seconds patience() const { return options.journal ? options.patience : Seconds(0); }
+
+  std::shared_ptr<Line> held(const std::shared_ptr<Line>& line) const {
+    if (!options.journal) return line;
+    return std::make_shared<HeldLine>(line, outbox);
+  }
+
+  DeskFacts facts() const {
+    const MembershipOptions& membership = options.membership;
+    return {options.job, fingerprint(options.token), membership.ranks, membership.servers, elastic()};
+  }
+
+  void note() TRIREME_REQUIRES(mutex) {
+    if (!options.journal) return dirty.clear();
+    const DeskBooks books{next_id, past_epochs, next_number, target, over, book, crew_reason, latest, interrupting};
+    for (journal::Change& change : image.since(facts(), books, attendees, failures))
+      pending.push_back(std::move(change));
+    note_values();
+  }
+
+  void note_values() TRIREME_REQUIRES(mutex) {
+    if (!options.journal) return dirty.clear();
+    for (const std::string& key : dirty) {
+      const auto value = values.find(key);
+      pending.push_back({ImageChanges::key_of_value(key),
+                         value == values.end() ? std::nullopt : std::optional<std::string>(value->second)});
+    }
+    dirty.clear();
+  }
+
+  /// Blocks as long as the journal's disk does.
+  void flush() TRIREME_EXCLUDES(mutex) {
+    if (!options.journal) return;
+    const Lock turn(journal_mutex);
+    journal::Changes changes;
+    std::vector<Outbox::Word> words;
+    {
+      const Lock lock(mutex);
+      changes.swap(pending);
+      words = outbox->take();
+    }
+    options.journal->write(changes);
+    for (const Outbox::Word& word : words) word();
+    const std::vector<std::string> remarks = options.journal->take_remarks();
+    if (remarks.empty()) return;
+    const Lock lock(mutex);
+    for (const std::string& remark : remarks) tell(remark);
+  }
+
+  /// After every request, without the lock.
+  void settle(const Answers& answers) TRIREME_EXCLUDES(mutex) {
+    flush();
+    give(answers);
+  }
+
+  void open_journal() TRIREME_REQUIRES(mutex) {
+    std::optional<DeskImage> found = image_of(*options.journal);
+    for (const std::string& remark : options.journal->take_remarks()) tell(remark);
+    if (found && !found->concluded) {
+      const std::string refusal = facts_refusal(found->facts, facts(), options.journal->name());
+      if (!refusal.empty()) fail<InvalidArgument>("{}", refusal);
+      take_over(std::move(*found));
+    } else {
+      for (const auto& [key, value] : options.journal->contents()) pending.push_back({key, std::nullopt});
+    }
+    note();
+  }
+
+  void take_over(DeskImage found) TRIREME_REQUIRES(mutex) {
+    const auto now = Clock::now();
+    attendees = std::move(found.attendees);
+    size_t awaited = 0;
+    for (Attendee& attendee : attendees) {
+      attendee.heard = attendee.gone = now;
+      attendee.away = attendee.standing == Standing::present && !attendee.exit_code;
+      awaited += attendee.away ? 1 : 0;
+    }
+    values = std::move(found.values);
+    for (const auto& [key, value] : values) bytes += key.size() + value.size();
+    failures = std::move(found.failures);
+    DeskBooks& books = found.books;
+    next_id = books.next_id, past_epochs = books.past_epochs;
+    next_number = books.next_number, target = books.target, over = books.over;
+    book = std::move(books.book);
+    book.since = now;
+    crew_reason = std::move(books.crew_reason);
+    latest = std::move(books.latest), interrupting = std::move(books.interrupting);
+    tell(fmt::format("job '{}' is taken over from the journal {}: {} of {} members are awaited", options.job,
+                     options.journal->name(), awaited, attendees.size()));
+    Answers nobody;
+    review(nobody);
+  }
+
+  /// Who was there before, as its secret shows; nullptr: nobody.
+  Attendee* known(const Hello& hello) TRIREME_REQUIRES(mutex) {
+    if (!options.journal || hello.secret.empty()) return nullptr;
+    const std::string secret = fingerprint(hello.secret);
+    for (Attendee& attendee : attendees)
+      if (!attendee.secret.empty() && same_secret(attendee.secret, secret) &&
+          (hello.returning == 0 || hello.returning == attendee.id))
+        return &attendee;
+    return nullptr;
+  }
+
+  Welcome welcome_for(uint64_t id) const {
+    const MembershipOptions& membership = options.membership;
+    return {id,           options.job, membership.ranks, membership.servers, membership.heartbeat_limit,
+            options.host, {},          options.spec,     elastic(),          patience()};
+  }
+
+  /// What it may have missed.
+  void bring_up_to_date(Line& line, const Attendee& attendee, uint64_t heard) TRIREME_REQUIRES(mutex) {
+    if (attendee.member.rank >= 0) line.placed(attendee.member);
+    if (!failures.empty()) line.notice(failures.front());
+    if (interrupting.epoch > heard) line.crew(interrupting);
+    if (latest.epoch > std::max(heard, interrupting.epoch)) line.crew(latest);
+    if (!attendee.dismissal.empty()) line.dismissed(attendee.dismissal);
+  }
+
+  /// With another connection. The id, or 0 where the line has been closed.
+  uint64_t come_back(Attendee& attendee, const Hello& hello, const std::shared_ptr<Line>& line, Answers& answers)
+      TRIREME_REQUIRES(mutex) {
+    if (attendee.standing == Standing::lost)
+      return line->close(failures.empty() ? given_up(attendee.loss) : failed_refusal()), 0;
+    uint64_t& attempt = attempts[attendee.id];
+    if (hello.attempt != 0 && hello.attempt <= attempt)
+      return line->close(Refusal{Refused::cancelled, "has a newer connection of this process"}), 0;
+    attempt = hello.attempt;
+    if (hello.heard > book.epoch)
+      note_failure({-1, options.host,
+                    fmt::format("{} has heard of epoch {}, but the journal {} ends at epoch {}: it is older than the "
+                                "job. Resume from the newest checkpoint",
+                                name_of(attendee.member), hello.heard, options.journal->name(), book.epoch)},
+                   answers);
+    line->welcome(welcome_for(attendee.id));
+    if (attendee.standing == Standing::left || attendee.exit_code) {  // its goodbye was heard, but not the answer to it
+      line->farewell();
+      return line->close(std::nullopt), 0;
+    }
+    if (Line* before = line_of(attendee.id))
+      before->close(Refusal{Refused::cancelled, "has a newer connection of this process"});
+    lines[attendee.id] = line;
+    attendee.away = false;
+    attendee.connected = attendee.fresh = true;
+    attendee.heard = Clock::now();
+    tell(fmt::format("{} is back", name_of(attendee.member)));
+    bring_up_to_date(*line, attendee, hello.heard);
+    review(answers);
+    return attendee.id;
+  }
+
+  static Refusal given_up(const std::string& why) {
+    return {Refused::failed, why + ". It was given up for lost, and the others go on without it"};
+  }
+
+  static void hear(Attendee& attendee) {
+    attendee.heard = Clock::now();
+    attendee.fresh = false;
+  }
 
   Attendee* find(uint64_t id) TRIREME_REQUIRES(mutex) {
     const auto place = std::lower_bound(attendees.begin(), attendees.end(), id,
@@ -146,6 +322,7 @@ struct Desk::State {
 
   void reset_crew() TRIREME_REQUIRES(mutex) {
     book = {};
+    latest = interrupting = {};
     for (int rank = 0; rank < options.membership.ranks; rank++) book.ranks.push_back(rank);
     over = false;
     crew_reason.clear();
@@ -153,12 +330,14 @@ struct Desk::State {
 
   std::vector<Hand> hands() const TRIREME_REQUIRES(mutex) {
     std::vector<Hand> result;
+    const auto now = Clock::now();
     for (const Attendee& a : attendees) {
       if (a.member.kind != Member::worker || a.member.rank < 0) continue;
       const bool gave_up = a.standing == Standing::present && a.exit_code;  // it is not known yet why
       result.push_back({.rank = a.member.rank,
                         .standing = gave_up ? Standing::lost : a.standing,
-                        .dead = !a.connected || a.exit_code,
+                        .dead = a.exit_code || (!a.connected && has_ended(now, a)),
+                        .ending = !a.connected,
                         .loss = gave_up ? name_of(a.member) + " has given up" : a.loss,
                         .ready = !a.member.newcomer || a.ready,
                         .rowed = !a.member.newcomer || a.confirmed >= 0,
@@ -168,6 +347,11 @@ struct Desk::State {
                         .confirmed = a.confirmed});
     }
     return result;
+  }
+
+  /// Where it waits for a coordinator to come back, it may live on without its stream until its patience has passed.
+  bool has_ended(Clock::time_point now, const Attendee& a) const {
+    return patience() == Seconds(0) || Seconds(now - a.gone) > patience() + options.membership.heartbeat_limit;
   }
 
   CrewPolicy policy() const TRIREME_REQUIRES(mutex) {
@@ -192,6 +376,7 @@ struct Desk::State {
 
   void dismiss(Attendee& member, const std::string& reason) TRIREME_REQUIRES(mutex) {
     if (std::exchange(member.dismissed, true)) return;
+    member.dismissal = reason;
     if (Line* line = line_of(member.id)) line->dismissed(reason);
   }
 
@@ -256,15 +441,19 @@ struct Desk::State {
     const std::string prefix = "epoch ";
     for (auto entry = values.lower_bound(prefix); entry != values.end() && entry->first.starts_with(prefix);) {
       const bool old = std::strtoull(entry->first.c_str() + prefix.size(), nullptr, 10) + 2 <= book.epoch;
-      if (old) bytes -= entry->first.size() + entry->second.size();
+      if (old) {
+        bytes -= entry->first.size() + entry->second.size();
+        dirty.insert(entry->first);
+      }
       entry = old ? values.erase(entry) : std::next(entry);
     }
   }
 
   void push_crew(const CrewPlan& plan) TRIREME_REQUIRES(mutex) {
     crew_reason = plan.reason;
-    const CrewChange change{book.epoch, plan.ranks, plan.reason, plan.announced, machines_of(plan.ranks)};
-    for (auto& [id, line] : lines) line->crew(change);
+    latest = {book.epoch, plan.ranks, plan.reason, plan.announced, machines_of(plan.ranks)};
+    if (!plan.announced) interrupting = latest;
+    for (auto& [id, line] : lines) line->crew(latest);
     for (int rank : plan.leaving) {
       Attendee* worker = worker_of(rank);
       if (worker == nullptr) continue;
@@ -310,10 +499,9 @@ struct Desk::State {
     tell(departure.reason);
     if (line == lines.end()) return;
     if (gone->exit_code) line->second->farewell();
-    const bool given_up = departure.standing == Standing::lost && !departure.failure;
-    const std::string text =
-        given_up ? departure.reason + ". It was given up for lost, and the others go on without it" : departure.reason;
-    line->second->close(gone->exit_code ? std::nullopt : std::optional(Refusal{Refused::failed, text}));
+    const bool others_go_on = departure.standing == Standing::lost && !departure.failure;
+    const Refusal refusal = others_go_on ? given_up(departure.reason) : Refusal{Refused::failed, departure.reason};
+    line->second->close(gone->exit_code ? std::nullopt : std::optional(refusal));
     lines.erase(line);
   }
 
@@ -329,6 +517,7 @@ struct Desk::State {
     if (!had_failed && !failures.empty()) return review(answers);
     if (book.held && failures.empty()) decision.ended = false;  // newcomers may come
     if (decision.complete && !was_complete) tell(decision.reason);
+    note();
     changed.notify_all();
   }
 
@@ -348,7 +537,9 @@ struct Desk::State {
   void begin_anew() TRIREME_REQUIRES(mutex) {
     past_epochs += epoch_of(attendees);
     attendees.clear();
+    attempts.clear();
     counted.clear();
+    for (const auto& [key, value] : values) dirty.insert(key);
     values.clear();
     called.clear();
     bytes = 0;
@@ -372,6 +563,37 @@ struct Desk::State {
     std::set<uint64_t> kept;
     for (const Attendee& attendee : attendees) kept.insert(attendee.id);
     std::erase_if(counted, [&](const auto& entry) { return !kept.contains(entry.first); });
+  }
+
+  /// For the first time. The id, or 0 where the line has been closed.
+  uint64_t come(const Hello& hello, const std::shared_ptr<Line>& given, Answers& answers) TRIREME_REQUIRES(mutex) {
+    if (decision.ended && !hello.member.newcomer) begin_anew();
+    forget_replaced();
+    const MembershipOptions& membership = options.membership;
+    Member wanted = hello.member;
+    if (wanted.kind == Member::agent && elastic() && decision.underway) {
+      wanted.newcomer = true;  // a host that comes later brings more workers, up to the most
+      want_more(std::max(1, wanted.slots));
+    }
+    if (wanted.newcomer && wanted.rank < 0) wanted.rank = next_number;
+    const Admission admission = admit(wanted, hello.address, attendees, membership);
+    if (!admission.refusal.empty()) return given->close(Refusal{Refused::argument, "refuses: " + admission.refusal}), 0;
+    const uint64_t id = next_id++;
+    attendees.push_back({id, admission.member, hello.address, Standing::present, Clock::now()});
+    if (options.journal && !hello.secret.empty()) attendees.back().secret = fingerprint(hello.secret);
+    if (admission.member.kind != Member::server)
+      next_number = std::max(next_number, cluster::next_number(attendees, membership));
+    const std::shared_ptr<Line> line = lines[id] = held(given);
+    if (admission.member.kind == Member::worker && admission.member.newcomer) note_arrival(hello.address);
+    const std::string warning = clock_warning(hello.member.host, hello.wall_clock, options.host, wall_clock());
+    Welcome welcome = welcome_for(id);
+    if (!warning.empty()) welcome.warnings.push_back(warning);
+    line->welcome(welcome);
+    tell(fmt::format("{} has registered{}{}", name_of(admission.member), warning.empty() ? "" : "; ", warning));
+    if (admission.member.rank >= 0) line->placed(admission.member);
+    place();
+    review(answers);
+    return id;
   }
 
   CrewSnapshot crew_now() const TRIREME_REQUIRES(mutex) {
@@ -399,11 +621,15 @@ struct Desk::State {
       if (!member && !hand.ready) crew.preparing.push_back(hand.rank);
       if (hand.drained || hand.dismissed) crew.leaving.push_back(hand.rank);
     }
+    for (const Attendee& a : attendees)
+      if (a.away && a.member.kind == Member::worker && a.standing == Standing::present)
+        crew.away.push_back(a.member.rank);
     std::sort(crew.ranks.begin(), crew.ranks.end());
     return crew;
   }
 
-  std::optional<Refusal> refusal_of(const Hello& hello) const TRIREME_REQUIRES(mutex) {
+  /// Also of one that comes back.
+  std::optional<Refusal> refusal_of_stranger(const Hello& hello) const TRIREME_REQUIRES(mutex) {
     const std::string host = tame(hello.member.host, kNameBytes);
     if (closed) return Refusal{Refused::cancelled, "is shutting down"};
     if (hello.version != options.version)
@@ -414,6 +640,17 @@ struct Desk::State {
       return Refusal{Refused::argument,
                      fmt::format("serves job '{}', not '{}': start one coordinator per job, with another --port",
                                  options.job, tame(hello.job, kNameBytes))};
+    return std::nullopt;
+  }
+
+  std::optional<Refusal> refusal_of(const Hello& hello) const TRIREME_REQUIRES(mutex) {
+    const std::string host = tame(hello.member.host, kNameBytes);
+    if (hello.returning != 0)
+      return Refusal{
+          Refused::argument,
+          fmt::format("does not know host {} (process {}) as member {}: it serves another job now, or has no "
+                      "journal of this one",
+                      host, hello.member.pid, hello.returning)};
     if (!failures.empty()) return failed_refusal();
     const bool comes_late = hello.member.newcomer || (hello.member.kind == Member::agent && decision.underway);
     if (comes_late && over)
@@ -466,13 +703,14 @@ std::string describe(const CrewSnapshot& crew) {
   add("spares", crew.spares);
   add("preparing", crew.preparing);
   add("leaving", crew.leaving);
+  add("away", crew.away);
   add("lost", crew.lost);
   text += fmt::format("; {} wanted, at least {}", crew.target, crew.least);
   if (crew.most > 0) text += fmt::format(" and at most {}", crew.most);
   return text;
 }
 
-Desk::Desk(DeskOptions options) : state_(std::make_unique<State>(std::move(options))) {}
+Desk::Desk(DeskOptions options) : state_(std::make_unique<State>(std::move(options))) { state_->flush(); }
 Desk::~Desk() = default;
 
 bool Desk::knows(const std::string& token) const { return same_secret(token, state_->options.token); }
@@ -488,34 +726,15 @@ uint64_t Desk::attend(const std::string& token, const Hello& hello, const std::s
   {
     State& state = *state_;
     const Lock lock(state.mutex);
-    if (auto refusal = state.refusal_of(hello)) return line->close(refusal), 0;
-    if (state.decision.ended && !hello.member.newcomer) state.begin_anew();
-    state.forget_replaced();
-    const MembershipOptions& membership = state.options.membership;
-    Member wanted = hello.member;
-    if (wanted.kind == Member::agent && state.elastic() && state.decision.underway) {
-      wanted.newcomer = true;  // a host that comes later brings more workers, up to the most
-      state.want_more(std::max(1, wanted.slots));
+    if (auto refusal = state.refusal_of_stranger(hello)) return line->close(refusal), 0;
+    if (Attendee* known = state.known(hello)) {
+      id = state.come_back(*known, hello, state.held(line), answers);
+    } else {
+      if (auto refusal = state.refusal_of(hello)) return line->close(refusal), 0;
+      id = state.come(hello, line, answers);
     }
-    if (wanted.newcomer && wanted.rank < 0) wanted.rank = state.next_number;
-    const Admission admission = admit(wanted, hello.address, state.attendees, membership);
-    if (!admission.refusal.empty()) return line->close(Refusal{Refused::argument, "refuses: " + admission.refusal}), 0;
-    id = state.next_id++;
-    state.attendees.push_back({id, admission.member, hello.address, Standing::present, Clock::now()});
-    if (admission.member.kind != Member::server)
-      state.next_number = std::max(state.next_number, next_number(state.attendees, membership));
-    state.lines[id] = line;
-    if (admission.member.kind == Member::worker && admission.member.newcomer) state.note_arrival(hello.address);
-    const std::string warning = clock_warning(hello.member.host, hello.wall_clock, state.options.host, wall_clock());
-    line->welcome({id, state.options.job, membership.ranks, membership.servers, membership.heartbeat_limit,
-                   state.options.host, warning.empty() ? std::vector<std::string>{} : std::vector{warning},
-                   state.options.spec, state.elastic()});
-    state.tell(fmt::format("{} has registered{}{}", name_of(admission.member), warning.empty() ? "" : "; ", warning));
-    if (admission.member.rank >= 0) line->placed(admission.member);
-    state.place();
-    state.review(answers);
   }
-  give(answers);
+  state_->settle(answers);
   return id;
 }
 
@@ -525,7 +744,7 @@ void Desk::heartbeat(const std::string& token, uint64_t member, const std::strin
   const Lock lock(state_->mutex);
   Attendee* attendee = state_->find(member);
   if (attendee == nullptr || attendee->exit_code) return;
-  attendee->heard = Clock::now();
+  State::hear(*attendee);
   if (news) state_->counted[member] = {std::move(*news), attendee->heard};
   if (Line* line = state_->line_of(member)) line->heartbeat(attendee->member.rank < 0 ? state_->decision.reason : "");
 }
@@ -543,7 +762,7 @@ void Desk::leave(const std::string& token, uint64_t member, int exit_code, const
     attendee->reported_rank =
         rank >= 0 && rank < (state_->elastic() ? kRankNumbers : state_->options.membership.ranks) ? rank : -1;
     attendee->reported_server = server >= 0 && server < state_->options.membership.servers ? server : -1;
-    attendee->heard = Clock::now();
+    State::hear(*attendee);
     state_->review(answers);
     // One that gave up stays in the books until somebody else is known to be the cause, but need not wait for that
     // itself.
@@ -553,7 +772,7 @@ void Desk::leave(const std::string& token, uint64_t member, int exit_code, const
       state_->lines.erase(line);
     }
   }
-  give(answers);
+  state_->settle(answers);
 }
 
 void Desk::ready(const std::string& token, uint64_t member, const std::string& machine) {
@@ -565,11 +784,11 @@ void Desk::ready(const std::string& token, uint64_t member, const std::string& m
     if (attendee == nullptr || attendee->exit_code || attendee->ready) return;
     attendee->ready = true;
     attendee->member.machine = tame(machine, kNameBytes);
-    attendee->heard = Clock::now();
+    State::hear(*attendee);
     state_->tell(fmt::format("{} is ready", name_of(attendee->member)));
     state_->review(answers);
   }
-  give(answers);
+  state_->settle(answers);
 }
 
 void Desk::confirm(const std::string& token, uint64_t member, uint64_t epoch, const std::string& machine) {
@@ -581,10 +800,10 @@ void Desk::confirm(const std::string& token, uint64_t member, uint64_t epoch, co
     if (attendee == nullptr || attendee->exit_code || epoch > state_->book.epoch) return;
     attendee->confirmed = std::max(attendee->confirmed, static_cast<int64_t>(epoch));
     if (attendee->member.machine.empty()) attendee->member.machine = tame(machine, kNameBytes);
-    attendee->heard = Clock::now();
+    State::hear(*attendee);
     state_->review(answers);
   }
-  give(answers);
+  state_->settle(answers);
 }
 
 std::string Desk::set_target(int workers) {
@@ -603,23 +822,26 @@ std::string Desk::set_target(int workers) {
     state.target = workers;
     state.review(answers);
   }
-  give(answers);
+  state_->settle(answers);
   return "";
 }
 
 void Desk::call_for_workers() {
-  State& state = *state_;
-  const Lock lock(state.mutex);
-  if (!state.elastic() || !state.decision.underway || state.over || !state.failures.empty()) return;
-  std::map<uint64_t, int> calls;
-  for (int missing = state.missing_workers(); missing > 0; missing--) {
-    const Attendee* agent = state.least_loaded_agent();
-    if (agent == nullptr) return;
-    state.called[agent->id]++;
-    calls[agent->id]++;
+  {
+    State& state = *state_;
+    const Lock lock(state.mutex);
+    if (!state.elastic() || !state.decision.underway || state.over || !state.failures.empty()) return;
+    std::map<uint64_t, int> calls;
+    for (int missing = state.missing_workers(); missing > 0; missing--) {
+      const Attendee* agent = state.least_loaded_agent();
+      if (agent == nullptr) return;
+      state.called[agent->id]++;
+      calls[agent->id]++;
+    }
+    for (const auto& [agent, workers] : calls)
+      if (Line* line = state.line_of(agent)) line->more(workers);
   }
-  for (const auto& [agent, workers] : calls)
-    if (Line* line = state.line_of(agent)) line->more(workers);
+  state_->settle({});
 }
 
 std::string Desk::drain(int rank) {
@@ -640,25 +862,40 @@ std::string Desk::drain(int rank) {
       state.dismiss(*worker, "it was asked to go before it came into the crew");
     state.review(answers);
   }
-  give(answers);
+  state_->settle(answers);
   return "";
 }
 
 int Desk::next_rank() {
-  const Lock lock(state_->mutex);
-  return state_->next_number++;
+  int rank = 0;
+  {
+    const Lock lock(state_->mutex);
+    rank = state_->next_number++;
+    state_->note();
+  }
+  state_->flush();
+  return rank;
 }
 
-void Desk::disconnected(uint64_t member) {
+void Desk::disconnected(uint64_t member, const Line* line) {
   Answers answers;
   {
     const Lock lock(state_->mutex);
     Attendee* attendee = state_->find(member);
-    if (attendee == nullptr) return;
-    attendee->connected = false;
+    if (attendee == nullptr || state_->closed) return;
+    const auto place = state_->lines.find(member);
+    if (line != nullptr && (place == state_->lines.end() || place->second->origin() != line)) return;
+    if (attendee->fresh) {  // one of several connections with which it tried to come back
+      attendee->away = true;
+      attendee->heard = Clock::now();
+      if (place != state_->lines.end()) state_->lines.erase(place);
+    } else {
+      attendee->connected = false;
+      attendee->gone = Clock::now();
+    }
     state_->review(answers);
   }
-  give(answers);
+  state_->settle(answers);
 }
 
 std::optional<Refusal> Desk::put(const std::string& token, uint64_t member, const std::string& key,
@@ -673,13 +910,15 @@ std::optional<Refusal> Desk::put(const std::string& token, uint64_t member, cons
     const auto [place, fresh] = state.values.try_emplace(key);
     state.bytes += (fresh ? key.size() : 0) + value.size() - place->second.size();
     place->second = value;
+    state.dirty.insert(key);
+    state.note_values();
     while (true) {
       const auto first = state.waiting.find(key);
       if (first == state.waiting.end()) break;
       answers.emplace_back(state.take_waiter(first->second), value);
     }
   }
-  give(answers);
+  state_->settle(answers);
   return std::nullopt;
 }
 
@@ -696,6 +935,7 @@ uint64_t Desk::get(const std::string& token, uint64_t member, const std::string&
   }
   if (now) {
     lock.unlock();
+    state_->flush();  // the value may have been put a moment ago
     return answer(*now), 0;
   }
   const uint64_t ticket = state_->next_ticket++;
@@ -720,7 +960,7 @@ void Desk::tick(Seconds blind) {
         attendee.heard = std::min(Clock::now(), attendee.heard + std::chrono::duration_cast<Clock::duration>(blind));
     state_->review(answers);
   }
-  give(answers);
+  state_->settle(answers);
 }
 
 void Desk::fail_job(const std::string& reason) {
@@ -731,7 +971,15 @@ void Desk::fail_job(const std::string& reason) {
     state_->tell(reason);
     state_->review(answers);
   }
-  give(answers);
+  state_->settle(answers);
+}
+
+void Desk::conclude() {
+  {
+    const Lock lock(state_->mutex);
+    if (state_->options.journal) state_->pending.push_back(ImageChanges::conclusion());
+  }
+  state_->flush();
 }
 
 void Desk::close() {
@@ -745,7 +993,7 @@ void Desk::close() {
     state_->lines.clear();
     state_->changed.notify_all();
   }
-  give(answers);
+  state_->settle(answers);
 }
 
 Snapshot Desk::snapshot() const {

@@ -14,6 +14,7 @@
 #include <trireme/cluster/coordination/job.h>
 #include <trireme/cluster/coordination/member_metrics.h>
 #include <trireme/cluster/coordination/membership.h>
+#include <trireme/cluster/journal/journal.h>
 
 namespace trireme::cluster {
 
@@ -41,6 +42,11 @@ struct Hello {
   Member member;
   std::string address;    // where the connection comes from
   double wall_clock = 0;  // seconds since 1970
+  // Where another coordinator may follow one that died:
+  std::string secret;      // known to this process alone, for when it comes back; "": it does not
+  uint64_t returning = 0;  // the member that it was; 0: it comes for the first time
+  uint64_t heard = 0;      // the latest crew that it was told
+  uint64_t attempt = 0;    // grows with every connection of this process
 };
 
 struct Welcome {
@@ -53,6 +59,7 @@ struct Welcome {
   std::vector<std::string> warnings;
   JobSpec spec;
   bool elastic = false;  // the job goes on when a rank is lost
+  Seconds patience{0};   // how long members wait for a coordinator to come back; 0: not at all
 };
 
 /// The way back to a member. Must not block, nor call the desk.
@@ -71,6 +78,8 @@ class Line {
   virtual void farewell() = 0;
   /// Ends the stream after what was said before; nothing follows.
   virtual void close(const std::optional<Refusal>& refusal) = 0;
+  /// The one that was given to the desk.
+  virtual const Line* origin() const { return this; }
 };
 
 struct DeskOptions {
@@ -81,6 +90,8 @@ struct DeskOptions {
   MembershipOptions membership;
   CoordinatorLimits limits;
   JobSpec spec;
+  std::shared_ptr<journal::Journal> journal;  // null: nobody can take the job over
+  Seconds patience{0};                        // with a journal: how long members go on without a coordinator
 };
 
 /// The crew of a job at one moment, where it may change.
@@ -91,6 +102,7 @@ struct CrewSnapshot {
   std::vector<int> spares;          // ready, and in no crew
   std::vector<int> preparing;       // registered, and not ready yet
   std::vector<int> leaving;         // still there: dismissed, or to be drained
+  std::vector<int> away;            // not back yet since the coordinator was started again
   std::vector<int> lost;            // ever
   std::vector<std::string> losses;  // why, for each of them
   bool underway = false;            // the first crew has come
@@ -125,6 +137,9 @@ class Desk {
  public:
   using Answer = std::function<void(const std::variant<std::string, Refusal>&)>;
 
+  /// With a journal of a job that has not come to its end, goes on with that job: its members come back. What depends
+  /// on a change is said and answered when the change is durable. Throws InvalidArgument when the journal is of another
+  /// job, Corruption.
   explicit Desk(DeskOptions options);
   ~Desk();
 
@@ -142,8 +157,9 @@ class Desk {
   void ready(const std::string& token, uint64_t member, const std::string& machine);
   /// A worker is in the crew of that epoch.
   void confirm(const std::string& token, uint64_t member, uint64_t epoch, const std::string& machine);
-  /// Its stream ended, with or without a goodbye. Needs no token: it comes from the transport.
-  void disconnected(uint64_t member);
+  /// Its stream ended, with or without a goodbye. Needs no token: it comes from the transport. Of a line that is not
+  /// the member's any more it says nothing.
+  void disconnected(uint64_t member, const Line* line = nullptr);
 
   std::optional<Refusal> put(const std::string& token, uint64_t member, const std::string& key,
                              const std::string& value);
@@ -167,6 +183,8 @@ class Desk {
   int next_rank();
   /// Fails the job, for a reason outside of it.
   void fail_job(const std::string& reason);
+  /// The job has come to its end here, good or bad: whoever reads the journal later begins anew.
+  void conclude();
   /// Answers everybody who waits, and closes all lines.
   void close();
 

@@ -107,6 +107,12 @@ std::optional<Departure> departure_of(Clock::time_point now, const Attendee& att
     return Departure{attendee.id, Standing::left, {}, fmt::format("{} has left", name_of(attendee.member))};
   if (attendee.exit_code)
     return lost(attendee, fmt::format("failed with exit code {}{}", *attendee.exit_code, report_of(attendee)));
+  if (attendee.away) {
+    if (Seconds(now - attendee.heard) <= options.return_limit) return std::nullopt;
+    return lost(attendee, fmt::format("has not come back within {:g} s after the coordinator was started again: it was "
+                                      "killed meanwhile, or its host or network is down",
+                                      options.return_limit.count()));
+  }
   if (!attendee.connected)
     return lost(attendee, "is gone: its connection ended without a goodbye, so it was killed or has crashed");
   const double silence = Seconds(now - attendee.heard).count(), limit = options.heartbeat_limit.count();

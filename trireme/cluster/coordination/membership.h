@@ -31,6 +31,12 @@ struct Attendee {
   bool ready = false, drained = false, dismissed = false;
   int64_t confirmed = -1;
   std::string loss;
+  std::string dismissal;  // what it was told when it was dismissed on its own
+  // Where the coordinator may die and be followed by another one:
+  std::string secret;        // fingerprint of what it shows when it comes back; "": it cannot
+  bool away = false;         // it was there before the coordinator died, and has not come back yet
+  bool fresh = false;        // it has come back, and said nothing since
+  Clock::time_point gone{};  // when its stream ended
 };
 
 struct MembershipOptions {
@@ -44,6 +50,7 @@ struct MembershipOptions {
   int least = 1;              // workers; fewer do not go on
   int most = 0;               // that may be wanted; 0: no limit
   Seconds rejoin_timeout{0};  // how long too few wait for newcomers; 0: not at all
+  Seconds return_limit{0};    // how long a member may be away after another coordinator has taken the job over
 };
 
 /// A member's end.

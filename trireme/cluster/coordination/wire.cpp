@@ -72,6 +72,10 @@ Hello from_wire(const wire::Hello& hello, const std::string& address) {
   member.host = hello.host();
   member.pid = hello.pid();
   member.newcomer = hello.newcomer();
+  result.secret = hello.secret();
+  result.returning = hello.member();
+  result.heard = hello.heard();
+  result.attempt = hello.attempt();
   return result;
 }
 
@@ -85,6 +89,7 @@ void to_wire(const Welcome& welcome, wire::Welcome& message) {
   for (const std::string& warning : welcome.warnings) message.add_warnings(warning);
   to_wire(welcome.spec, *message.mutable_spec());
   message.set_elastic(welcome.elastic);
+  message.set_patience(welcome.patience.count());
 }
 
 Welcome from_wire(const wire::Welcome& message) {
@@ -96,7 +101,8 @@ Welcome from_wire(const wire::Welcome& message) {
                   message.host(),
                   {},
                   from_wire(message.spec()),
-                  message.elastic()};
+                  message.elastic(),
+                  Seconds(message.patience())};
   welcome.warnings.assign(message.warnings().begin(), message.warnings().end());
   return welcome;
 }
