@@ -84,7 +84,7 @@ class Docs(support.CommandTest):
     def test_flags_that_are_mentioned_exist(self):
         """`trireme train --hosts` in the middle of a sentence."""
         helps = {name: support.run(name, "--help").stdout for name in docs.commands()}
-        for sub in ("allreduce", "train", "ps", "checkpoint", "compress"):
+        for sub in ("allreduce", "train", "ps", "checkpoint", "compress", "model", "pipeline", "elastic", "balance"):
             helps["bench"] += support.run("bench", sub, "--help").stdout
         for sub in ("ls", "show", "verify", "diff", "export"):
             helps["checkpoint"] += support.run("checkpoint", sub, "--help").stdout
