@@ -122,9 +122,10 @@ Run add_coordinator(CLI::App& app, const Invocation&) {
       ->add_option("--heartbeat-limit", options->heartbeat_limit,
                    "Seconds of silence after which a member counts as dead")
       ->capture_default_str();
-  command->add_option("--journal", coordinator.journal,
-                      "File in which this coordinator writes down what another one must know. Started again with it, on the "
-                      "same host and --port, it takes the job over (docs/coordinator.md)");
+  command->add_option(
+      "--journal", coordinator.journal,
+      "File in which this coordinator writes down what another one must know. Started again with it, on the "
+      "same host and --port, it takes the job over (docs/coordinator.md)");
   command
       ->add_option("--coordinator-patience", options->patience,
                    "--journal: how long ranks and servers go on without a coordinator: 60 (seconds), 10m")
