@@ -100,8 +100,9 @@ struct History {
   int changes = 0;
 };
 
+/// 10,000 crews whose speeds change at random, and noise on top.
 TEST(Divide, KeepsWhatShallHoldInEveryHistory) {
-  for (uint64_t seed = 0; seed < 2000; seed++) {
+  for (uint64_t seed = 0; seed < 10000; seed++) {
     Room room(seed, 2 + static_cast<int>(seed % 7));
     const auto ranks = static_cast<int>(room.seconds.size());
     const size_t least = 1 + seed % 3, batch = room.seconds.size() * least + room.random() % 300;
