@@ -30,7 +30,7 @@ std::string model_of(const std::string& name) {
 }
 
 /// Samples a second of a training, once its shares are settled; -1: it failed.
-double train(const Settings& s, const std::string& name, const std::string& balance, bool slow) {
+double rate_of(const Settings& s, const std::string& name, const std::string& balance, bool slow) {
   const int64_t batch = s.workers * std::stoll(name.substr(name.find('-') + 1));
   std::vector<std::string> command = {s.worker,
                                       "train",
@@ -69,11 +69,11 @@ void bench_case(const Settings& s, const std::string& name) {
   Measurement even = slow;
   even.name = fmt::format("{}x{}-even", name, s.workers);
   const double ideal = (s.workers - 1 + 1 / s.slower) / s.workers;  // of the speed of as many that are all fast
-  alternate(s.rounds, {[&] { add_sample(slow, "ours", train(s, name, "auto", true)); },
-                       [&] { add_sample(slow, "even-shares", train(s, name, "even", true)); },
-                       [&] { add_sample(even, "ours", train(s, name, "auto", false)); },
+  alternate(s.rounds, {[&] { add_sample(slow, "ours", rate_of(s, name, "auto", true)); },
+                       [&] { add_sample(slow, "even-shares", rate_of(s, name, "even", true)); },
+                       [&] { add_sample(even, "ours", rate_of(s, name, "auto", false)); },
                        [&] {
-                         const double rate = train(s, name, "even", false);
+                         const double rate = rate_of(s, name, "even", false);
                          add_sample(even, "even-shares", rate);
                          add_sample(slow, "ideal", rate * ideal);
                        }});

@@ -8,7 +8,7 @@ import numpy
 import support
 
 # Worker 1 sleeps: a step of even shares takes many times as long as one of fitting shares, whatever else the machine does.
-SLOW = ["--straggler", "1:150"]
+SLOW = ["--straggler", "1:80"]
 DATA = ["linear", "--data", "synthetic:1000", "--batch", 64, "--dtype", "f64", "--lr", "1e-3"]
 
 

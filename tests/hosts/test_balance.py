@@ -17,7 +17,7 @@ class Balance(training.HostsTest):
         for sync in ("shared", "allreduce"):
             with self.subTest(sync=sync):
                 parameters, report, printed = self.train(
-                    "a:1,b:1", *ARGS, "--sync", sync, "--balance", "auto", "--straggler", "1:150"
+                    "a:1,b:1", *ARGS, "--sync", sync, "--balance", "auto", "--straggler", "1:80"
                 )
                 self.assertIn("2 machines", printed)
                 self.assertRegex(printed, r"rank 1 \(host .+, process \d+\) is slow: the others waited \d+ % of the last")

@@ -15,7 +15,7 @@ struct Evidence {
   size_t stints;
   double gain;  // of a step's time
 };
-constexpr Evidence kEnough[] = {{2, 0.15}, {4, 0.06}};
+constexpr Evidence kEnough[] = {{3, 0.15}, {4, 0.06}};
 constexpr double kAsGood = 1.03;      // an even division that takes at most so many times as long is preferred
 constexpr double kWorthNaming = 0.1;  // of a step's time
 constexpr double kExplained = 0.8;    // of the others' wait

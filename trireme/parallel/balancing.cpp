@@ -29,8 +29,7 @@ void Parallel::Impl::check_balance() const {
   if (options_.balance == Balancing::even || !model_) return;
   fail<InvalidArgument>(
       "balance divides samples among ranks that have all of the model, and on a mesh of {} a step waits for the parts "
-      "of "
-      "it: leave out balance",
+      "of it: leave out balance",
       mesh_.empty() ? "stages" : mesh_);
 }
 

@@ -100,8 +100,9 @@ struct History {
   int changes = 0;
 };
 
+/// 10,000 crews whose speeds change at random, and noise on top.
 TEST(Divide, KeepsWhatShallHoldInEveryHistory) {
-  for (uint64_t seed = 0; seed < 2000; seed++) {
+  for (uint64_t seed = 0; seed < 10000; seed++) {
     Room room(seed, 2 + static_cast<int>(seed % 7));
     const auto ranks = static_cast<int>(room.seconds.size());
     const size_t least = 1 + seed % 3, batch = room.seconds.size() * least + room.random() % 300;
@@ -128,7 +129,7 @@ TEST(Divide, DoesNotFlap) {
     return changes;
   };
   EXPECT_EQ(changes_at(0.03), 0) << "of even workers, in 60,000 stints";
-  EXPECT_LE(changes_at(0.05), 60) << "of even workers whose speeds differ by 5 % each time, in 60,000 stints";
+  EXPECT_LE(changes_at(0.05), 15) << "of even workers whose speeds differ by 5 % each time, in 60,000 stints";
   int later = 0;
   for (uint64_t seed = 0; seed < 300; seed++) {
     Room room(seed, 2 + static_cast<int>(seed % 7));
@@ -168,14 +169,16 @@ TEST(Divide, SaysWhy) {
   std::vector<Stint> stints;
   EXPECT_EQ(divide(stints, even).reason, "as before: too little is measured yet");
   stints.assign(2, stint_of({2e-3, 1e-3}, even));
+  EXPECT_EQ(divide(stints, even).reason, "as before: too little is measured yet");
+  stints.assign(3, stint_of({2e-3, 1e-3}, even));
   EXPECT_EQ(divide(stints, even).reason,
-            "by the speed of the last 40 steps a step takes 33 % less time with 21, 43 samples than with 32, 32");
+            "by the speed of the last 60 steps a step takes 33 % less time with 21, 43 samples than with 32, 32");
   stints.assign(3, stint_of({1.06e-3, 1e-3}, even));
-  EXPECT_EQ(divide(stints, even).reason, "as before: the best by the last 40 steps");
+  EXPECT_EQ(divide(stints, even).reason, "as before: the best by the last 60 steps");
   stints.assign(3, stint_of({1.1e-3, 1e-3}, even));
   EXPECT_EQ(divide(stints, even).reason,
-            "as before: by the last 40 steps others would save 3.4 % of a step, which may be chance");
-  stints.assign(2, stint_of({0, 1e-3}, even));
+            "as before: by the last 60 steps others would save 3.4 % of a step, which may be chance");
+  stints.assign(3, stint_of({0, 1e-3}, even));
   EXPECT_EQ(divide(stints, even).reason, "as before: somebody has measured nothing");
 }
 
