@@ -1,5 +1,6 @@
 #include "run.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 namespace trireme::cluster {
 namespace {
 
+constexpr Seconds kTooEarly{1};  // a server that is killed so soon after its start is not replaced
 constexpr Seconds kAfterAll{1};  // for a stranger that still holds somebody's output open
 
 }  // namespace
@@ -139,13 +141,16 @@ void LaunchRun::note_end(size_t index) {
     child.dispensable = others_go_on(child);
     if (!child.dispensable) return press_for_failure();
   }
+  if (child.is_server && child.dispensable && Clock::now() - child.began > kTooEarly)
+    servers_gone_.push_back(child.number);
   if (staff_ && !child.is_server) staff_->ended(child);
 }
 
 /// By the policy, and there are some, or they have come to a good end. Where a whole crew is gone, others may go on
 /// with what it has left, unless it died of an error that they would find too.
 bool LaunchRun::others_go_on(const Child& gone) const {
-  if (!options_.elasticity.elastic() || gone.is_server || end_) return false;
+  if (gone.is_server) return servers_go_on(gone);
+  if (!options_.elasticity.elastic() || end_) return false;
   const CrewView crew = staff_ ? staff_->crew() : options_.crew ? options_.crew() : CrewView{.complete = true};
   if (!crew.complete || !crew.failure.empty()) return false;
   if (staff_)
@@ -155,10 +160,28 @@ bool LaunchRun::others_go_on(const Child& gone) const {
                      [](const Child& child) { return !child.is_server && (!child.status || *child.status == 0); });
 }
 
+/// One that was killed has a backup, if it is not the last one.
+bool LaunchRun::servers_go_on(const Child& gone) const {
+  return options_.replicas > 0 && gone.killed() && !asked_ &&
+         std::any_of(roster_.all().begin(), roster_.all().end(),
+                     [](const Child& child) { return child.is_server && !child.status; });
+}
+
+/// New ones, which know nothing, and become the backups of those that have none.
+void LaunchRun::replace_servers() {
+  for (const int number : std::exchange(servers_gone_, {})) {
+    if (end_ || servers_alone_) continue;
+    say(fmt::format("server {} was killed; its backup goes on, and another server {} is started", number, number));
+    roster_.start_server(number);
+    count_.started.add();
+  }
+}
+
 CrewView LaunchRun::ask_desk() { return desk_ ? desk_->crew() : options_.crew(); }
 
 /// What an elastic job needs after each event: who is missing is started; who is of no use any more is ended.
 void LaunchRun::tend() {
+  replace_servers();
   if (!staff_) return;
   staff_->look(ask_desk());
   if (!staff_->crew().failure.empty() || staff_->hopeless()) wind_down();
