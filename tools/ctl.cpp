@@ -113,6 +113,9 @@ Run add_ctl(CLI::App& app, const Invocation& /*invocation*/) {
       "On the host where the job was started, or where its coordinator runs. Workers that are too many leave after a "
       "step, the last to come first.\n"
       "Example:\n  trireme ctl scale 3");
+  CLI::App* servers = ctl->add_subcommand(
+      "servers", "Who keeps which part of the parameters, where servers have replicas, and how far the backups are");
+  servers->add_option("--job", s->job, "The job, where several run; `trireme ctl status` names them");
   CLI::App* delay = ctl->add_subcommand("delay", "Delay the updates of one worker: to see what the mode does about it");
   status->add_option("--job", s->job, "This job alone");
   delay->add_option("--job", s->job, "The job, where several run; `trireme ctl status` names them");
@@ -123,8 +126,9 @@ Run add_ctl(CLI::App& app, const Invocation& /*invocation*/) {
                    "In this model alone, where the program trains several; `trireme ctl status` names them")
       ->check(CLI::NonNegativeNumber);
   delay->footer("Example:\n  trireme ctl delay 1 50      updates of worker 1 are applied 50 ms after they arrive");
-  return [s, status, scale, drain] {
+  return [s, status, scale, drain, servers] {
     if (status->parsed()) return show(s->job);
+    if (servers->parsed()) return tell(s->job, "servers");
     if (scale->parsed()) return wish(s->job, fmt::format("scale {}", s->count));
     if (drain->parsed()) return wish(s->job, fmt::format("drain {}", s->worker));
     const std::string model = s->model < 0 ? "" : fmt::format(" {}", s->model);

@@ -70,6 +70,7 @@ constexpr Rule kRules[] = {
     {"--stale-gradients", "--sync", "async, stale:S, trylock:P and round-robin", grows_stale},
     {"--lambda", "--stale-gradients", "compensated", compensated},
     {"--chunk-bytes", "--sync", "modes with parameter servers", on_servers},
+    {"--replicas", "--sync", "modes with parameter servers", on_servers},
     {"--overlap", "--sync", "shared, allreduce, server, async, stale:S and round-robin", in_buckets},
     {"--memory-format", "MODEL", "models with convolutions", convolutions},
     {"--zero-window", "--zero", "stages 2 and 3", gives_back},

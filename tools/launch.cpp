@@ -11,6 +11,7 @@
 #include "commands.h"
 #include "elastic_flags.h"
 #include "hosts.h"
+#include "train_flags.h"
 
 namespace trireme::tools {
 
@@ -18,6 +19,7 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
   auto options = std::make_shared<cluster::LaunchOptions>();
   auto hosts = std::make_shared<HostsFlags>();
   auto servers = std::make_shared<int>(0);
+  auto replicas = std::make_shared<int>(0);
   auto ranks = std::make_shared<std::string>("1");
   auto elastic = std::make_shared<ElasticFlags>();
   auto serve_with = std::make_shared<std::string>();
@@ -39,6 +41,12 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
           "Parameter servers beside the ranks: `trireme serve`, which programs with --sync async and such need")
       ->capture_default_str()
       ->check(CLI::NonNegativeNumber);
+  command
+      ->add_option("--replicas", *replicas,
+                   "Of what each server keeps, on others (0 or 1): the job goes on when a server is killed "
+                   "(docs/parameter-server.md)")
+      ->capture_default_str()
+      ->check(CLI::NonNegativeNumber);
   command->add_option("--serve-with", *serve_with,
                       "The servers' program, if not `trireme serve`: one that calls trireme::ps::serve()");
   add_elastic_flags(*command, *elastic, "rank");
@@ -53,14 +61,14 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
       "  trireme launch -n 4 -- ./my_training --lr 0.1\n"
       "  trireme launch -n 2 --servers 1 -- ./my_worker\n"
       "  trireme launch --hosts a:2,b:2 -- /shared/my_training --lr 0.1");
-  return [options, hosts, servers, serve_with, ranks, elastic, command, invocation] {
+  return [options, hosts, servers, replicas, serve_with, ranks, elastic, command, invocation] {
     const std::vector<std::string> server_command =
         serve_with->empty() ? std::vector{invocation.program, std::string("serve")} : std::vector{*serve_with};
     options->command = command->remaining();
     if (!options->command.empty() && options->command[0].starts_with("-"))
       fail<InvalidArgument>("unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
-                            did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--serve-with",
-                                                               "--on-failure", "--spares", "--rejoin-timeout",
+                            did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--replicas",
+                                                               "--serve-with", "--on-failure", "--spares", "--rejoin-timeout",
                                                                "--hosts", "--hostfile", "--remote", "--help"}));
     options->command.insert(options->command.end(), invocation.rest.begin(), invocation.rest.end());
     if (options->command.empty())
@@ -72,6 +80,9 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
                             *ranks);
     if (!serve_with->empty() && *servers == 0)
       fail<InvalidArgument>("--serve-with has no effect without --servers: say how many to start");
+    if (*replicas > 0 && *servers == 0)
+      fail<InvalidArgument>("--replicas has no effect without --servers: say how many to start, 2 at least");
+    if (*servers > 0) check_replicas(*replicas, *servers, hosts->given());
     options->ranks = hosts->given() ? hosts->ranks()
                      : wanted.range ? cluster::first_crew(wanted.least, wanted.most, usable_cores())
                                     : wanted.most;
@@ -97,6 +108,7 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
     }
     options->server_command = server_command;
     options->say = print_error;
+    options->replicas = *replicas;
     for (int server = 0; server < *servers; server++) options->servers.push_back(server);
     const cluster::LaunchResult result = cluster::launch(*options);
     explain_end(result, false);

@@ -27,6 +27,7 @@ Run add_serve(CLI::App& app, const Invocation& /*invocation*/) {
       "`trireme train --servers N` and `trireme launch --servers N` start servers by themselves. By hand, or in a "
       "cluster's own launcher:\n"
       "  TRIREME_ROLE=server TRIREME_SERVER=0 TRIREME_SERVERS=1 TRIREME_SIZE=2 TRIREME_JOB=mine trireme serve\n"
+      "TRIREME_REPLICAS=1, for servers and workers, has each part on two servers of one machine. "
       "TRIREME_SIZE is the number of workers; with several hosts also TRIREME_COORDINATOR and TRIREME_TOKEN. ps-lite's "
       "DMLC_ROLE=server is understood too.");
   return [s] {

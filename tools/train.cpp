@@ -64,6 +64,7 @@ cluster::LaunchResult launch_once(const TrainSettings& settings, const Invocatio
   if (settings.hosts.heartbeat_given) options.silence = Seconds(settings.hosts.heartbeat_limit);
   options.server_command = server_command(settings, invocation);
   for (int server = 0; server < settings.servers; server++) options.servers.push_back(server);
+  if (settings.servers > 0) options.replicas = settings.replicas;
   options.say = [&](const std::string& sentence) { say_over(settings, sentence); };
   options.saves = saves(settings);
   return cluster::launch(options);

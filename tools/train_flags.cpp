@@ -15,6 +15,7 @@
 #include <trireme/exchange/tree.h>
 #include <trireme/models/catalogue.h>
 #include <trireme/models/language.h>
+#include <trireme/ps/placement.h>
 
 #include "duration_flag.h"
 #include "join_names.h"
@@ -188,6 +189,10 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       "share: --lr times its part of the "
       "step's samples, so that --lr means the same in every mode; full: --lr as it is, N workers move N times as far");
   app.add_option("--servers", s.servers, "Parameter servers; 0: one, if --sync needs them")->check(whole_number(0));
+  app.add_option("--replicas", s.replicas,
+                 "Servers: how many others have what each of them keeps (0 or 1), so that the run goes on when one is "
+                 "killed: a part is served by its backup from then on (docs/parameter-server.md)")
+      ->check(whole_number(0));
   app.add_option(
       "--stale-gradients", s.stale,
       "Servers: what a gradient counts that was computed with old parameters: " + join_names(ps::stale_names()));
@@ -409,6 +414,11 @@ void choose_optimizer(TrainSettings& settings) {
   o.optimizer.lr = settings.lr.value_or(language && adam ? models::usual_rate(*language) : 0.05);
 }
 
+void check_replicas(int replicas, int servers, bool several_hosts) {
+  const std::string why = ps::why_no_replicas(replicas, servers, several_hosts);
+  if (!why.empty()) fail<InvalidArgument>("--replicas {}: {}", replicas, why);
+}
+
 void resolve(TrainSettings& settings, const cluster::Place& place) {
   train::Options& o = settings.options;
   choose_optimizer(settings);
@@ -432,6 +442,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
         "--servers {} but sync '{}' has no use for parameter servers; modes that have: server, async, stale:S, "
         "trylock:P, round-robin, local:K, elastic:K,RHO",
         settings.servers, settings.sync);
+  if (settings.servers > 0) check_replicas(settings.replicas, settings.servers, settings.hosts.given());
   o.memory_format = train::memory_format_named(settings.memory_format);
   o.loss = train::loss_named(settings.loss);
   read_policies(settings);

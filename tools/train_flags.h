@@ -22,7 +22,7 @@ struct TrainSettings {
   cluster::Elasticity elasticity;  // once resolved
   bool starts_again = false;       // once resolved: after a death all start again, from the newest checkpoint
   int restarts = -1;               // told to workers of such a job: how often that has happened
-  int servers = 0;
+  int servers = 0, replicas = 0;
   int threads = 1;
   double timeout = 60;
   std::vector<std::string> stop;
@@ -46,6 +46,9 @@ CLI::App* add_train_flags(CLI::App& app, TrainSettings& settings, const std::str
 /// The optimizer and its learning rate, where they were not given: momentum at 0.05; for language models adamw at the
 /// rate that suits their size. Throws InvalidArgument for an optimizer or a model that there is not.
 void choose_optimizer(TrainSettings& settings);
+
+/// Throws InvalidArgument for --replicas that cannot be.
+void check_replicas(int replicas, int servers, bool several_hosts);
 
 /// Texts to settings, before anything is started: a wrong name is one error, not one per worker.
 void resolve(TrainSettings& settings, const cluster::Place& place);

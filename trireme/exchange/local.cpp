@@ -34,7 +34,8 @@ ps::Job adding_job(const Group& group, const space::Layout& layout, const Option
           .chunk_bytes = options.chunk_bytes,
           .optimizer = space::sgd({.lr = 1}),
           .rules = {.workers = group.all.size(),
-                    .order = options.sync.kind == Sync::local ? ps::Order::together : ps::Order::on_arrival}};
+                    .order = options.sync.kind == Sync::local ? ps::Order::together : ps::Order::on_arrival},
+          .replicas = group.world->place().replicas};
 }
 
 }  // namespace

@@ -25,7 +25,8 @@ ps::Job job_of(const Group& group, const space::Layout& layout, const space::Upd
           .chunk_bytes = options.chunk_bytes,
           .optimizer = optimizer,
           .rules = rules_of(options, group.all.size()),
-          .tables = options.tables};
+          .tables = options.tables,
+          .replicas = group.world->place().replicas};
 }
 
 /// A number in [0, 1) that depends on its arguments alone.
@@ -53,8 +54,9 @@ FailureWatch watch(World& world, ps::Client& client) {
 
 /// This rank's place on the servers' roll, from its first model until it leaves the job.
 struct OnRoll final : World::Attachment {
-  explicit OnRoll(World& world, int workers, int servers)
-      : client(client_of(world, {.workers = workers, .servers = servers}, {.model = ps::kRoll})),
+  explicit OnRoll(World& world, const ps::Job& job)
+      : client(client_of(world, {.workers = job.workers, .servers = job.servers, .replicas = job.replicas},
+                         {.model = ps::kRoll})),
         watch(exchange::watch(world, *client)) {}
 
   std::unique_ptr<ps::Client> client;
@@ -62,7 +64,7 @@ struct OnRoll final : World::Attachment {
   int models = 0;      // so far
 };
 
-OnRoll& roll_of(World& world, const ps::Job& job) { return world.attached<OnRoll>(world, job.workers, job.servers); }
+OnRoll& roll_of(World& world, const ps::Job& job) { return world.attached<OnRoll>(world, job); }
 
 }  // namespace
 

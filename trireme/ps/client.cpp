@@ -12,6 +12,7 @@
 #include <trireme/base/process.h>
 #include <trireme/ps/client.h>
 #include <trireme/ps/network/lane.h>
+#include <trireme/ps/placement.h>
 #include <trireme/ps/shm/lane.h>
 
 #include "operation.h"
@@ -27,11 +28,20 @@ constexpr int kYields = 5000;
 
 }  // namespace
 
-/// The way to one server.
+/// The way to one server. With replicas, to whichever answers for that one's part.
 struct Client::Line {
+  struct Open {
+    std::shared_ptr<Operation> operation;
+    Request request;
+    Load load;
+  };
   std::unique_ptr<Lane> lane;
   uint64_t next_id = 1;
-  std::unordered_map<uint64_t, std::pair<std::shared_ptr<Operation>, Done>> open;  // by id
+  std::unordered_map<uint64_t, Open> open;  // by id
+  int server = 0;                           // that the lane leads to
+  uint64_t epoch = 0;                       // of the seat there, with replicas
+  int backup = kNobody;                     // of that server, when the lane began
+  size_t place = 0;                         // of the lane's rings in this worker's memory
 };
 
 /// Something is wrong: every wait looks. Raised from any thread.
@@ -42,9 +52,14 @@ struct Client::Alarm {
     {
       const Lock lock(mutex);
       if (reason.empty()) reason = why;
+      raised.store(true);
     }
-    raised.store(true);
     ring(memory->bell());
+  }
+  /// Whatever the lanes have to say is looked at now.
+  void calm() {
+    const Lock lock(mutex);
+    if (reason.empty()) raised.store(false);
   }
   std::string text() {
     const Lock lock(mutex);
@@ -60,7 +75,8 @@ struct Client::Alarm {
 // ---- coming and going ----
 
 Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions options)
-    : job_(std::move(job)),
+    : meeting_(meeting),
+      job_(std::move(job)),
       worker_(worker),
       options_(options),
       limit_{options.timeout, options.timeout_setting},
@@ -73,8 +89,11 @@ Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions option
   const std::string text = job_.encode();
   const auto servers = static_cast<size_t>(job_.servers);
   const size_t least = options_.model == kRoll ? 0 : kStateRoom;
-  const auto plot = shm::Plot::plan(servers, text.size(), job_.layout.bytes(), job_.layout.size(),
-                                    job_.tables.empty() ? least : options_.staging_bytes);
+  if (job_.replicas > 0 && meeting_.store != nullptr)
+    fail<InvalidArgument>("worker {} and its servers are on several machines, and replicas are kept on one so far",
+                          worker_);
+  const auto plot = shm::Plot::plan(job_.replicas > 0 ? 2 * servers : servers, text.size(), job_.layout.bytes(),
+                                    job_.layout.size(), job_.tables.empty() ? least : options_.staging_bytes);
   memory_ = std::make_shared<shm::Memory>(Segment::create(plot.total), plot);
   std::memcpy(memory_->job(), text.data(), text.size());
   std::fill_n(memory_->present(), job_.layout.size(), uint8_t{1});
@@ -83,31 +102,48 @@ Client::Client(const Meeting& meeting, int worker, Job job, ClientOptions option
   for (const Chunk& chunk : chunks_) by_place_.push_back(chunk.index);
   std::sort(by_place_.begin(), by_place_.end(),
             [&](uint32_t a, uint32_t b) { return chunks_[a].range.begin < chunks_[b].range.begin; });
-  connect(meeting, Deadline(options_.timeout));
+  connect(Deadline(options_.timeout));
   if (std::any_of(lines_.begin(), lines_.end(), [](const Line& line) { return !line.lane->local(); }))
     patience_ = patience_for(2 * (job_.workers + job_.servers),
                              usable_cores());  // gRPC's threads must not wait for those that wait for them
-  if (options_.in_place) look_in_place();
+  if (options_.in_place && job_.replicas == 0) look_in_place();
 }
 
-void Client::connect(const Meeting& meeting, const Deadline& deadline) {
-  std::vector<int> sockets;
+void Client::connect(const Deadline& deadline) {
   for (int server = 0; server < job_.servers; server++) {
     Line& line = lines_.emplace_back();
-    line.lane = connect_to(meeting, server, deadline);
-    if (const auto* local = dynamic_cast<const shm::Lane*>(line.lane.get())) sockets.push_back(local->socket());
+    line.server = server;
+    line.backup = job_.replicas > 0 ? server : kNobody;  // whom to ask first
+    line.place = static_cast<size_t>(server);
+    line.lane = connect_to(server, deadline);
   }
-  // A server of this machine that is gone raises the alarm. Lanes to other machines raise it themselves.
+  watch_servers();
+}
+
+/// A server of this machine that is gone raises the alarm. Lanes to other machines raise it themselves.
+void Client::watch_servers() {
+  std::vector<int> sockets;
+  for (const Line& line : lines_)
+    if (const auto* local = dynamic_cast<const shm::Lane*>(line.lane.get())) sockets.push_back(local->socket());
+  watch_.reset();
   watch_ = std::make_unique<Watch>("trireme-ps", std::move(sockets), [alarm = alarm_](size_t) { alarm->raise(""); });
 }
 
-std::unique_ptr<Lane> Client::connect_to(const Meeting& meeting, int server, const Deadline& deadline) {
+std::unique_ptr<Lane> Client::connect_to(int server, const Deadline& deadline) {
+  const Meeting& meeting = meeting_;
+  Line& line = lines_[static_cast<size_t>(server)];
   // Whoever has put its address has opened its door.
   const std::string address =
       meeting.store != nullptr ? meeting.store->get(network::address_key(server), deadline) : "";
   for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
-    if (Descriptor socket; !meeting.remote_only && (socket = shm::Lane::knock(meeting.job, server)))
-      return std::make_unique<shm::Lane>(std::move(socket), memory_, options_.model, worker_, server, deadline);
+    std::string said;
+    if (job_.replicas > 0) {  // a model may begin after the death of a server
+      if (auto lane = other_server_for(line, static_cast<size_t>(server), deadline, said)) return lane;
+    } else if (Descriptor socket; !meeting.remote_only && (socket = shm::Lane::knock(meeting.job, server))) {
+      const shm::Way way{
+          .model = options_.model, .worker = worker_, .server = server, .shard = server, .line = line.place};
+      return std::make_unique<shm::Lane>(std::move(socket), memory_, way, deadline);
+    }
     if (!address.empty())
       return network::connect(
           {.address = address,
@@ -147,8 +183,7 @@ Client::~Client() {
     for (size_t server = 0; server < lines_.size(); server++)
       send(server, {.verb = Verb::leave, .flags = flags}, goodbye, {});
     // Servers go when the last worker has said goodbye: what looks like a death now is none.
-    await(memory_->bell(), patience_, Deadline(silent ? kShortGoodbye : kGoodbye),
-          [&] { return progress(), goodbye->left == 0 || alarm_->raised.load(); });
+    wait_until(patience_, Deadline(silent ? kShortGoodbye : kGoodbye), [&] { return progress(), goodbye->left == 0; });
   } catch (const Error&) {  // it is gone already
   }
 }
@@ -161,19 +196,108 @@ std::string Client::lanes() const {
 
 void Client::interrupt(const std::string& reason) noexcept { alarm_->raise(reason); }
 
+// ---- a server that is gone, and another one in its place ----
+
+/// Until it is ready, somebody is gone who has no stand-in, or time is up. Whether it is ready.
+template <class Ready>
+bool Client::wait_until(Patience& patience, const Deadline& deadline, const Ready& ready) {
+  while (true) {
+    bool done = false;
+    await(memory_->bell(), patience, deadline, [&] { return (done = ready()) || alarm_->raised.load(); });
+    if (done) return true;
+    if (!alarm_->raised.load() || !fail_over()) return false;
+  }
+}
+
+/// With replicas: every lane whose server is gone leads to the one that answers now. False where somebody else is gone,
+/// or there are none.
+bool Client::fail_over() {
+  if (job_.replicas == 0) return false;
+  alarm_->calm();
+  if (alarm_->raised.load()) return false;
+  bool changed = false;
+  for (size_t shard = 0; shard < lines_.size(); shard++) {
+    Line& line = lines_[shard];
+    if (line.lane->fault().empty()) continue;
+    progress();  // what the old one has answered is so
+    std::string said;
+    auto lane = other_server_for(line, shard, Deadline(limit_.timeout), said);
+    if (!lane) {
+      victim_ = true;
+      fail<PeerLost>("{}, and no other server has its part of the parameters{}; worker {} cannot go on",
+                     line.lane->fault(), said, worker_);
+    }
+    line.lane = std::move(lane);
+    send_again(line);
+    changed = true;
+  }
+  if (changed) watch_servers();
+  return true;
+}
+
+/// A lane to the server that answers for a shard, now that the one that did is gone: none where nobody does. A backup
+/// that has not seen its primary go is asked again.
+std::unique_ptr<Lane> Client::other_server_for(Line& line, size_t shard, const Deadline& deadline, std::string& said) {
+  for (auto pause = std::chrono::milliseconds(1);; pause = std::min(pause * 2, std::chrono::milliseconds(20))) {
+    bool soon = false;
+    said.clear();
+    for (int server : whom_to_ask(job_.servers, line.server, line.backup)) try {
+        if (auto lane = try_server(line, shard, server, deadline)) return lane;
+      } catch (const shm::Elsewhere& error) {
+        said += fmt::format("; {}", error.what());
+        soon |= error.when == shm::Elsewhere::soon;
+      } catch (const PeerLost& error) {  // it has just gone, too
+        said += fmt::format("; {}", error.what());
+      }
+    if (!soon || deadline.passed()) return nullptr;
+    std::this_thread::sleep_for(pause);  // nobody tells a worker what servers find out
+  }
+}
+
+std::unique_ptr<Lane> Client::try_server(Line& line, size_t shard, int server, const Deadline& deadline) {
+  Descriptor socket = shm::Lane::knock(meeting_.job, server);
+  if (!socket) return nullptr;
+  const auto servers = static_cast<size_t>(job_.servers);
+  const size_t place = (line.place + servers) % (2 * servers);
+  memory_->line(place).clear();
+  auto lane = std::make_unique<shm::Lane>(std::move(socket), memory_,
+                                          shm::Way{.model = options_.model,
+                                                   .worker = worker_,
+                                                   .server = server,
+                                                   .shard = static_cast<int>(shard),
+                                                   .line = place,
+                                                   .replicas = job_.replicas,
+                                                   .epoch = line.epoch},
+                                          deadline);
+  line.server = server;
+  line.place = place;
+  line.epoch = lane->epoch();
+  line.backup = lane->backup();
+  return lane;
+}
+
+/// What has no answer, in the order in which it was asked: the server knows what it has seen before.
+void Client::send_again(Line& line) {
+  std::vector<const Line::Open*> all;
+  for (const auto& [id, open] : line.open) all.push_back(&open);
+  std::sort(all.begin(), all.end(),
+            [](const Line::Open* a, const Line::Open* b) { return a->request.id < b->request.id; });
+  for (const Line::Open* open : all)
+    line.lane->send(open->request, open->load.data, open->load.present, open->load.urgency);
+}
+
 // ---- sending and waiting ----
 
 void Client::send(size_t server, Request request, const std::shared_ptr<Operation>& operation, Load load) {
   Line& line = lines_[server];
   if (line.open.size() >= kMostOpen) {
-    const bool came = await(memory_->bell(), patience_, Deadline(limit_.timeout),
-                            [&] { return progress(), line.open.size() < kMostOpen || alarm_->raised.load(); });
-    if (line.open.size() >= kMostOpen) give_up(came, "room for another request");
+    if (!wait_until(patience_, Deadline(limit_.timeout), [&] { return progress(), line.open.size() < kMostOpen; }))
+      give_up(alarm_->raised.load(), "room for another request");
   }
   request.id = line.next_id++;
   operation->left++;
-  line.open.emplace(request.id, std::pair(operation, std::move(load.done)));
-  line.lane->send(request, load.data, load.present, load.urgency);
+  const Line::Open& open = line.open.emplace(request.id, Line::Open{operation, request, std::move(load)}).first->second;
+  line.lane->send(request, open.load.data, open.load.present, open.load.urgency);
 }
 
 /// All answers that are there.
@@ -187,7 +311,8 @@ void Client::progress() {
 void Client::take_answer(Line& line, const Reply& reply, const std::string& text) {
   const auto found = line.open.find(reply.id);
   if (found == line.open.end()) return;  // answered twice: it was sent twice
-  const auto [operation, done] = std::move(found->second);
+  const auto operation = std::move(found->second.operation);
+  const Done done = std::move(found->second.load.done);
   line.open.erase(found);
   operation->left--;
   operation->version = std::min(operation->version, reply.version);
@@ -216,7 +341,9 @@ void Client::give_up(bool in_time, const char* what, const Operation* operation)
   if (const std::string why = fault(); !why.empty()) fail<PeerLost>("{}; worker {} waited for {}", why, worker_, what);
   victim_ = false;
   if (in_time) return;
-  const auto belongs = [&](const auto& entry) { return operation == nullptr || entry.second.first.get() == operation; };
+  const auto belongs = [&](const auto& entry) {
+    return operation == nullptr || entry.second.operation.get() == operation;
+  };
   std::string reason;
   const Line* silent = nullptr;
   for (Line& line : lines_) {
@@ -235,11 +362,11 @@ void Client::give_up(bool in_time, const char* what, const Operation* operation)
 std::string Client::explain(Line& line, const Operation* operation) {
   uint64_t first = ~uint64_t{0};
   for (const auto& [id, entry] : line.open)
-    if (operation == nullptr || entry.first.get() == operation) first = std::min(first, id);
+    if (operation == nullptr || entry.operation.get() == operation) first = std::min(first, id);
   const auto question = std::make_shared<Operation>();
   const Request request{.id = line.next_id++, .verb = Verb::explain, .version = first};
   question->left = 1;
-  line.open.emplace(request.id, std::pair(question, Done{}));
+  line.open.emplace(request.id, Line::Open{question, request, {}});
   line.lane->send(request, {}, {}, 0);
   await(memory_->bell(), patience_, Deadline(kExplanation),
         [&] { return progress(), question->left == 0 || alarm_->raised.load(); });
@@ -251,7 +378,7 @@ std::string Client::explain(Line& line, const Operation* operation) {
 void Client::expect(const Operation& operation) {
   for (Line& line : lines_) {
     const auto count = std::count_if(line.open.begin(), line.open.end(),
-                                     [&](const auto& entry) { return entry.second.first.get() == &operation; });
+                                     [&](const auto& entry) { return entry.second.operation.get() == &operation; });
     line.lane->expect(static_cast<size_t>(std::max<ptrdiff_t>(1, count)));
   }
 }
@@ -270,11 +397,10 @@ void Client::wait_for(const Operation& operation) {
   while (operation.left > 0) {
     const bool several = operation.left > 1;
     if (several) expect(operation);
-    const bool came = await(memory_->bell(), patience_with(operation), deadline,
-                            [&] { return progress(), operation.left == 0 || alarm_->raised.load(); });
+    const bool came = wait_until(patience_with(operation), deadline, [&] { return progress(), operation.left == 0; });
     for (Line& line : lines_)
       if (several) line.lane->expect(1);
-    if (operation.left > 0) give_up(came, operation.what, &operation);
+    if (!came) give_up(alarm_->raised.load(), operation.what, &operation);
   }
   victim_ = operation.failed == Status::peer_lost;
   if (victim_) fail<PeerLost>("{}; worker {} waited for {}", operation.error, worker_, operation.what);
@@ -420,9 +546,8 @@ size_t Client::stage(size_t bytes) {
         "{} bytes of keys and rows in one request; there is room for {}: use smaller batches or a larger staging area",
         bytes, room);
   if (staged_ + bytes > room) {
-    const bool came = await(memory_->bell(), patience_, Deadline(limit_.timeout),
-                            [&] { return progress(), sparse_open_ == 0 || alarm_->raised.load(); });
-    if (sparse_open_ > 0) give_up(came, "room for keys");
+    if (!wait_until(patience_, Deadline(limit_.timeout), [&] { return progress(), sparse_open_ == 0; }))
+      give_up(alarm_->raised.load(), "room for keys");
   }
   if (sparse_open_ == 0) staged_ = 0;
   return std::exchange(staged_, staged_ + bytes);

@@ -36,7 +36,7 @@ struct ClientOptions {
   int model = 0;        // number of the model among the job's, the same on all workers; kRoll: none, see ps/models.h
   Seconds timeout{60};  // of every wait for a server
   std::string timeout_setting = "ClientOptions::timeout";  // what error messages call it
-  bool in_place = false;  // see the servers' parameters instead of a copy, where all servers are on this machine. For
+  bool in_place = false;  // not with replicas: see the servers' parameters instead of a copy, where all servers are on this machine. For
                           // rules under which no parameter changes while a worker computes
   size_t staging_bytes =
       16 << 20;  // room for keys and rows on their way. Without tables: as much as a piece of state needs
@@ -163,8 +163,15 @@ class Client {
   struct Alarm;
   using Done = std::function<void(const Reply&)>;
 
-  void connect(const Meeting& meeting, const Deadline& deadline);
-  std::unique_ptr<Lane> connect_to(const Meeting& meeting, int server, const Deadline& deadline);
+  void connect(const Deadline& deadline);
+  std::unique_ptr<Lane> connect_to(int server, const Deadline& deadline);
+  void watch_servers();
+  template <class Ready>
+  bool wait_until(Patience& patience, const Deadline& deadline, const Ready& ready);
+  bool fail_over();
+  std::unique_ptr<Lane> other_server_for(Line& line, size_t shard, const Deadline& deadline, std::string& said);
+  std::unique_ptr<Lane> try_server(Line& line, size_t shard, int server, const Deadline& deadline);
+  void send_again(Line& line);
   void look_in_place();
   struct Load {
     std::span<const std::byte> data{};
@@ -187,6 +194,7 @@ class Client {
   size_t stage(size_t bytes);
   std::string fault();
 
+  const Meeting meeting_;
   Job job_;
   int worker_;
   ClientOptions options_;

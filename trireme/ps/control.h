@@ -16,8 +16,9 @@ struct Found {
 /// All of them, by job and number.
 std::vector<Found> find_servers();
 
-/// Sends "delay WORKER MS" or "delay WORKER MS MODEL" and returns the answer. Throws InvalidArgument when the server
-/// does not like it, PeerLost, Timeout.
+/// Sends "delay WORKER MS", "delay WORKER MS MODEL", "servers" (who keeps what) or, where servers have replicas,
+/// "digest" (the same with a SHA-256 of all that is known of each part), and returns the answer. Throws InvalidArgument
+/// when the server does not like it, PeerLost, Timeout.
 std::string control(const Found& server, const std::string& words, Seconds timeout);
 
 }  // namespace trireme::ps

@@ -90,6 +90,7 @@ Job decode_json(const json& text) {
   Job job;
   job.workers = within<int>(text.at("workers"), "workers", 1, kMostWorkers);
   job.servers = within<int>(text.at("servers"), "servers", 1, kMostServers);
+  job.replicas = within<int>(text.at("replicas"), "replicas", 0, kMostServers);
   job.bucket_bytes = within<size_t>(text.at("bucket"), "bucket bytes", 1, size_t{1} << 40);
   job.chunk_bytes = within<size_t>(text.at("chunk"), "chunk bytes", 64, size_t{1} << 26);
   job.optimizer = decode_optimizer(text.at("optimizer"));
@@ -124,6 +125,7 @@ Job decode_json(const json& text) {
 std::string Job::encode() const {
   json text = {{"workers", workers},
                {"servers", servers},
+               {"replicas", replicas},
                {"bucket", bucket_bytes},
                {"chunk", chunk_bytes},
                {"optimizer", encode_optimizer(optimizer)},
@@ -161,6 +163,9 @@ std::string first_difference(const std::string& mine, int my_worker, const std::
   if (a.workers != b.workers || a.servers != b.servers)
     return fmt::format("{} was told of {} workers and {} servers, {} of {} and {}", who(my_worker), a.workers,
                        a.servers, who(their_worker), b.workers, b.servers);
+  if (a.replicas != b.replicas)
+    return fmt::format("{} was told of {} replicas, {} of {}", who(my_worker), a.replicas, who(their_worker),
+                       b.replicas);
   if (const std::string model =
           space::first_difference(a.layout.describe(), my_worker, b.layout.describe(), their_worker);
       !model.empty())

@@ -20,6 +20,7 @@ struct Job {
   space::UpdaterOptions optimizer{};
   Rules rules{};
   std::vector<SparseTable::Options> tables;
+  int replicas = 0;  // servers beside the first that have each chunk and row
 
   /// As text; equal jobs have equal texts.
   std::string encode() const;

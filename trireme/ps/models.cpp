@@ -5,6 +5,8 @@
 #include <sstream>
 
 #include <trireme/base/error.h>
+#include <trireme/base/sha256.h>
+#include <trireme/ps/copy.h>
 #include <trireme/ps/models.h>
 
 namespace trireme::ps {
@@ -101,6 +103,63 @@ std::string Models::failure() const {
   return "";
 }
 
+Service* Models::where(int worker) const {
+  const auto found =
+      std::find_if(running_.begin(), running_.end(), [&](const Service* one) { return one->here(worker); });
+  return found == running_.end() ? nullptr : *found;
+}
+
+bool Models::here(int model, int worker) const {
+  const auto found = services_.find(model);
+  return found != services_.end() && found->second->here(worker);
+}
+
+// ---- all of it, for a backup ----
+
+void Models::copy_to(CopyWriter& out) const {
+  out.put(failure_);
+  out.put(gone_.size());
+  for (const auto& [worker, departure] : gone_) {
+    out.put(worker);
+    out.put(departure.how);
+    out.put(departure.victim);
+  }
+  out.put(running_.size());
+  for (const auto& [model, service] : services_) {
+    if (service->finished()) continue;
+    out.put(model);
+    out.put(service->job_from());
+    out.put(service->job_text());
+    service->copy_to(out);
+  }
+}
+
+void Models::copy_from(CopyReader& in, const Again& again) {
+  failure_ = in.text();
+  gone_.clear();
+  for (size_t count = in.get<size_t>(); count > 0; count--) {
+    const int worker = in.get<int>();
+    std::string how = in.text();
+    gone_.emplace(worker, Departure{std::move(how), in.get<bool>()});
+  }
+  for (size_t count = in.get<size_t>(); count > 0; count--) {
+    const int model = in.get<int>(), from = in.get<int>();
+    Service& service = service_of(model);
+    if (const std::string refusal = service.open(from, in.text()); !refusal.empty()) fail<Corruption>("{}", refusal);
+    service.copy_from(in, [&](int worker, const Request& request) { return again(model, worker, request); });
+  }
+  if (const auto models = without_roll(); models.size() > 1)
+    for (Service* one : models) one->name_model();
+}
+
+std::string Models::digest() const {
+  CopyWriter all;
+  copy_to(all);
+  Sha256 hash;
+  hash.add(all.bytes().data(), all.bytes().size());
+  return hash.finish();
+}
+
 // ---- time and control ----
 
 std::optional<Clock::time_point> Models::due() const {
@@ -117,6 +176,7 @@ void Models::tick(Clock::time_point now) {
 std::string Models::control(const std::string& words) {
   std::istringstream in(words);
   std::vector<std::string> parts{std::istream_iterator<std::string>(in), {}};
+  if (words == "servers") return fmt::format("server {}: no replicas", server_);
   std::vector<Service*> models = without_roll();
   std::erase_if(models, [](const Service* one) { return one->finished(); });
   std::string command = words;

@@ -54,6 +54,17 @@ class Models final : Service::Neighbours {
   bool finished() const { return running_.empty() && !services_.empty(); }
   /// Why the job failed, or "".
   std::string failure() const;
+  /// A model that the worker is in now; null: none.
+  Service* where(int worker) const;
+  bool here(int model, int worker) const;
+
+  /// All that is known of models that run, and who has gone.
+  void copy_to(CopyWriter& out) const;
+  /// Of another one with the same number, in which nothing has happened but that workers came.
+  using Again = std::function<Incoming(int model, int worker, const Request& request)>;
+  void copy_from(CopyReader& in, const Again& again);
+  /// SHA-256 of that: the same where the same has happened in the same order.
+  std::string digest() const;
   /// "delay WORKER MS", "delay WORKER MS MODEL": what `trireme ctl` says. A line for each model. Throws
   /// InvalidArgument.
   std::string control(const std::string& words);

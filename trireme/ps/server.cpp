@@ -80,13 +80,23 @@ struct Server::State {
         bell_memory(Segment::create(kPage)),
         bell(*reinterpret_cast<Bell*>(bell_memory->map(0, kPage, "a server's bell"))),
         inbox(bell),
-        asks(options.server != 0 && !options.meeting.remote_only && sibling_is_here(options)),
+        asks(options.server != 0 && options.replicas == 0 && !options.meeting.remote_only && sibling_is_here(options)),
         parameters(options.server == 0 || asks, asks ? shm::ParameterFiles::Ask([this](int model, size_t bytes) {
                      return parameters_of_sibling(options, model, bytes);
                    })
                                                      : nullptr),
         crew(options.helpers.value_or(helpers_for(options.workers, options.servers, usable_cores()))),
         models(options.server, parameters, crew, options.registry != nullptr ? *options.registry : registry) {
+    if (options.replicas > 0) {
+      check_replicas();
+      replicas.emplace(shm::Replicas::Options{.job = options.meeting.job,
+                                              .server = options.server,
+                                              .servers = options.servers,
+                                              .bell = bell_memory.get(),
+                                              .crew = &crew,
+                                              .registry = options.registry != nullptr ? options.registry : &registry},
+                       inbox);
+    }
     if (!options.meeting.remote_only)
       door.emplace(
           shm::DoorOptions{.job = options.meeting.job,
@@ -94,6 +104,7 @@ struct Server::State {
                            .bell = bell_memory.get(),
                            .memory = &parameters,
                            .crew = &crew,
+                           .replicas = replicas ? &*replicas : nullptr,
                            .admitted = [this](std::shared_ptr<shm::Port> port) { ports.push_back(std::move(port)); },
                            .left = [this](const std::shared_ptr<shm::Port>& port) { std::erase(ports, port); }},
           inbox);
@@ -108,6 +119,7 @@ struct Server::State {
   void run() {
     Patience patience = patience_for(options.workers + options.servers, usable_cores());
     bool remote = false;
+    if (replicas) replicas->take_seat(Deadline(options.timeout));
     const auto start = Clock::now();
     const Opened opened(inbox, &models);
     while (!stopped.load()) {
@@ -115,15 +127,15 @@ struct Server::State {
       std::optional<Clock::time_point> due;
       {
         const Lock turn(inbox.turn());
-        if (models.finished()) break;
-        bool busy = false;
+        if (replicas ? replicas->finished() : models.finished()) break;
+        bool busy = replicas && replicas->look_after();
         for (const auto& port : ports)
           busy |= port->poll(port, now);  // a goodbye is read before the door says that the worker is gone
         busy |= inbox.drain(models);
-        due = models.due();
-        if (due && *due <= now) models.tick(now);
+        due = replicas ? replicas->due() : models.due();
+        if (due && *due <= now) replicas ? replicas->tick(now) : models.tick(now);
         if (busy) continue;
-        if (models.empty() && Seconds(now - start) > options.timeout)
+        if ((replicas ? replicas->empty() : models.empty()) && Seconds(now - start) > options.timeout)
           fail<Timeout>("no worker has come to server {} within {:g} s", options.server, options.timeout.count());
       }
       const Seconds longest = due ? std::min(kLongestSleep, std::max(Seconds(0), Seconds(*due - now))) : kLongestSleep;
@@ -141,11 +153,18 @@ struct Server::State {
       if (!reason.empty()) throw PeerLost(reason);
     }
     const Lock turn(inbox.turn());  // a thread that brings a request may still be at it
-    if (const std::string failure = models.failure(); !failure.empty()) throw PeerLost(failure);
+    if (const std::string failure = replicas ? replicas->failure() : models.failure(); !failure.empty())
+      throw PeerLost(failure);
+  }
+
+  void check_replicas() const {
+    const bool several_hosts = options.meeting.store != nullptr || options.meeting.remote_only;
+    if (const std::string why = why_no_replicas(options.replicas, options.servers, several_hosts); !why.empty())
+      fail<InvalidArgument>("server {} cannot keep replicas: {}", options.server, why);
   }
 
   bool anything() const {
-    return stopped.load() || !inbox.empty() ||
+    return stopped.load() || !inbox.empty() || (replicas && replicas->waiting()) ||
            std::any_of(ports.begin(), ports.end(), [](const auto& port) { return port->waiting(); });
   }
 
@@ -158,6 +177,7 @@ struct Server::State {
   Crew crew;
   metrics::Registry registry;  // unless the options give another
   Models models TRIREME_GUARDED_BY(inbox.turn());
+  std::optional<shm::Replicas> replicas;  // in the place of `models`
   std::vector<std::shared_ptr<shm::Port>> ports;
   std::atomic<bool> stopped{false};
   Mutex mutex;
@@ -207,6 +227,7 @@ void serve(const cluster::Place& place, Seconds timeout, Seconds heartbeat_limit
   ServerOptions options{.server = place.server,
                         .workers = place.size,
                         .servers = place.servers,
+                        .replicas = place.replicas,
                         .meeting = {.job = place.job},
                         .timeout = timeout,
                         .registry = &registry};

@@ -14,6 +14,7 @@ namespace trireme::ps {
 struct ServerOptions {
   int server = 0;
   int workers = 1, servers = 1;  // of the job
+  int replicas = 0;              // 1: another server stands in for this one (placement.h); all on one machine
   Meeting meeting;
   std::string host = "127.0.0.1";  // several machines: this one, as workers reach it
   Seconds timeout{60};             // for the first worker to come

@@ -18,6 +18,9 @@
 
 namespace trireme::ps {
 
+class CopyReader;
+class CopyWriter;
+
 /// Which request numbers of a worker have been seen. Numbers may come out of order, within a window.
 class SeenIds {
  public:
@@ -84,6 +87,17 @@ class Service {
   std::string control(const std::string& words);
 
   const Job* job() const { return job_ ? &*job_ : nullptr; }
+  /// Its description, and the worker that it came from.
+  const std::string& job_text() const { return job_text_; }
+  int job_from() const { return job_from_; }
+
+  /// A worker's request once more, with its data.
+  using Again = std::function<Incoming(int worker, const Request& request)>;
+  /// All that it knows, so that another one that was opened with the same job goes on with the same bits. What it has
+  /// counted stays.
+  void copy_to(CopyWriter& out) const;
+  void copy_from(CopyReader& in, const Again& again);
+
   const std::vector<Chunk>& chunks() const { return chunks_; }
 
  private:
@@ -193,6 +207,12 @@ class Service {
   void take_state(const Incoming& in);
   void show_rows(const Incoming& in);
   void take_rows(const Incoming& in);
+
+  // All of it, in service_copy.cpp.
+  void copy_workers_to(CopyWriter& out) const;
+  void copy_workers_from(CopyReader& in, const Again& again);
+  void copy_chunk_to(CopyWriter& out, ChunkState& state) const;
+  void copy_chunk_from(CopyReader& in, const Again& again, ChunkState& state);
 };
 
 }  // namespace trireme::ps

@@ -400,6 +400,8 @@ void add_servers(const Variables& variables, Place& place) {
 /// The settings that are heard whoever launched.
 void add_settings(const Variables& variables, Place& place) {
   place.tls = variables.text("TRIREME_TLS");
+  if (variables.has("TRIREME_REPLICAS"))
+    place.replicas = static_cast<int>(variables.number("TRIREME_REPLICAS", "TRIREME_REPLICAS", 0));
   place.slate = variables.text("TRIREME_SLATE");
   place.segment = variables.text("TRIREME_SEGMENT");
   place.desk = variables.text("TRIREME_DESK");

@@ -24,6 +24,7 @@ struct Place {
                                 // schedulers have rank -1
   int server = -1;              // this server's index; -1: it is none, or the coordinator assigns it
   int servers = 0;              // parameter servers of the job, beside its ranks
+  int replicas = 0;             // of what each of them keeps, on others
   bool job_is_common =
       false;              // others may have a job of the same name: it follows from MASTER_PORT alone, or there is none
   std::string slate;      // of slate.h: what TRIREME_SLATE says; "": no launcher of ours waits for signs of life
@@ -48,7 +49,7 @@ using Lookup = std::function<const char*(const char* name)>;
 /// TRIREME_NEWCOMER=1 beside TRIREME_RANK: the job is under way, and the rank may be beyond its size.
 /// What people say goes before what schedulers leave in the environment. A server without TRIREME_SERVER takes
 /// JOB_COMPLETION_INDEX, or what the coordinator assigns. TRIREME_COORDINATOR (somebody runs it there),
-/// TRIREME_SERVERS, TRIREME_JOB, TRIREME_TOKEN, TRIREME_TLS and TRIREME_ENGINE are heard whoever launched. Throws
+/// TRIREME_SERVERS, TRIREME_REPLICAS, TRIREME_JOB, TRIREME_TOKEN, TRIREME_TLS and TRIREME_ENGINE are heard whoever launched. Throws
 /// InvalidArgument that names the variable, its value and what to do when one is missing, malformed, out of range or
 /// contradicts another.
 Place place_from(const Lookup& lookup);

@@ -26,6 +26,8 @@ void check_servers(LaunchOptions& options) {
     fail<InvalidArgument>("{} servers are to be launched, but there is no program for them", options.servers.size());
   if (!options.commands.empty())
     fail<InvalidArgument>("servers are launched beside ranks, and these processes are none");
+  if (options.replicas < 0 || options.replicas >= options.total_servers)
+    fail<InvalidArgument>("{} replicas of {} servers: there must be fewer", options.replicas, options.total_servers);
   std::vector<int> sorted = options.servers;
   std::sort(sorted.begin(), sorted.end());
   if (sorted.front() < 0 || sorted.back() >= options.total_servers ||

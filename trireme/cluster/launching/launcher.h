@@ -59,6 +59,7 @@ struct LaunchOptions {
   std::vector<std::string> server_command;  // program and arguments
   std::vector<int> servers;                 // indices of those started here
   int total_servers = 0;                    // of the job, which the ranks are told too; 0: as many as `servers`
+  int replicas = 0;                         // of what each server keeps, on others: the job goes on when one dies
   std::function<void()> ranks_ended;        // called once when all ranks started here have ended; must not block
   int others_ended = -1;  // descriptor: when it becomes readable the ranks elsewhere have ended too; -1: there are none
 

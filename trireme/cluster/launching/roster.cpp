@@ -22,6 +22,7 @@ Variables variables_of_rank(const LaunchOptions& options, int number, int local,
                    {"TRIREME_RANK", rank},
                    {"TRIREME_SIZE", size},
                    {"TRIREME_SERVERS", std::to_string(options.total_servers)},
+                   {"TRIREME_REPLICAS", std::to_string(options.replicas)},
                    {"TRIREME_JOB", options.job},
                    {"RANK", rank},
                    {"LOCAL_RANK", std::to_string(local)},
@@ -52,6 +53,7 @@ std::vector<std::string> environment_of_server(const LaunchOptions& options, int
   set.insert(set.end(), {{"TRIREME_ROLE", "server"},
                          {"TRIREME_SERVER", std::to_string(server)},
                          {"TRIREME_SERVERS", std::to_string(options.total_servers)},
+                         {"TRIREME_REPLICAS", std::to_string(options.replicas)},
                          {"TRIREME_SIZE", std::to_string(options.size)},
                          {"TRIREME_JOB", options.job}});
   for (const char* name : kThreadVariables) set.emplace_back(name, "1");
@@ -75,6 +77,8 @@ void Roster::start_all() {
   for (int local = 0; local < options_.ranks; local++)
     start(rank(first + local, local, options_.newcomers), first + local, false, options_.newcomers);
 }
+
+void Roster::start_server(int number) { start(server(number), number, true, true); }
 
 const Child& Roster::start_newcomer(int number) {
   const int place = number < 0 ? static_cast<int>(children_.size()) : number;  // some number that no other one here has

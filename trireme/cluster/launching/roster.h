@@ -28,6 +28,8 @@ class Roster {
   /// A worker that comes when the job is under way, with a number that nobody has had; -1: the coordinator gives it
   /// one. Valid until the next start.
   const Child& start_newcomer(int number);
+  /// In the place of one that has died. `children` may move.
+  void start_server(int number);
 
   /// Those whom the coordinator has given a number meanwhile have it from now on.
   void learn_numbers();

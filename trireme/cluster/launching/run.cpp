@@ -1,5 +1,6 @@
 #include "run.h"
 
+#include <fmt/format.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 namespace trireme::cluster {
 namespace {
 
+constexpr Seconds kTooEarly{1};  // a server that is killed so soon after its start is not replaced
 constexpr Seconds kAfterAll{1};  // for a stranger that still holds somebody's output open
 
 }  // namespace
@@ -140,6 +142,8 @@ void LaunchRun::note_end(size_t index) {
     child.dispensable = others_go_on(child);
     if (!child.dispensable) return press_for_failure();
   }
+  if (child.is_server && child.dispensable && Clock::now() - child.began > kTooEarly)
+    servers_gone_.push_back(child.number);
   if (staff_ && !child.is_server) staff_->ended(child);
 }
 
@@ -147,8 +151,9 @@ void LaunchRun::note_end(size_t index) {
 /// with what it has left, unless it died of an error that they would find too. An agent's part of it is not the whole.
 bool LaunchRun::others_go_on(const Child& gone) const {
   if (job_over_ && interrupted_ == 0) return true;
-  if (crew_ended_ && !gone.is_server && !staff_->in_crew(gone)) return true;  // it had been given up
-  if (!options_.elasticity.elastic() || gone.is_server || end_) return false;
+  if (gone.is_server) return servers_go_on(gone);
+  if (crew_ended_ && !staff_->in_crew(gone)) return true;  // it had been given up
+  if (!options_.elasticity.elastic() || end_) return false;
   const CrewView crew = staff_ ? staff_->crew() : options_.crew ? options_.crew() : CrewView{.complete = true};
   if (!crew.complete || !crew.failure.empty()) return false;
   if (staff_)
@@ -156,6 +161,23 @@ bool LaunchRun::others_go_on(const Child& gone) const {
            ((gone.killed() || options_.crew) && (roster_.living() > 0 || staff_->replaces()));
   return std::any_of(roster_.all().begin(), roster_.all().end(),
                      [](const Child& child) { return !child.is_server && (!child.status || *child.status == 0); });
+}
+
+/// One that was killed has a backup, if it is not the last one.
+bool LaunchRun::servers_go_on(const Child& gone) const {
+  return options_.replicas > 0 && gone.killed() && !asked_ &&
+         std::any_of(roster_.all().begin(), roster_.all().end(),
+                     [](const Child& child) { return child.is_server && !child.status; });
+}
+
+/// New ones, which know nothing, and become the backups of those that have none.
+void LaunchRun::replace_servers() {
+  for (const int number : std::exchange(servers_gone_, {})) {
+    if (end_ || servers_alone_) continue;
+    say(fmt::format("server {} was killed; its backup goes on, and another server {} is started", number, number));
+    roster_.start_server(number);
+    count_.started.add();
+  }
 }
 
 CrewView LaunchRun::ask_desk() { return desk_ ? desk_->crew() : options_.crew(); }
@@ -168,6 +190,7 @@ bool LaunchRun::stands_by() const {
 
 /// What an elastic job needs after each event: who is missing is started; who is of no use any more is ended.
 void LaunchRun::tend() {
+  replace_servers();
   if (!staff_) return look_after_agents();
   staff_->look(ask_desk());
   if (!staff_->crew().failure.empty() || staff_->hopeless()) wind_down();

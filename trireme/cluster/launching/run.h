@@ -36,6 +36,8 @@ class LaunchRun {
   void reap(size_t index);
   void note_end(size_t index);
   bool others_go_on(const Child& gone) const;
+  bool servers_go_on(const Child& gone) const;
+  void replace_servers();
   CrewView ask_desk();
   bool stands_by() const;
   void look_after_agents();
@@ -66,6 +68,7 @@ class LaunchRun {
   Roster roster_;
   std::optional<LocalDesk> desk_;  // of a job that is all here
   std::optional<Staff> staff_;     // of one that is elastic
+  std::vector<int> servers_gone_;  // others are about to be started in their place
   std::vector<size_t> failed_;     // in the order in which they were seen
   const Clock::time_point begin_ = Clock::now();
   std::optional<Clock::time_point> end_;         // when to press harder

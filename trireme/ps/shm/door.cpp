@@ -11,6 +11,7 @@
 #include <trireme/base/process.h>
 #include <trireme/base/unix_socket.h>
 #include <trireme/ps/shm/door.h>
+#include <trireme/ps/shm/incoming.h>
 
 namespace trireme::ps::shm {
 namespace {
@@ -30,20 +31,21 @@ Welcome welcome_of(const std::string& refusal, bool shared) {
 
 // ---- a worker ----
 
-Port::Port(Memory memory, int server, Descriptor socket, std::string name, Crew& crew)
+Port::Port(Memory memory, size_t line, Descriptor socket, pid_t process, std::string name, Crew& crew)
     : memory_(std::move(memory)),
-      line_(memory_.line(static_cast<size_t>(server))),
+      line_(memory_.line(line)),
       socket_(std::move(socket)),
+      process_(process),
       name_(std::move(name)),
       crew_(crew) {}
 
-void Port::welcome(const Segment& bell, const Segment& parameters, bool shared) {
-  const Welcome answer = welcome_of("", shared);
+void Port::welcome(const Segment& bell, const Segment& parameters, const Welcome& answer) {
   send_message(socket_.get(), &answer, sizeof answer, {bell.descriptor(), parameters.descriptor()});
 }
 
-void Port::refuse(const std::string& why) {
-  const Welcome answer = welcome_of(why, false);
+void Port::refuse(const std::string& why, int elsewhere) {
+  Welcome answer = welcome_of(why, false);
+  answer.elsewhere = elsewhere;
   send_message(socket_.get(), &answer, sizeof answer);
   shutdown(socket_.get(), SHUT_RDWR);
 }
@@ -73,6 +75,10 @@ void Port::reply(const Reply& given, std::span<const std::byte> data) {
     reply.status = Status::invalid;  // the worker gave no room for the answer
     reply.bytes = 0;
   }
+  replica != nullptr ? replica->answer(shared_from_this(), reply) : send(reply);
+}
+
+void Port::send(const Reply& reply) {
   if (!line_.replies.push(reply)) shutdown(socket_.get(), SHUT_RDWR);  // it does not read
   if (static_cast<int32_t>(line_.replies.written.load() - line_.awaited.load()) >= 0) ring(memory_.bell());
 }
@@ -82,25 +88,12 @@ bool Port::poll(const std::shared_ptr<Port>& self, Clock::time_point now) {
   Request request;
   for (int i = 0; i < kAtOnce; i++) {
     if (!line_.requests.pop(request)) return i > 0;
-    service->handle(incoming(request, self), now);
+    if (replica != nullptr)
+      replica->handle(self, request, now);
+    else
+      service->handle(incoming_of(self, request, memory_), now);
   }
   return true;
-}
-
-/// A view of the worker's memory, where what it says makes sense; the service refuses the rest.
-Incoming Port::incoming(const Request& r, const std::shared_ptr<Port>& self) const {
-  Incoming in{.from = self, .request = r, .keep = self};
-  const Plot& plot = memory_.plot();
-  const auto view = [&](const std::byte* base, uint64_t room) -> std::span<const std::byte> {
-    if (r.begin > room || r.bytes > room - r.begin) return {};
-    return {base + r.begin, r.bytes};
-  };
-  if (r.verb == Verb::push) in.data = view(memory_.gradients(), plot.flat_bytes);
-  if (r.verb == Verb::set) in.data = view(memory_.parameters(), plot.flat_bytes);
-  if (brings_staged(r.verb)) in.data = view(memory_.staging(), plot.staging_bytes);
-  if (r.verb == Verb::push && r.chunk < service->chunks().size() && service->chunks()[r.chunk].last <= plot.slots)
-    in.present = memory_.present() + service->chunks()[r.chunk].first;
-  return in;
 }
 
 // ---- the door ----
@@ -108,7 +101,8 @@ Incoming Port::incoming(const Request& r, const std::shared_ptr<Port>& self) con
 struct Door::Visit {
   Descriptor socket;  // until it becomes a port's
   std::shared_ptr<Port> port;
-  int worker = -1;
+  std::shared_ptr<Following> following;  // of a primary, whose socket is read elsewhere
+  int worker = -1, shard = -1;
   bool greeted = false, ended = false;
   pid_t process = 0;
 
@@ -133,7 +127,8 @@ void Door::run() {
   name_thread("trireme-door");
   while (true) {
     std::vector<pollfd> polls = {{stop_.get(), POLLIN, 0}, {listener_.get(), POLLIN, 0}};
-    for (const auto& visit : visits_) polls.push_back({visit->descriptor(), POLLIN, 0});
+    for (const auto& visit : visits_)
+      polls.push_back({visit->descriptor(), visit->following ? short{0} : short{POLLIN}, 0});
     if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return;
     if (polls[0].revents != 0) return;
     for (size_t i = 0; i < visits_.size(); i++)
@@ -151,16 +146,18 @@ void Door::run() {
 }
 
 void Door::receive(Visit& visit) {
+  if (visit.following) return leave(visit);
   alignas(Hello) std::array<char, std::max(sizeof(Hello), kWords)> message{};
   std::vector<Descriptor> descriptors;
   const ssize_t got = receive_message(visit.descriptor(), message.data(), message.size(), descriptors);
   if (got <= 0 || visit.port) return leave(visit);  // a worker says nothing here after its greeting
   if (visit.greeted) {                              // a command of `trireme ctl`
     const auto socket = std::make_shared<Descriptor>(dup(visit.descriptor()));
-    inbox_.post([socket, words = std::string(message.data(), static_cast<size_t>(got))](Models& models) {
+    inbox_.post([this, socket, words = std::string(message.data(), static_cast<size_t>(got))](Models& models) {
       std::string text;
       try {
-        text = fmt::format("+{}", models.control(words));
+        text = fmt::format("+{}",
+                           options_.replicas != nullptr ? options_.replicas->control(words) : models.control(words));
       } catch (const Error& error) {
         text = fmt::format("-{}", error.what());
       }
@@ -174,6 +171,8 @@ void Door::receive(Visit& visit) {
   if (hello.magic != kMagic) return leave(visit);
   visit.greeted = true;
   const Welcome answer = welcome_of("", options_.memory->shared());
+  if (hello.kind == Visitor::primary || hello.kind == Visitor::newcomer)
+    meet_server(visit, hello, std::move(descriptors));
   if (hello.kind == Visitor::sibling) meet_sibling(visit, hello);
   if (hello.kind == Visitor::control) send_message(visit.descriptor(), &answer, sizeof answer);
   if (hello.kind == Visitor::worker) meet_worker(visit, hello, std::move(descriptors));
@@ -191,6 +190,23 @@ void Door::meet_sibling(Visit& visit, const Hello& hello) try {
   send_message(visit.descriptor(), &answer, sizeof answer);
 }
 
+/// In this thread too: services wait for each other's doors.
+void Door::meet_server(Visit& visit, const Hello& hello, std::vector<Descriptor> descriptors) try {
+  if (options_.replicas == nullptr) return leave(visit);
+  if (hello.kind == Visitor::newcomer) {
+    Welcome answer;
+    answer.welcome = options_.replicas->meet_newcomer(hello.worker);
+    return void(send_message(visit.descriptor(), &answer, sizeof answer));
+  }
+  visit.following = options_.replicas->meet_primary(visit.descriptor(), hello, std::move(descriptors));
+  if (!visit.following) return leave(visit);
+  visit.shard = hello.shard;
+  const Welcome answer = welcome_of("", false);
+  send_message(visit.descriptor(), &answer, sizeof answer, {options_.bell->descriptor()});
+} catch (const Error&) {
+  leave(visit);
+}
+
 void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor> descriptors) {
   struct stat file {};
   const auto refuse = [&](const std::string& why) {
@@ -199,44 +215,48 @@ void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor>
     leave(visit);
   };
   if (descriptors.size() != 1 || fstat(descriptors[0].get(), &file) != 0 ||
-      !hello.plot.fits(static_cast<uint64_t>(file.st_size)) ||
-      hello.plot.lines <= static_cast<uint64_t>(options_.server))
+      !hello.plot.fits(static_cast<uint64_t>(file.st_size)) || hello.plot.lines <= hello.line)
     return refuse("the worker's memory is not as it says");
   try {
     const Memory memory(std::make_shared<Segment>(std::move(descriptors[0]), hello.plot.total), hello.plot);
     visit.worker = hello.worker;
     visit.port =
-        std::make_shared<Port>(memory, options_.server, std::move(visit.socket),
+        std::make_shared<Port>(memory, hello.line, std::move(visit.socket), visit.process,
                                fmt::format("worker {} (process {})", hello.worker, visit.process), *options_.crew);
-    inbox_.post([this, port = visit.port, worker = hello.worker, model = hello.model](Models& models) {
-      admit(models, port, model, worker);
-    });
+    inbox_.post([this, port = visit.port, hello](Models& models) { admit(models, port, hello); });
   } catch (const Error& error) {
     refuse(error.what());
   }
 }
 
 /// In the service's thread.
-void Door::admit(Models& models, const std::shared_ptr<Port>& port, int model, int worker) {
+void Door::admit(Models& models, const std::shared_ptr<Port>& port, const Hello& hello) {
+  if (options_.replicas != nullptr) return options_.replicas->admit(port, hello, options_.admitted);
+  if (hello.replicas > 0)
+    return port->refuse("the worker was told of replicas, and the servers have none (TRIREME_REPLICAS)");
   const Plot& plot = port->memory().plot();
-  auto [service, refusal] = models.open(model, worker, std::string(port->memory().job(), plot.job_bytes));
+  auto [service, refusal] = models.open(hello.model, hello.worker, std::string(port->memory().job(), plot.job_bytes));
   if (refusal.empty() &&
       (plot.flat_bytes < service->job()->layout.bytes() || plot.slots < service->job()->layout.size()))
     refusal = "the worker's memory is smaller than its model";
   if (!refusal.empty()) return port->refuse(refusal);
-  port->worker = worker;
+  port->worker = hello.worker;
   port->service = service;
-  port->welcome(*options_.bell, options_.memory->of(model), options_.memory->shared());
+  port->welcome(*options_.bell, options_.memory->of(hello.model), welcome_of("", options_.memory->shared()));
   options_.admitted(port);
 }
 
 void Door::leave(Visit& visit) {
   visit.ended = true;
+  if (visit.following) return options_.replicas->primary_gone(visit.shard, visit.following);
   if (!visit.port) return;
   inbox_.post([this, port = visit.port](Models& models) {
     if (port->service == nullptr) return;
     while (port->poll(port, Clock::now())) continue;  // its last words, a goodbye among them
-    models.lost(*port->service, port->worker, fmt::format("{} died", port->name()));
+    if (options_.replicas != nullptr)
+      options_.replicas->lost(port);
+    else
+      models.lost(*port->service, port->worker, fmt::format("{} died", port->name()));
     options_.left(port);
   });
 }

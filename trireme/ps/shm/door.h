@@ -12,16 +12,20 @@
 #include <trireme/ps/models.h>
 #include <trireme/ps/shm/memory.h>
 #include <trireme/ps/shm/parameter_files.h>
+#include <trireme/ps/shm/replicas.h>
 
 namespace trireme::ps::shm {
 
 /// A worker that shares memory with this server.
-class Port final : public Connection {
+class Port final : public Connection, public std::enable_shared_from_this<Port> {
  public:
-  /// `crew` helps with long copies, in the service's thread.
-  Port(Memory memory, int server, Descriptor socket, std::string name, Crew& crew);
-  /// From the service's thread.
+  /// `line`: which of the worker's. `crew` helps with long copies, in the service's thread.
+  Port(Memory memory, size_t line, Descriptor socket, pid_t process, std::string name, Crew& crew);
+  /// From the service's thread. With replicas the data are where they belong at once, and send() tells the worker
+  /// later.
   void reply(const Reply& reply, std::span<const std::byte> data) override;
+  /// Hands an answer over, whose data are there.
+  void send(const Reply& reply);
   std::span<std::byte> room(const Request& request, size_t bytes) override;
   std::string name() const override { return name_; }
   /// Whether poll() would find something.
@@ -30,17 +34,19 @@ class Port final : public Connection {
   bool poll(const std::shared_ptr<Port>& self, Clock::time_point now);
 
   int socket() const { return socket_.get(); }
+  pid_t process() const { return process_; }
   const Memory& memory() const { return memory_; }
   /// Tells the worker that it is admitted, or why not.
-  void welcome(const Segment& bell, const Segment& parameters, bool shared);
-  void refuse(const std::string& why);
+  void welcome(const Segment& bell, const Segment& parameters, const Welcome& answer);
+  void refuse(const std::string& why, int elsewhere = 0);
+
+  Replica* replica = nullptr;  // that it was admitted to, where servers have replicas
 
  private:
-  Incoming incoming(const Request& request, const std::shared_ptr<Port>& self) const;
-
   Memory memory_;
   Line& line_;
   Descriptor socket_;  // its end is the worker's
+  pid_t process_;
   std::string name_;
   Crew& crew_;
   size_t texts_ = 0;
@@ -52,6 +58,7 @@ struct DoorOptions {
   const Segment* bell = nullptr;     // passed to workers; their requests ring it
   ParameterFiles* memory = nullptr;  // of the models' parameters: passed to workers and siblings
   Crew* crew = nullptr;              // the service's
+  Replicas* replicas = nullptr;      // null: there are none
   // In the service's thread: poll this one from now on, and no longer.
   std::function<void(std::shared_ptr<Port>)> admitted, left;
 };
@@ -71,7 +78,8 @@ class Door {
   void run();
   void receive(Visit& visit);
   void meet_sibling(Visit& visit, const Hello& hello);
-  void admit(Models& models, const std::shared_ptr<Port>& port, int model, int worker);
+  void meet_server(Visit& visit, const Hello& hello, std::vector<Descriptor> descriptors);
+  void admit(Models& models, const std::shared_ptr<Port>& port, const Hello& hello);
   void meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor> descriptors);
   void leave(Visit& visit);
 

@@ -13,15 +13,21 @@ Descriptor Lane::knock(const std::string& job, int server) {
   return socket;
 }
 
-Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int model, int worker, int server,
-           const Deadline& deadline)
+Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, const Way& way, const Deadline& deadline)
     : socket_(std::move(socket)),
       memory_(std::move(memory)),
-      server_(server),
+      server_(way.server),
       process_(process_of(socket_.get())),
-      line_(memory_->line(static_cast<size_t>(server))) {
+      line_(memory_->line(way.line)) {
+  const int worker = way.worker;
   limit_wait(socket_.get(), deadline.left() + Seconds(1));
-  const Hello hello{.worker = worker, .model = model, .plot = memory_->plot()};
+  const Hello hello{.worker = worker,
+                    .model = way.model,
+                    .shard = way.shard,
+                    .line = static_cast<uint32_t>(way.line),
+                    .replicas = static_cast<uint32_t>(way.replicas),
+                    .epoch = way.epoch,
+                    .plot = memory_->plot()};
   Welcome answer;
   std::vector<Descriptor> descriptors;
   const bool sent = send_message(socket_.get(), &hello, sizeof hello, {memory_->segment().descriptor()});
@@ -32,12 +38,15 @@ Lane::Lane(Descriptor socket, std::shared_ptr<Memory> memory, int model, int wor
   if (got != sizeof answer || answer.magic != kMagic)
     fail<PeerLost>("{} went away, or is of another version, while worker {} joined", name(), worker);
   answer.text.back() = 0;
+  if (answer.welcome == 0 && answer.elsewhere != 0) throw Elsewhere(answer.text.data(), answer.elsewhere);
   if (answer.welcome == 0) fail<InvalidArgument>("{} does not admit worker {}: {}", name(), worker, answer.text.data());
   if (descriptors.size() != 2) fail<PeerLost>("{} sent no memory to worker {}", name(), worker);
   bell_memory_ = std::make_shared<Segment>(std::move(descriptors[0]), kPage);
   bell_ = reinterpret_cast<Bell*>(bell_memory_->map(0, kPage, "a server's bell"));
   parameters_ = std::move(descriptors[1]);
   shared_ = answer.shared != 0;
+  backup_ = answer.backup;
+  epoch_ = answer.epoch;
 }
 
 void Lane::send(const Request& request, std::span<const std::byte> /*data*/, std::span<const uint8_t> /*present*/,

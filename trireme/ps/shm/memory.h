@@ -12,9 +12,9 @@
 namespace trireme::ps::shm {
 
 /// One writer, one reader. Zero bytes are an empty ring.
-template <class T>
+template <class T, uint32_t Entries = 256>
 struct Ring {
-  static constexpr uint32_t kEntries = 256;
+  static constexpr uint32_t kEntries = Entries;
   alignas(64) std::atomic<uint32_t> written{0};
   alignas(64) std::atomic<uint32_t> read{0};
   alignas(64) std::array<T, kEntries> entries;
@@ -27,6 +27,8 @@ struct Ring {
     written.store(at + 1);  // sequentially consistent: whoever is about to sleep sees it, or we see the sleeper
     return true;
   }
+  /// For the writer: whether the next push() will do.
+  bool has_room() const { return written.load(std::memory_order_relaxed) - read.load() < kEntries; }
   /// False when the ring is empty.
   bool pop(T& entry) {
     const uint32_t at = read.load(std::memory_order_relaxed);
@@ -46,11 +48,16 @@ struct Line {
   static constexpr size_t kTexts = 16;
   alignas(64) std::array<std::array<char, kMostWords>,
                          kTexts> texts;  // of the last errors and status answers, used in turn: Reply::text says which
+
+  /// For the worker, while nobody is at the other end: as at first.
+  void clear() {
+    for (auto* count : {&requests.written, &requests.read, &replies.written, &replies.read, &awaited}) count->store(0);
+  }
 };
 
 /// Where things are in a worker's segment: offsets in bytes. The worker decides, the server checks.
 struct Plot {
-  uint64_t lines = 0;  // number of them, one per server, after the bell
+  uint64_t lines = 0;  // number of them, one per server (with replicas two, used in turn), after the bell
   uint64_t job = 0, job_bytes = 0;
   uint64_t gradients = 0, parameters = 0, flat_bytes = 0;  // the two flat vectors, of equal size
   uint64_t present = 0, slots = 0;                         // a byte per slot
@@ -86,18 +93,23 @@ class Memory {
 
 // ---- the handshake ----
 
-constexpr uint64_t kMagic = 0x3430737065726974;  // the protocol's version included
+constexpr uint64_t kMagic = 0x3530737065726974;  // the protocol's version included
 
-enum class Visitor : uint32_t { worker, sibling, control };
+enum class Visitor : uint32_t { worker, sibling, control, primary, newcomer };
 
 /// A visitor's first message. A worker's carries its segment. A sibling's asks for a model's parameters, or (flat_bytes
-/// is 0) whether this server is here.
+/// is 0) whether this server is here. Where servers have replicas, a primary asks this one to be its backup, with its
+/// log and its bell, and a newcomer whether its shard is kept here.
 struct Hello {
   uint64_t magic = kMagic;
   Visitor kind = Visitor::worker;
-  int32_t worker = -1;
-  int32_t model = 0, reserved = 0;
-  Plot plot{};  // a sibling says how large the model is: flat_bytes
+  int32_t worker = -1;  // of a server: its number
+  int32_t model = 0;
+  int32_t shard = 0;      // that it is about: the server's own, unless there are replicas
+  uint32_t line = 0;      // a worker's: which of its lines. A primary's: 1: there is something to be copied first
+  uint32_t replicas = 0;  // of the job, as a worker was told
+  uint64_t epoch = 0;     // of the shard's seat, as the visitor knows it
+  Plot plot{};            // a sibling says how large the model is: flat_bytes
 };
 
 /// The server's answer. To a worker it carries the memory with the server's bell and that of the
@@ -105,7 +117,10 @@ struct Hello {
 struct Welcome {
   uint64_t magic = kMagic;
   int32_t welcome = 0;
-  int32_t shared = 0;  // the parameters are server 0's memory
+  int32_t shared = 0;     // the parameters are server 0's memory
+  int32_t elsewhere = 0;  // not welcome, and another server may be the right one: see Elsewhere
+  int32_t backup = -1;    // with replicas: the server that a worker should ask next
+  uint64_t epoch = 0;     // and of its seat
   std::array<char, 1000> text{};
 };
 
