@@ -115,6 +115,7 @@ class Service {
     int64_t begun = 0;  // the last step that it began
     Seconds delay{0};   // of its pushes
     Reply answer;       // the last one to take or lock, for a repeated request
+    uint64_t passed = 0;  // its request to the last barrier that all came to
   };
   struct Waiting {
     Incoming incoming;

@@ -44,6 +44,7 @@ void Service::copy_workers_to(CopyWriter& out) const {
     out.put(worker.begun);
     out.put(worker.delay);
     out.put(worker.answer);
+    out.put(worker.passed);
   }
   out.put(beginning_.size());
   for (const Waiting& waiting : beginning_) {
@@ -75,6 +76,7 @@ void Service::copy_workers_from(CopyReader& in, const Again& again) {
     worker.begun = in.get<int64_t>();
     worker.delay = in.get<Seconds>();
     worker.answer = in.get<Reply>();
+    worker.passed = in.get<uint64_t>();
     if (worker.standing > Worker::present) away_++;
   }
   for (size_t count = in.get<size_t>(); count > 0; count--) {

@@ -95,6 +95,7 @@ void Service::lock(const Incoming& in) {
 }
 
 void Service::barrier(Incoming in) {
+  if (in.request.id == worker_of(in).passed) return answer(in, {});  // again: who has left since had come to it
   if (const int missing = first_gone(); missing >= 0)
     return refuse(
         in, Status::peer_lost,
@@ -107,7 +108,10 @@ void Service::barrier(Incoming in) {
   const int worker = in.from->worker;
   at_barrier_.push_back(std::move(in));
   if (at_barrier_.size() == workers_.size())
-    for (const Incoming& waiting : std::exchange(at_barrier_, {})) answer(waiting, {});
+    for (const Incoming& waiting : std::exchange(at_barrier_, {})) {
+      worker_of(waiting).passed = waiting.request.id;
+      answer(waiting, {});
+    }
   else if (neighbours_ != nullptr)
     neighbours_->rests(*this, worker);
 }

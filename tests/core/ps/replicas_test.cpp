@@ -213,6 +213,9 @@ class Killer {
         const int server = static_cast<int>(random() % static_cast<unsigned>(servers));
         crew_.end(server);
         crew_.begin(server);
+        // One that comes when all others have ended would wait for them.
+        while (!over_ && kill + 1 == kSteps / kEvery && !all_there(servers) && !deadline.passed())
+          std::this_thread::sleep_for(std::chrono::milliseconds(2));
       }
       kills_++;
       kills_.notify_all();

@@ -14,7 +14,7 @@
 namespace trireme::ps::shm {
 namespace {
 
-constexpr Seconds kForSibling{1};  // for the door of a server that runs
+constexpr Seconds kForSibling{5};  // for the door of a server that runs
 
 /// Tells the server at a door that this one has come. Whether that one keeps this server's shard, and the line to it;
 /// none where nobody is.
@@ -28,7 +28,7 @@ std::pair<bool, Descriptor> greet(const std::string& job, int door, int server) 
   const bool answered = send_message(socket.get(), &hello, sizeof hello) &&
                         receive_message(socket.get(), &answer, sizeof answer, none) == sizeof answer &&
                         answer.magic == kMagic;
-  return {answered && answer.welcome != 0, std::move(socket)};
+  return {!answered || answer.welcome != 0, std::move(socket)};  // one that does not answer may have it
 }
 
 }  // namespace
@@ -145,6 +145,7 @@ void Replicas::admit(const std::shared_ptr<Port>& port, const Hello& hello, cons
   while (replica != nullptr && !replica->leads() && replica->look_after()) continue;  // it may say who leads
   const Seat seat = replica != nullptr ? replica->seat() : Seat{.shard = hello.shard, .epoch = 0};
   Hearing hearing = hear(seat, options_.server, hello.epoch);
+  if (hello.epoch > 0 && empty()) hearing.verdict = Hearing::Verdict::fenced;  // the worker was served, and not here
   if (replica != nullptr && !replica->fault().empty()) hearing.verdict = Hearing::Verdict::elsewhere;
   if (hearing.verdict != Hearing::Verdict::accept)
     return port->refuse(hearing.reason(options_.server, hello.shard),
