@@ -150,7 +150,8 @@ TEST(StreamDoor, StrangersAreHarmlessCountedAndNamedOnce) {
     const auto say = [&](const std::string& text) {
       int target = port;
       strangers.push_back(loopback_socket(target));
-      EXPECT_EQ(send(strangers.back().get(), text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+      const ssize_t sent = send(strangers.back().get(), text.data(), text.size(), MSG_NOSIGNAL);
+      EXPECT_EQ(sent, static_cast<ssize_t>(text.size()));
     };
     for (int i = 0; i < 20; i++) say("GET / HTTP/1.1\r\n\r\n");
     say(std::string(100'000, '\xff'));

@@ -337,8 +337,9 @@ void Channel::refused(int result) {
       fail<InvalidArgument>("has shown no certificate. {}", kSameFolder);
   } else if (told || reason == SSL_R_BINDER_DOES_NOT_VERIFY || SSL_get_verify_result(ssl_.get()) != X509_V_OK ||
              SSL_get0_peer_certificate(ssl_.get()) != nullptr) {
-    fail<InvalidArgument>("has another token than ours, or certificates where we have none: give all ranks of a job the "
-                          "same TRIREME_TOKEN and the same --tls");
+    fail<InvalidArgument>(
+        "has another token than ours, or certificates where we have none: give all ranks of a job the same "
+        "TRIREME_TOKEN and the same --tls");
   }
   if (result == SSL_ERROR_SSL && !told) fail<InvalidArgument>("does not speak as ranks do ({})", text);
   fail<InvalidArgument>("ends the handshake: {}", text);
