@@ -132,7 +132,7 @@ TEST(StreamOnTheWire, APeerThatFallsSilentIsATimeoutThatNamesIt) {
       board, [](Meeting&) {},
       [&](Communicator& group) {
         group.barrier("both are here");
-        if (group.rank() == 0) tap->hold();
+        if (group.rank() == 1) tap->hold();  // it has heard rank 0, and has not yet asked for its data
         std::vector<float> data(300'000, 1);
         group.set_limit({Seconds(0.5), "timeout"});
         group.allreduce(data.data(), data.size(), DType::f32, Op::sum, "gradients");
@@ -150,7 +150,8 @@ TEST(StreamDoor, StrangersAreHarmlessCountedAndNamedOnce) {
     const auto say = [&](const std::string& text) {
       int target = port;
       strangers.push_back(loopback_socket(target));
-      EXPECT_EQ(send(strangers.back().get(), text.data(), text.size(), MSG_NOSIGNAL), static_cast<ssize_t>(text.size()));
+      const ssize_t sent = send(strangers.back().get(), text.data(), text.size(), MSG_NOSIGNAL);
+      EXPECT_EQ(sent, static_cast<ssize_t>(text.size()));
     };
     for (int i = 0; i < 20; i++) say("GET / HTTP/1.1\r\n\r\n");
     say(std::string(100'000, '\xff'));
@@ -182,7 +183,7 @@ TEST(StreamDoor, NamesWhoHasAnotherToken) {
       [](Meeting& meeting) {
         if (meeting.rank == 1) meeting.secrets.token = "another";
       },
-      [](Communicator&) { FAIL() << "they have met"; }, Seconds(3));
+      [](Communicator&) { FAIL() << "they have met"; }, Seconds(2));
   EXPECT_TRUE(outcomes[0] && outcomes[1]);
   for (const auto& outcome : outcomes)
     EXPECT_NE(message_of(outcome).find("another token"), std::string::npos) << message_of(outcome);
@@ -197,7 +198,7 @@ TEST(StreamDoor, NamesWhoHasAnotherTokenBehindGoodCertificates) {
         meeting.secrets = folder.secrets();
         if (meeting.rank == 1) meeting.secrets.token = "another";
       },
-      [](Communicator&) { FAIL() << "they have met"; }, Seconds(3));
+      [](Communicator&) { FAIL() << "they have met"; }, Seconds(2));
   for (const auto& outcome : outcomes)
     EXPECT_NE(message_of(outcome).find("another token"), std::string::npos) << message_of(outcome);
 }
@@ -212,22 +213,26 @@ TEST(StreamDoor, NamesWhoIsOfAnotherJobOrComesWithoutCertificates) {
   };
   const Outcomes jobs = run_two(
       board, rank_one([](Meeting& meeting) { meeting.secrets.job = "another job"; }),
-      [](Communicator&) { FAIL() << "they have met"; }, Seconds(3));
+      [](Communicator&) { FAIL() << "they have met"; }, Seconds(2));
   EXPECT_NE((message_of(jobs[0]) + message_of(jobs[1])).find("belongs to another job"), std::string::npos)
       << message_of(jobs[0]);
   const Outcomes none = run_two(
       second, rank_one([&](Meeting& meeting) { meeting.secrets = folder.secrets(); }),
-      [](Communicator&) { FAIL() << "they have met"; }, Seconds(3));
+      [](Communicator&) { FAIL() << "they have met"; }, Seconds(2));
   EXPECT_TRUE(none[0] && none[1]);
 }
 
 TEST(StreamDoor, NamesForeignAndExpiredCertificates) {
   const CertificateFolder ours, theirs, old({.days = -1});
-  for (const auto& [folder, word] : {std::pair(&theirs, "foreign"), std::pair(&old, "expired")}) {
+  struct Case {
+    const CertificateFolder &first, &second;
+    const char* word;
+  };
+  for (const auto& [first, second, word] : {Case{ours, theirs, "foreign"}, Case{old, old, "expired"}}) {
     Board board;
     const Outcomes outcomes = run_two(
-        board, [&](Meeting& meeting) { meeting.secrets = (meeting.rank == 1 ? *folder : ours).secrets(); },
-        [](Communicator&) { FAIL() << "they have met"; }, Seconds(3));
+        board, [&](Meeting& meeting) { meeting.secrets = (meeting.rank == 0 ? first : second).secrets(); },
+        [](Communicator&) { FAIL() << "they have met"; }, Seconds(2));
     EXPECT_NE((message_of(outcomes[0]) + message_of(outcomes[1])).find(word), std::string::npos)
         << message_of(outcomes[0]) << " / " << message_of(outcomes[1]);
     EXPECT_NE((message_of(outcomes[0]) + message_of(outcomes[1])).find("at 127.0.0.1"), std::string::npos);

@@ -5,6 +5,7 @@
 #include <openssl/ssl.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -111,8 +112,6 @@ std::shared_ptr<SSL_CTX> make_context(const network::Secrets& secrets, bool by_c
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
   SSL_CTX_set_session_id_context(context.get(), reinterpret_cast<const unsigned char*>(kIdentity),
                                  kContextBytes);
-  SSL_CTX_set_read_ahead(context.get(), 1);
-  SSL_CTX_set_default_read_buffer_len(context.get(), kReadAhead);
   // With the token alone too: a certificate instead of it is none of an authority that we know.
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   if (by_certificate) {
@@ -144,11 +143,14 @@ bool same(const Proof& left, const Proof& right) { return CRYPTO_memcmp(left.dat
 
 // ---- between OpenSSL and the socket ----
 
-/// OpenSSL's own sockets would raise SIGPIPE, and write each record of 16 KiB by itself.
+/// OpenSSL's own sockets would raise SIGPIPE, write each record of 16 KiB by itself, and read it with two calls; its
+/// reading ahead moves all that it has read to the front for each record.
 struct Channel::Pipe {
   Descriptor socket;
   std::vector<std::byte> leaving{};  // encrypted
   size_t left = 0;                   // of these, bytes that have gone
+  std::unique_ptr<std::byte[]> arrived = std::make_unique_for_overwrite<std::byte[]>(kReadAhead);
+  size_t begin = 0, end = 0;  // of what was read and not taken
   int error = 0;                     // of the socket
   bool ended = false;                // the other side writes no more
 
@@ -162,16 +164,24 @@ struct Channel::Pipe {
   static int read(BIO* bio, char* data, int size) {
     Pipe& pipe = of(bio);
     BIO_clear_retry_flags(bio);
-    const ssize_t n = recv(pipe.socket.get(), data, static_cast<size_t>(size), MSG_DONTWAIT);
-    if (n > 0) return static_cast<int>(n);
-    if (n == 0) {
-      pipe.ended = true;
-      return 0;
+    if (pipe.begin == pipe.end) {
+      const ssize_t n = recv(pipe.socket.get(), pipe.arrived.get(), kReadAhead, MSG_DONTWAIT);
+      if (n <= 0) return pipe.no_bytes(bio, n);
+      pipe.begin = 0;
+      pipe.end = static_cast<size_t>(n);
     }
+    const size_t taken = std::min(static_cast<size_t>(size), pipe.end - pipe.begin);
+    std::memcpy(data, pipe.arrived.get() + pipe.begin, taken);
+    pipe.begin += taken;
+    return static_cast<int>(taken);
+  }
+  int no_bytes(BIO* bio, ssize_t result) {
+    ended = result == 0;
+    if (ended) return 0;
     if (errno == EAGAIN || errno == EINTR)
       BIO_set_retry_read(bio);
     else
-      pipe.error = errno;
+      error = errno;
     return -1;
   }
   static long control(BIO* bio, int what, long, void*) {
@@ -298,7 +308,7 @@ void Channel::broken(int result) {
   } catch (const IoError&) {  // then it is not told
   }
   // In TLS 1.3 the other side's verdict on our certificate comes after our side is done.
-  if (const std::string fault = alert_fault(error); credentials_.by_certificate() && !fault.empty())
+  if (const std::string fault = alert_fault(error); reason > SSL_AD_REASON_OFFSET && !fault.empty())
     fail<InvalidArgument>("{}", fault);
   if (reason == SSL_R_SSLV3_ALERT_BAD_RECORD_MAC)
     fail<IoError>("it says that what we sent was changed on its way, or sent by somebody else");
@@ -327,8 +337,9 @@ void Channel::refused(int result) {
       fail<InvalidArgument>("has shown no certificate. {}", kSameFolder);
   } else if (told || reason == SSL_R_BINDER_DOES_NOT_VERIFY || SSL_get_verify_result(ssl_.get()) != X509_V_OK ||
              SSL_get0_peer_certificate(ssl_.get()) != nullptr) {
-    fail<InvalidArgument>("has another token than ours, or certificates where we have none: give all ranks of a job the "
-                          "same TRIREME_TOKEN and the same --tls");
+    fail<InvalidArgument>(
+        "has another token than ours, or certificates where we have none: give all ranks of a job the same "
+        "TRIREME_TOKEN and the same --tls");
   }
   if (result == SSL_ERROR_SSL && !told) fail<InvalidArgument>("does not speak as ranks do ({})", text);
   fail<InvalidArgument>("ends the handshake: {}", text);

@@ -10,7 +10,8 @@
 namespace trireme::comm::stream {
 namespace {
 
-constexpr Seconds kForever{1e6};  // until the bell rings
+constexpr Seconds kForever{1e6};       // until the bell rings
+constexpr Seconds kShortFarewell{0.3};  // of a group that has failed: some of its peers may hear nothing any more
 
 }  // namespace
 
@@ -109,12 +110,14 @@ bool Direction::flush(Peer& peer) {
   return gone;
 }
 
-template <class Action>
-void Direction::guarded(Peer& peer, const Action& action) {
+void Direction::serve(Peer& peer, bool readable, bool leaving) {
   if (peer.over) return;
   peer.again = false;
   try {
-    action();
+    if (!leaving)
+      step(peer, readable);
+    else if (part(peer, readable))
+      lose(peer.number, "the group has ended");
   } catch (const Error& error) {
     lose(peer.number, error.what());
   }
@@ -132,7 +135,7 @@ void Direction::hurry(size_t number) {
   if (!peer.use.try_lock()) return poller_.ring();
   const Lock use(peer.use, std::adopt_lock);
   const bool more = peer.again;
-  guarded(peer, [&]() TRIREME_REQUIRES(peer.use) { step(peer, false); });
+  serve(peer, false, false);
   peer.again = peer.again || more;
   if (peer.again) poller_.ring();
 }
@@ -156,7 +159,7 @@ void Direction::work(const char* name) {
       if (!peer->channel) continue;
       const Lock use(peer->use);
       const bool more = peer->again;
-      guarded(*peer, [&]() TRIREME_REQUIRES(peer->use) { step(*peer, more || readable(peer->number, events)); });
+      serve(*peer, more || readable(peer->number, events), false);
       again = again || peer->again;
     }
   }
@@ -172,7 +175,7 @@ void Direction::say_farewell() {
   Seconds limit;
   {
     const Lock lock(mutex_);
-    limit = farewell_;
+    limit = interrupted_ ? std::min(farewell_, kShortFarewell) : farewell_;
   }
   const Deadline deadline(limit);
   for (bool first = true; true; first = false) {
@@ -181,9 +184,7 @@ void Direction::say_farewell() {
     for (const auto& peer : peers_) {
       if (!peer->channel) continue;
       const Lock use(peer->use);
-      guarded(*peer, [&]() TRIREME_REQUIRES(peer->use) {
-        if (part(*peer, first || readable(peer->number, events))) lose(peer->number, "the group has ended");
-      });
+      serve(*peer, first || readable(peer->number, events), true);
       all_over = all_over && peer->over;
     }
     if (all_over || deadline.passed()) return;

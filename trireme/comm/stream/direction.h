@@ -72,9 +72,8 @@ class Direction {
   class UnderWay;
   void work(const char* name);
   void say_farewell();
-  /// Runs it and takes errors for the peer's end.
-  template <class Action>
-  void guarded(Peer& peer, const Action& action) TRIREME_REQUIRES(peer.use);
+  /// Has it do what can be done, and takes errors for its end.
+  void serve(Peer& peer, bool readable, bool leaving) TRIREME_REQUIRES(peer.use);
   bool readable(size_t peer, const std::vector<Poller::Event>& events) const;
 
   Poller poller_;

@@ -107,7 +107,8 @@ Verdict decode_verdict(std::string_view bytes) {
 
 std::string refusal(const Hello& hello, const Hello& own) {
   if (hello.job != own.job) return "belongs to another job";
-  if (hello.meeting != own.meeting) return fmt::format("wants to meet in '{}', not in '{}'", hello.meeting, own.meeting);
+  if (hello.meeting != own.meeting)
+    return fmt::format("wants to meet in '{}', not in '{}'", hello.meeting, own.meeting);
   if (hello.size != own.size) return fmt::format("thinks that there are {} ranks, not {}", hello.size, own.size);
   if (hello.to != own.from) return fmt::format("looks for rank {}, and this is rank {}", hello.to, own.from);
   if (hello.from >= own.size || hello.from == own.from)
@@ -125,7 +126,8 @@ void Parcel::filled(size_t bytes, Part expected) {
   got_ += bytes;
   if (!in_head || got_ < kHeadBytes) return;
   const Head head = decode(head_);
-  if (head.part != expected) fail<Corruption>("a frame of the kind {} where a greeting belongs", static_cast<int>(head.part));
+  if (head.part != expected)
+    fail<Corruption>("a frame of the kind {} where a greeting belongs", static_cast<int>(head.part));
   body_.resize(head.bytes);
 }
 

@@ -41,14 +41,13 @@ std::unique_ptr<network::Message> Incoming::receive(void* data, size_t bytes, si
 
 void Incoming::step(Peer& peer, bool readable) {
   write_grants(peer);
-  flush(peer);
-  if (!readable) return;
-  for (size_t read = 0; read < kBeforeOthers;) {
+  for (size_t read = 0; readable && read < kBeforeOthers;) {
     const size_t bytes = read_some(peer);
+    write_grants(peer);  // the sender should not run out of what it may send
     if (bytes == 0) return;
     read += bytes;
   }
-  peer.again = true;
+  peer.again = readable;
 }
 
 void Incoming::write_grants(Peer& peer) {
@@ -63,6 +62,7 @@ void Incoming::write_grants(Peer& peer) {
     heads.insert(heads.end(), head.begin(), head.end());
   }
   peer.channel->write(heads);
+  flush(peer);
 }
 
 size_t Incoming::read_some(Peer& peer) {
