@@ -105,7 +105,7 @@ Run add_bench_balance(CLI::App& bench, const Invocation& invocation) {
   command->add_option("--workers", s->workers, "Of each training")->capture_default_str()->check(CLI::Range(2, 64));
   command->add_option("--slower", s->slower, "How many times as long the last worker takes for a sample")
       ->capture_default_str()
-      ->check(CLI::Range(1, 100));
+      ->check(CLI::Range(1.0, 100.0));
   command->add_option("--seconds", s->seconds, "Of a training that are measured, after 4 s in which shares are found")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
