@@ -354,7 +354,7 @@ class BadInput(training.HostsTest):
 
     def test_engine(self):
         error = self.refused(
-            self.start_train("a:1,b:1", *MODEL, "--engine", "nccl"), "this libtorch has no NCCL", "--engine gloo"
+            self.start_train("a:1,b:1", *MODEL, "--engine", "nccl"), "this libtorch has no NCCL", "--engine stream"
         )
         self.assertEqual(error.count("NCCL"), 1, error)  # not by every worker
         self.refused(

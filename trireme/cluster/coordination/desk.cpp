@@ -102,6 +102,7 @@ struct Desk::State {
 
   const std::shared_ptr<Outbox> outbox = std::make_shared<Outbox>();
   Mutex journal_mutex;  // before `mutex`
+  std::vector<Outbox::Word> going TRIREME_GUARDED_BY(journal_mutex);  // words whose changes are being written
   ImageChanges image TRIREME_GUARDED_BY(mutex);
   std::set<std::string> dirty TRIREME_GUARDED_BY(mutex);            // keys of values that have changed
   journal::Changes pending TRIREME_GUARDED_BY(mutex);               // that are not written yet
@@ -144,14 +145,14 @@ struct Desk::State {
     if (!options.journal) return;
     const Lock turn(journal_mutex);
     journal::Changes changes;
-    std::vector<Outbox::Word> words;
     {
       const Lock lock(mutex);
       changes.swap(pending);
-      words = outbox->take();
+      going = outbox->take();
     }
     options.journal->write(changes);
-    for (const Outbox::Word& word : words) word();
+    for (const Outbox::Word& word : going) word();
+    going.clear();
     const std::vector<std::string> remarks = options.journal->take_remarks();
     if (remarks.empty()) return;
     const Lock lock(mutex);
