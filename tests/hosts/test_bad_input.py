@@ -360,7 +360,7 @@ class BadInput(training.HostsTest):
         self.refused(
             self.start_train("a:1,b:1", *MODEL, "--engine", "mpi"),
             "--engine mpi needs ranks that mpirun has started",
-            "--engine gloo",
+            "--engine stream",
         )
         self.refused(
             self.start(
