@@ -16,6 +16,8 @@
 #include "roster.h"
 #include "staff.h"
 
+struct pollfd;
+
 namespace trireme::cluster {
 
 /// One thread, once.
@@ -32,7 +34,7 @@ class LaunchRun {
   void open_status_door();
   void wait_for_events();
   int milliseconds_left() const;
-  void hear(const std::vector<struct pollfd>& polls, size_t first);
+  void hear(const std::vector<pollfd>& polls, size_t first);
   void reap(size_t index);
   void note_end(size_t index);
   bool others_go_on(const Child& gone) const;
