@@ -49,11 +49,13 @@ constexpr Patience patience_for(int processes, int cores) {
   return processes > cores ? Patience{0, 30} : Patience{4000, 5000};
 }
 
-/// Looks for `ready()` for as long as there is patience. Who yields to somebody who computes gets the core back
-/// milliseconds later, whatever happens; who sleeps gets it when the bell rings. `meanwhile()` is done between looks,
-/// once nothing has happened for a while.
-template <class Ready, class Meanwhile>
-bool look(Patience& patience, const Ready& ready, const Meanwhile& meanwhile) {
+constexpr int kYieldsAtATime = 16;  // then time is looked at: on a crowded core each yield may take milliseconds
+
+/// Looks for `ready()` for as long as there is patience, and time: `passed()` is asked now and then. Who yields to
+/// somebody who computes gets the core back milliseconds later, whatever happens; who sleeps gets it when the bell
+/// rings. `meanwhile()` is done between looks, once nothing has happened for a while.
+template <class Ready, class Meanwhile, class Passed>
+bool look(Patience& patience, const Ready& ready, const Meanwhile& meanwhile, const Passed& passed) {
   if (patience.crowded > 0) {
     patience.crowded--;
     return false;
@@ -65,6 +67,7 @@ bool look(Patience& patience, const Ready& ready, const Meanwhile& meanwhile) {
   for (int i = 0; i < patience.yields; i++) {
     meanwhile();
     if (ready()) return true;
+    if (i % kYieldsAtATime == kYieldsAtATime - 1 && passed()) return false;
     if (patience.stubborn) {
       std::this_thread::yield();
       continue;
@@ -95,7 +98,9 @@ void doze(Bell& bell, const Deadline& deadline, const Awake& awake) {
 /// Waits until `ready()`; false when the deadline passes first. Who makes it ready rings `bell` afterwards.
 template <class Ready>
 bool await(Bell& bell, Patience& patience, const Deadline& deadline, const Ready& ready) {
-  if (look(patience, ready, [] {})) return true;
+  if (look(
+          patience, ready, [] {}, [&] { return deadline.passed(); }))
+    return true;
   while (!ready()) {
     if (deadline.passed()) return false;
     doze(bell, deadline, ready);

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include <trireme/base/bell.h>
 #include <trireme/base/error.h>
 #include <trireme/comm/mpi/mpi.h>
 #include <trireme/comm/network/engine.h>
@@ -39,6 +40,7 @@ bool poll(const Ready& ready, const Deadline& deadline) {
   for (int i = 0; !ready(); i++) {
     if (i < kSpins) continue;
     if (i < kSpins + kYields) {
+      if (i % kYieldsAtATime == 0 && deadline.passed()) return false;
       std::this_thread::yield();
       continue;
     }

@@ -260,18 +260,22 @@ void Rounds::sleep_at(int peer, const Deadline& deadline, const Awake& awake) {
 template <class Ready, class What>
 void Rounds::await(int peer, const Ready& ready, const What& what) {
   std::optional<metrics::Timer> timer;
+  std::optional<Deadline> deadline;  // most waits are over before a clock is worth reading
   const auto between_looks = [&] {
-    if (!timer) timer.emplace(&count_.wait_seconds);
+    if (!timer) {
+      timer.emplace(&count_.wait_seconds);
+      deadline.emplace(limit_.timeout);
+    }
     announce(Then::work);
     meanwhile();
     if (trouble(peer) && !ready()) give_up(peer, what());  // a peer may leave when its part is done
   };
-  if (look(patience_, ready, between_looks)) return;
-  const Deadline deadline(limit_.timeout);
+  if (look(patience_, ready, between_looks, [&] { return deadline->passed(); })) return;
+  if (!deadline) deadline.emplace(limit_.timeout);
   while (!ready()) {
-    sleep_at(peer, deadline, [&] { return ready() || trouble(peer); });
+    sleep_at(peer, *deadline, [&] { return ready() || trouble(peer); });
     if (trouble(peer) && !ready()) give_up(peer, what());
-    if (deadline.passed()) time_out(peer, what());
+    if (deadline->passed()) time_out(peer, what());
   }
 }
 
