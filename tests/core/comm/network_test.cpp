@@ -73,6 +73,30 @@ TEST(NetworkCommunicator, CountsWhatItCarries) {
   for (const metrics::Entry& entry : both.entries()) EXPECT_EQ(entry.label, "lane");
 }
 
+/// A reduce-scatter and an all-gather each move what is not a rank's own, once: half of an allreduce.
+TEST(NetworkCommunicator, BlocksTravelOnce) {
+  constexpr size_t kBlock = 200'000, kBytes = kBlock * sizeof(float);
+  for (size_t ranks : {size_t{2}, size_t{3}, size_t{4}})
+    for (const bool scatter : {true, false}) {
+      metrics::Registry registry;
+      expect_all_well(
+          run_network(static_cast<int>(ranks),
+                      [&](comm::network::Communicator& group) {
+                        std::vector<float> all(ranks * kBlock, 1), own(kBlock, 1);
+                        if (scatter)
+                          group.reduce_scatter(all.data(), own.data(), kBlock, DType::f32, Op::sum, "parts");
+                        else
+                          group.all_gather(own.data(), all.data(), kBlock, DType::f32, "parts");
+                        EXPECT_EQ(scatter ? own.back() : all.back(), scatter ? static_cast<float>(ranks) : 1);
+                      },
+                      {.registry = &registry, .label = "lane"}));
+      const double wanted = static_cast<double>(ranks * (ranks - 1) * kBytes);  // of all ranks
+      const auto sent = static_cast<double>(registry.snapshot().total("sent_bytes").value);
+      EXPECT_GE(sent, wanted) << ranks;
+      EXPECT_LE(sent, 1.1 * wanted) << ranks << (scatter ? " scatter" : " gather");
+    }
+}
+
 TEST(Divide, EveryType) {
   for (DType type : {DType::f32, DType::f64, DType::f16, DType::bf16, DType::i32, DType::i64})
     for (int by : {1, 2, 7, 300}) {
