@@ -246,6 +246,10 @@ comm::network::Communicator* Group::lane() const { return live().lane.get(); }
 comm::network::Communicator* Group::network() const { return live().flat.get(); }
 comm::network::Communicator* Group::second_lane() const { return live().second_lane(); }
 
+bool Group::intact() const {
+  return epoch() == state_->site->epoch() && !state_->site->cause_of(epoch()) && state_->local->rounds().intact();
+}
+
 std::string Group::describe() const {
   const auto& ranks = state_->crew.ranks;
   return fmt::format("rank{} {} of epoch {}", ranks.size() == 1 ? "" : "s", fmt::join(ranks, ", "), epoch());

@@ -40,6 +40,8 @@ class Group {
   uint64_t epoch() const;
   /// Their numbers in the world, by rank.
   const std::vector<int>& ranks() const;
+  /// False once somebody of it is known to be gone, or its epoch has ended. Does not block.
+  bool intact() const;
   /// "ranks 0 and 2 of epoch 1"
   std::string describe() const;
 

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include <trireme/base/clock.h>
 #include <trireme/base/error.h>
 #include <trireme/base/lock.h>
 #include <trireme/base/process.h>
@@ -26,9 +27,10 @@ namespace {
 using cluster::on_first;
 using state::OwnerMap;
 
-constexpr int kNice = 19;            // of the thread that writes: training comes first
-constexpr Seconds kAfterFailure{2};  // for what is nearly complete
-const std::string kMesh = "mesh";    // among a manifest's options: the axes of who wrote it
+constexpr int kNice = 19;               // of the thread that writes: training comes first
+constexpr Seconds kAfterFailure{2};     // for what is nearly complete
+constexpr Seconds kBetweenLooks{0.25};  // for somebody who is gone, while a checkpoint is waited for
+const std::string kMesh = "mesh";       // among a manifest's options: the axes of who wrote it
 constexpr size_t kAtATime = 4 * state::Snapshot::kChunk;
 
 /// By rank.
@@ -80,7 +82,7 @@ class Saver::Impl {
     if (writer_ >= 0) first->prepare();  // the memory that snapshots need, before training begins
   }
 
-  /// After an error somebody may be gone whose part will never come.
+  /// After an error of this rank the others may have gone, and nobody has told.
   ~Impl() {
     const bool failed = std::uncaught_exceptions() > exceptions_;
     if (!given_up_.load()) wait(failed ? std::min(kAfterFailure, options_.limit) : options_.limit);
@@ -109,9 +111,17 @@ class Saver::Impl {
     lock_.reset();
   }
 
+  /// Where somebody is gone a part may never come: it is given up soon, unless all parts are there.
   bool wait(Seconds limit) {
+    const Deadline deadline(limit);
     Lock lock(mutex_);
-    return changed_.wait_for(lock, limit, [this] { return !busy_.load(); });
+    while (busy_.load()) {
+      if (!gone_ && !ranks_.intact()) gone_.emplace(kAfterFailure);
+      if (gone_ && gone_->passed()) given_up_.store(true);
+      if (deadline.passed()) return false;
+      changed_.wait_for(lock, std::min(kBetweenLooks, deadline.left()), [this] { return !busy_.load(); });
+    }
+    return true;
   }
 
   std::vector<Saved> news() {
@@ -368,6 +378,7 @@ class Saver::Impl {
   OwnerMap division_, written_by_;  // by rank; by writer
   std::thread thread_;
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
+  std::optional<Deadline> gone_;                       // somebody is: for what is nearly complete
   std::atomic<bool> busy_{false}, given_up_{false};
   Mutex mutex_;
   Condition changed_;

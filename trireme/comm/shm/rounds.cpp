@@ -241,6 +241,11 @@ int Rounds::failed_by_itself() const {
   return -1;
 }
 
+bool Rounds::intact() const {
+  if (lost_.load() >= 0 || interrupted_.load()) return false;
+  return std::none_of(stations_, stations_ + ranks_, [](const Station& one) { return one.state.load() == kFailed; });
+}
+
 void Rounds::give_up(int awaited, const std::string& what) const {
   stations_[rank_].victim.store(1);
   if (interrupted_.load()) std::rethrow_exception(cause_);

@@ -169,6 +169,9 @@ class Rounds {
   void interrupt(std::exception_ptr cause) noexcept;
   /// False for a rank that has left, or stopped after an error. Does not know of deaths.
   bool present(int rank) const { return stations_[rank].state.load() == kPresent; }
+  /// False once a wait for another rank may end with an error: somebody died or stopped after an error, or interrupt().
+  /// From any thread.
+  bool intact() const;
   /// A descriptor that becomes readable when the rank's process ends; -1: it is this one.
   int process_of(int rank) const { return processes_.empty() ? -1 : processes_[static_cast<size_t>(rank)].get(); }
   /// This process is about to die of an exception that nobody caught: the others' errors will say so. Takes no lock and
