@@ -18,6 +18,7 @@
 #include <trireme/cluster/agreement.h>
 #include <trireme/cluster/launching/slate.h>
 #include <trireme/parallel/saver.h>
+#include <trireme/parallel/strays.h>
 #include <trireme/state/image.h>
 #include <trireme/state/snapshot.h>
 
@@ -97,9 +98,10 @@ class Saver::Impl {
         group_, [&] { return folder_.attempt(note.step).text(); }, "the next checkpoint");
     Job job{.attempt = checkpoint::Attempt::parse(text), .note = note, .start = start, .crew = train_.crew()};
     job.snapshot = train_.snapshot(division_);
-    job.strays = collect_strays(*job.snapshot);
-    if (writer_ < 0) return;
     job.random = random_state();
+    job.strays = collect_strays(group_, sees_, division_, *job.snapshot, job.random);
+    if (averages_) add_mean(job.strays.state);
+    if (writer_ < 0) return;
     busy_.store(true);
     thread_ = std::thread([this, job = std::move(job)]() mutable { work(job); });
   }
@@ -155,7 +157,7 @@ class Saver::Impl {
     Clock::time_point start;
     checkpoint::CrewNote crew;
     std::shared_ptr<state::Snapshot> snapshot{};
-    state::Image strays{};  // on rank 0: parts of ranks that do not see the folder
+    Strays strays{};  // on rank 0
     std::vector<std::byte> random{};
   };
 
@@ -238,47 +240,6 @@ class Saver::Impl {
     division_ = kept;
   }
 
-  /// What ranks that do not see the folder keep goes to rank 0, rank by rank and in the order of the map; many small
-  /// ranges in one message.
-  state::Image collect_strays(state::Snapshot& snapshot) {
-    state::Image strays;
-    if (group_.rank() == 0) strays.about(snapshot.about());
-    if (averages_) add_mean(strays);
-    if (writers_ == group_.size()) return strays;
-    for (int rank = 1; rank < group_.size(); rank++) {
-      if (sees_[static_cast<size_t>(rank)] != 0 || (rank != group_.rank() && group_.rank() != 0)) continue;
-      for (const std::string& vector : division_.vectors()) {
-        std::vector<space::Range> some;
-        size_t bytes = 0;
-        for (const state::Holding& holding : division_.of(vector)) {
-          if (holding.owner != rank) continue;
-          some.push_back(holding.range);
-          if ((bytes += holding.range.size()) < kAtATime) continue;
-          pass_strays(rank, vector, std::exchange(some, {}), std::exchange(bytes, 0), snapshot, strays);
-        }
-        if (bytes > 0) pass_strays(rank, vector, some, bytes, snapshot, strays);
-      }
-    }
-    return strays;
-  }
-
-  /// From `rank` to rank 0.
-  void pass_strays(int rank, const std::string& vector, const std::vector<space::Range>& ranges, size_t bytes,
-                   state::Snapshot& snapshot, state::Image& to) {
-    std::vector<std::byte> buffer(bytes);
-    if (group_.rank() == 0) group_.receive(buffer.data(), bytes, DType::u8, rank, vector);
-    std::span<std::byte> rest(buffer);
-    for (const space::Range& range : ranges) {
-      const std::span<std::byte> here = rest.first(range.size());
-      rest = rest.subspan(range.size());
-      if (group_.rank() == 0)
-        to.part(vector, range, here);
-      else
-        snapshot.read(vector, range, here);
-    }
-    if (group_.rank() == rank) group_.send(buffer.data(), bytes, DType::u8, 0, vector);
-  }
-
   /// The thread: this rank's part, and on rank 0 the whole.
   void work(Job& job) {
     name_thread("trireme-save");
@@ -307,14 +268,12 @@ class Saver::Impl {
       writer.emplace(checkpoint::system_files(), job.attempt, plan_,
                      checkpoint::Writer::Options{.rank = writer_, .mine = &written_by_});
       write_parts(snapshot, *writer);
-      for (const std::string& vector : job.strays.contents().vectors())
-        for (const state::Holding& holding : job.strays.contents().of(vector))
-          writer->part(vector, holding.range, job.strays.bytes_of(vector, holding.range));
       for (const auto& [name, value] : snapshot.scalars())
-        if (!name.starts_with("work/")) writer->scalar(name, value);  // who saves says where the run is: SaveNote
+        if (!is_of_work(name)) writer->scalar(name, value);
       for (const state::Table& table : snapshot.about().tables)
         snapshot.rows(table.name, [&](const state::Row& row) { writer->row(table.name, row); });
       writer->blob(random_name(group_.rank()), job.random);
+      if (group_.rank() == 0) write_strays(job, *writer);
       writer->finish();
     } catch (const std::exception& error) {
       if (writer)
@@ -337,6 +296,22 @@ class Saver::Impl {
         cluster::note_beat();
       }
     }
+  }
+
+  static void write_strays(Job& job, checkpoint::Writer& writer) {
+    state::Image& strays = job.strays.state;
+    for (const std::string& vector : strays.contents().vectors())
+      for (const state::Holding& holding : strays.contents().of(vector))
+        writer.part(vector, holding.range, strays.bytes_of(vector, holding.range));
+    for (const auto& [name, value] : strays.scalars()) {
+      const std::optional<int64_t> own = job.snapshot->scalar(name);
+      if (own && *own != value)
+        fail<Mismatch>("'{}' is {} on rank 0, and {} elsewhere: the ranks are not at the same step", name, *own, value);
+      if (!own) writer.scalar(name, value);
+    }
+    for (const state::Table& table : strays.about().tables)
+      strays.rows(table.name, [&](const state::Row& row) { writer.row(table.name, row); });
+    for (const auto& [rank, random] : job.strays.random) writer.blob(random_name(rank), random);
   }
 
   void complete(const Job& job, Saved& saved) {
