@@ -107,6 +107,29 @@ class Checkpoints(support.CommandTest):
                 self.assertLess(report["epochs"][-1]["loss"], 2.2)
                 self.assertEqual(steps_in(self.runs)[-1], 189)
 
+    def test_grace(self):
+        """When time is up, what is being written is given up: the run ends, and goes on with what was complete."""
+        args = ["mlp:3000,3000", "--data", "synthetic:400", "--batch", 50, "--lr", 0.001, "--workers", 2, "--epochs", 1000,
+                "--checkpoint", self.runs, "--checkpoint-every", "100000steps"]
+        self.train(*args, "--max-steps", 2)
+        process = support.start("train", *args, "--resume", "latest", "--grace", "1ms", "--progress", "plain", cwd=self.folder)
+        try:
+            for line in process.stdout:
+                if line.startswith("epoch 2 "):
+                    break
+            process.send_signal(signal.SIGTERM)
+            out, error = process.communicate(timeout=50)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
+        self.assertEqual(process.returncode, 128 + signal.SIGTERM, out + error)
+        newest = self.runs / "step-000000002"
+        self.assertIn(f"warning: the last checkpoint is not complete; the newest that is, is {newest}", out)
+        self.assertEqual(steps_in(self.runs), [2])
+        self.assertIn("--resume latest", out.splitlines()[-1])
+        self.assertTrue(self.train(*args, "--max-steps", 3, "--resume", "latest")["resumed"].endswith(newest.name))
+
     # ---- which ones are there ----
 
     def test_keeps_the_newest_and_the_best(self):

@@ -284,11 +284,12 @@ class Saver::Impl {
     }
   }
 
-  static void write_parts(state::Snapshot& snapshot, checkpoint::Writer& writer) {
+  void write_parts(state::Snapshot& snapshot, checkpoint::Writer& writer) {
     std::vector<std::byte> buffer(kAtATime);
     for (size_t part = 0; part < snapshot.parts().size(); part++) {
       const space::Range range = snapshot.parts()[part].range;
       for (size_t at = 0; at < range.size(); at += kAtATime) {
+        if (given_up_.load()) fail<Error>("it was given up before this rank's part was written");
         const size_t size = std::min(kAtATime, range.size() - at);
         snapshot.read(part, at, std::span(buffer).first(size));
         snapshot.release(part, at + size);

@@ -69,7 +69,8 @@ class Saver {
 
   // ---- not collective ----
 
-  /// The crew has changed: what is under way is not waited for, and will not be complete unless it is by now.
+  /// The crew has changed, or there is no more time: what is under way is not waited for, and will not be complete
+  /// unless it is nearly so.
   void give_up();
   /// On rank 0: what became of checkpoints since the last call. Elsewhere nothing.
   std::vector<Saved> news();

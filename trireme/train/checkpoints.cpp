@@ -217,6 +217,10 @@ bool Checkpoints::finish(Seconds limit) {
   return done && failed_.empty();
 }
 
+void Checkpoints::give_up() {
+  if (saver_) saver_->give_up();
+}
+
 void Checkpoints::hear() {
   for (Saved& saved : saver_ ? saver_->news() : std::vector<Saved>()) {
     failed_ = saved.error;

@@ -78,6 +78,8 @@ class Checkpoints final : public data::Meetings {
   /// Waits for what is under way: false when it takes longer than this, or the last one could not be written. Not
   /// collective.
   bool finish(Seconds limit);
+  /// There is no more time for what is under way. Nothing is saved afterwards. Not collective.
+  void give_up();
 
   /// This rank still writes.
   bool busy() const { return saver_ && saver_->busy(); }

@@ -142,6 +142,7 @@ void Run::finish_checkpoints() {
     done = checkpoints_->finish(std::min(deadline.left(), Seconds(0.5)));
   } while (!done && !deadline.passed() && checkpoints_->busy());
   tell_of_checkpoints();
+  if (!done) checkpoints_->give_up();  // nobody would wait for it any more
   if (!world_.first()) return;
   result_.checkpoint = checkpoints_->newest();
   if (done && options_.save.empty()) cluster::note_saved(result_.checkpoint);  // nothing is lost
