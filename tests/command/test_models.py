@@ -51,7 +51,7 @@ class Models(support.CommandTest):
                     self.check(mode, *figures)
 
     def test_three_models_one_after_another(self):
-        for mode, servers in self.modes():
+        for mode, servers in (*self.modes(), ("diloco:4", 0)):
             with self.subTest(mode=mode, servers=servers):
                 for figures in self.trained(mode, "sequence", servers, 3):
                     self.check(mode, *figures)

@@ -65,8 +65,8 @@ TEST(Agreement, SettingsOfTheTraining) {
 }
 
 TEST(Agreement, TheSameSettingOfEveryMode) {
-  for (const char* sync : {"shared", "allreduce", "central", "hogwild", "local:2", "server", "async", "stale:2",
-                           "trylock:1", "round-robin", "elastic:2,0.5"})
+  for (const char* sync : {"shared", "allreduce", "central", "hogwild", "local:2", "diloco:2", "server", "async",
+                           "stale:2", "trylock:1", "round-robin", "elastic:2,0.5"})
     expect_mismatch(3, 0, {"learning rate: rank 0 has '0.1', rank 2 has '0.2'"}, [&](World& world) {
       auto net = models::linear(2, 1);
       auto train =

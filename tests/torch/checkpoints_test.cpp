@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <set>
 
@@ -206,6 +208,78 @@ TEST(Checkpoints, ANewRunIsRefusedInTheFolderOfAnother) {
   ASSERT_EQ(entries.size(), 2u);
   EXPECT_EQ(entries[0].step, 40);
   run({.ranks = 2}, {.dir = folder.path, .every = {.steps = 5}, .resume = true});  // but may go on
+}
+
+/// What parts of a world end with, by part: each axis of a mesh trains a model of its own, on samples in an order of
+/// its own, in a folder of its own (or without one), and part p stops after `stop` + p steps.
+std::map<int, std::string> run_parts(const std::function<std::string(int part)>& folder, bool resume, int64_t stop) {
+  std::map<int, std::string> hashes;
+  std::mutex mutex;
+  test::run_ranks(4, [&](World& world) {
+    const auto sets = data::open(world.local(), fmt::format("synthetic:{}", kSamples));
+    const Mesh mesh = world.mesh({{"data", 2}, {"tensor", 2}});
+    const Group& group = mesh.group("data");
+    const int part = mesh.coordinate("tensor");
+    Net net;
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : net.parameters()) parameter.mul_(1 + part);
+    }
+    auto train = parallel(group, net, momentum({.lr = 0.02}));
+    data::Feed feed(train, sets.train,
+                    {.batch = kBatch, .seed = static_cast<uint64_t>(part), .dtype = torch::kFloat64});
+    std::optional<Checkpoints> checkpoints;
+    const std::string dir = folder(part);
+    if (!dir.empty()) checkpoints.emplace(train, feed, CheckpointsOptions{.dir = dir, .every = {.steps = 6}});
+    if (resume) {
+      EXPECT_TRUE(checkpoints->resume()) << part;
+    }
+    for (int64_t e = checkpoints ? checkpoints->epoch() : 0; e < kEpochs; e++) {
+      auto epoch = feed.epoch(e);
+      for (auto& batch : epoch) {
+        train.step(batch, [&] { return torch::nn::functional::cross_entropy(net.forward(batch.x), batch.y); });
+        const int64_t done = e * static_cast<int64_t>(feed.steps_per_epoch()) + static_cast<int64_t>(batch.step) + 1;
+        if (group.first() && stop >= 0 && done >= stop + part) train.request_stop();
+      }
+      if (epoch.stopped()) {
+        if (checkpoints) checkpoints->save_stopped(epoch);
+        break;
+      }
+      if (checkpoints) checkpoints->epoch_ended(e);
+    }
+    if (checkpoints) {
+      EXPECT_TRUE(checkpoints->finish(Seconds(20))) << part;
+    }
+    const std::string hash = train.sha256();
+    const std::lock_guard lock(mutex);
+    if (group.first()) hashes[part] = hash;
+  });
+  return hashes;
+}
+
+TEST(Checkpoints, PartsOfAWorldHaveFoldersOfTheirOwn) {
+  const auto whole = run_parts([](int) { return std::string(); }, false, -1);
+  ASSERT_EQ(whole.size(), 2u);
+  EXPECT_NE(whole.at(0), whole.at(1));
+  const Folder folders[2];
+  const auto folder_of = [&](int part) { return folders[part].path.string(); };
+  EXPECT_NE(run_parts(folder_of, false, 20), whole);
+  for (const Folder& folder : folders)
+    EXPECT_EQ(checkpoint::Folder(checkpoint::system_files(), folder.path).newest(true).skipped.size(), 0u);
+  EXPECT_EQ(run_parts(folder_of, true, -1), whole);
+}
+
+TEST(Checkpoints, PartsOfAWorldCannotShareAFolder) {
+  const Folder folder;
+  try {
+    run_parts([&](int) { return folder.path.string(); }, false, -1);
+    ADD_FAILURE() << "two models in one folder";
+  } catch (const InvalidArgument& error) {
+    const std::string text = error.what();  // the second when the first part had ended before the other gave up
+    EXPECT_TRUE(text.find("another job writes checkpoints to") != text.npos ||
+                text.find("has checkpoints of another run") != text.npos)
+        << text;
+  }
 }
 
 std::vector<Crew> all_crews() {
