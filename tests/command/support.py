@@ -122,6 +122,15 @@ def read_safetensors(path):
     return result
 
 
+def write_bad_csv(path):
+    """400 rows of two features and a class; one row of them makes NaN of a loss."""
+    lines = ["a,b,kind"]
+    for i in range(400):
+        cell = "1e38" if i == 205 else f"{(i * 37 % 100) / 50 - 1:.3f}"
+        lines.append(f"{cell},{(i * 53 % 100) / 50 - 1:.3f},{i % 2}")
+    path.write_text("\n".join(lines) + "\n")
+
+
 def write_idx(path, array):
     """`array`: bytes of any shape."""
     path.write_bytes(bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes())

@@ -109,10 +109,11 @@ class Checkpoints(support.CommandTest):
 
     def test_grace(self):
         """When time is up, what is being written is given up: the run ends, and goes on with what was complete."""
-        args = ["mlp:3000,3000", "--data", "synthetic:400", "--batch", 50, "--lr", 0.001, "--workers", 2, "--epochs", 1000,
-                "--checkpoint", self.runs, "--checkpoint-every", "100000steps"]
+        args = ["mlp:3000,3000", "--data", "synthetic:400", "--batch", 50, "--lr", 0.001, "--workers", 2,
+                "--epochs", 1000, "--checkpoint", self.runs, "--checkpoint-every", "100000steps"]
         self.train(*args, "--max-steps", 2)
-        process = support.start("train", *args, "--resume", "latest", "--grace", "1ms", "--progress", "plain", cwd=self.folder)
+        flags = ["--resume", "latest", "--grace", "1ms", "--progress", "plain"]
+        process = support.start("train", *args, *flags, cwd=self.folder)
         try:
             for line in process.stdout:
                 if line.startswith("epoch 2 "):
@@ -167,19 +168,25 @@ class Checkpoints(support.CommandTest):
         self.assertAlmostEqual(report["epochs"][0]["test_loss"], json.loads(before.stdout)["loss"], places=4)
 
     def test_rolls_back(self):
-        """A row that makes NaN: back to the checkpoint, past that batch, on to the end."""
-        lines = ["a,b,kind"]
-        for i in range(400):
-            cell = "1e38" if i == 205 else f"{(i * 37 % 100) / 50 - 1:.3f}"
-            lines.append(f"{cell},{(i * 53 % 100) / 50 - 1:.3f},{i % 2}")
-        (self.folder / "bad.csv").write_text("\n".join(lines) + "\n")
-        args = ["mlp:8", "--data", "bad.csv", "--label", "kind", "--normalize", "no", "--test", 0, "--batch", 20,
-                "--no-shuffle", "--optimizer", "sgd", "--lr", 0.1, "--loss", "mse", "--epochs", 2, "--workers", 2,
-                "--checkpoint", self.runs, "--checkpoint-every", "3steps"]
-        report = self.train(*args, "--on-nan", "rollback")
-        self.assertEqual([(d["decision"], d["policy"]) for d in report["decisions"]][:1], [("rollback", "nan")])
-        self.assertEqual(len(report["epochs"]), 2)
-        self.refused("train", *args[:-4], says=["became", "at update 11"])  # without
+        """A row that makes NaN: back to the checkpoint, past that batch, on to the end, with the same bits however
+        workers take each step together."""
+        support.write_bad_csv(self.folder / "bad.csv")
+        data = ["--data", "bad.csv", "--label", "kind", "--normalize", "no", "--test", 0, "--batch", 20, "--no-shuffle"]
+        args = ["mlp:8", *data, "--optimizer", "sgd", "--lr", 0.1, "--loss", "mse", "--epochs", 2, "--workers", 2,
+                "--checkpoint-every", "3steps"]
+        hashes = set()
+        for mode in ([], ["--sync", "allreduce"], ["--sync", "server", "--servers", 2]):
+            with self.subTest(mode=mode):
+                runs = self.folder / f"runs-{mode[1:2]}"
+                report = self.train(*args, *mode, "--checkpoint", runs, "--on-nan", "rollback")
+                self.assertEqual(
+                    [(d["decision"], d["policy"], d["step"]) for d in report["decisions"]],
+                    [("rollback", "nan", 10), ("rollback", "nan", 30)],
+                )
+                self.assertEqual((len(report["epochs"]), report["updates"]), (2, 38))
+                hashes.add(report["sha256"])
+        self.assertEqual(len(hashes), 1, hashes)
+        self.refused("train", *args, "--checkpoint", self.runs, says=["became", "at update 11"])  # without
 
     # ---- bad input ----
 

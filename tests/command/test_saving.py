@@ -8,7 +8,7 @@ import time
 import support
 
 PROGRAM = support.PROGRAMS / "program_saving"
-BIG = ["mlp:1000,1000", "--data", "synthetic:2000", "--batch", 50, "--seed", 7, "--epochs", 4]  # 40 steps an epoch; 14 MB
+BIG = ["mlp:1000,1000", "--data", "synthetic:2000", "--batch", 50, "--seed", 7, "--epochs", 4]  # 160 steps; 14 MB
 LONGER = [("allreduce", 2), ("central", 1)] if os.environ.get("TRIREME_LONG") else []
 
 

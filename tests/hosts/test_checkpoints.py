@@ -113,6 +113,20 @@ class Checkpoints(training.HostsTest):
         self.assertLess(report["epochs"][-1]["loss"], begun["epochs"][0]["loss"])
         self.assertEqual(self.steps()[-1], 100)
 
+    def test_rolls_back(self):
+        """A row that makes NaN, on one host's worker: all go back to the checkpoint, and past that batch."""
+        support.write_bad_csv(self.folder / "bad.csv")
+        data = ["--data", self.folder / "bad.csv", "--label", "kind", "--normalize", "no", "--test", 0, "--batch", 20]
+        args = ["mlp:8", *data, "--no-shuffle", "--optimizer", "sgd", "--lr", 0.1, "--loss", "mse", "--epochs", 2,
+                "--checkpoint-every", "3steps", "--on-nan", "rollback"]
+        alone = support.run("train", *args, "--workers", 2, "--checkpoint", self.folder / "alone", "--save",
+                            self.folder / "alone.safetensors", cwd=self.folder)
+        self.assertEqual(alone.returncode, 0, alone.stderr)
+        found, report, _ = self.train("a:1,b:1", *args, "--checkpoint", self.runs)
+        decisions = [(d["step"], d["decision"]) for d in report["decisions"]]
+        self.assertEqual(decisions, [(10, "rollback"), (30, "rollback")])
+        self.same(found, support.read_safetensors(self.folder / "alone.safetensors"), 1e-6)
+
     def test_rows_of_tables(self):
         wanted = self.program("tables", self.runs)
         self.assertEqual(len(wanted), 1, wanted)
