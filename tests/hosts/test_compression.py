@@ -50,7 +50,7 @@ class Compression(training.HostsTest):
         for args, words in (
             (["--compress", "topc:0.1"], "did you mean 'topk'"),
             (["--compress", "int8", "--zero", 2], "zero 2"),
-            (["--compress", "int8", "--sync", "allreduce"], "sync 'allreduce'"),
+            (["--compress", "int8", "--sync", "central"], "sync 'central'"),
             (["--compress", "int8", "--virtual", 2], "virtual 2"),
             (["--compress", "int8", "--dtype", "f64"], "dtype f32"),
             (["--compress-layers", "fc*"], "no effect with --compress none"),

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include <trireme/comm/network/communicator.h>
-#include <trireme/compress/codec.h>
+#include <trireme/compress/parcel.h>
 #include <trireme/exchange/options.h>
 #include <trireme/metrics/metrics.h>
 #include <trireme/space/layout.h>
@@ -56,34 +56,21 @@ class Coding {
   void land(size_t bucket, size_t piece, std::byte* gradients, std::span<uint8_t> flags, std::span<double> told);
   /// The step is over, and was applied or not.
   void settle(bool applied);
-  /// What is kept for later, of a part of a slice: state, between steps.
-  std::span<std::byte> residual(space::Range part);
-  /// Nothing is.
-  void forget() { codec_.forget(); }
+  /// What it keeps for later.
+  compress::ErrorFeedback& feedback() { return codec_; }
 
  private:
-  struct Item {
-    space::Range range;
-    size_t slot;  // of the bucket
-    bool coded;
-    compress::Strip strip;
-    size_t at, bytes;  // in a message
-  };
   struct Piece {
-    std::vector<Item> items;
-    size_t bytes = 0;                 // of a machine's message
+    compress::Parcel parcel;          // a machine's message
     std::vector<std::byte> messages;  // of all machines, one after another
   };
   void plan(const space::Layout& layout, const space::Bucket& bucket, space::Range slice, const Options& options);
-  void plan_slot(Piece& piece, const space::Slot& slot, size_t number, space::Range part, bool coded);
-  void add_item(Piece& piece, size_t number, space::Range range, bool coded, size_t rows);
   std::span<std::byte> message(Piece& piece, int machine) {
-    return {piece.messages.data() + static_cast<size_t>(machine) * piece.bytes, piece.bytes};
+    return {piece.messages.data() + static_cast<size_t>(machine) * piece.parcel.bytes, piece.parcel.bytes};
   }
   void encode(Piece& piece, const std::byte* gradients, std::span<const uint8_t> flags, int64_t step);
 
   comm::network::Communicator& lane_;
-  const bool by_matrix_;
   const uint64_t seed_;
   size_t piece_bytes_;
   compress::ErrorFeedback codec_;
@@ -93,9 +80,6 @@ class Coding {
   double carried_ = 1;
   CodingMetrics count_;
 };
-
-/// Whether a tensor travels encoded: not what has one dimension, and not what is excluded.
-bool is_coded(const space::Slot& slot, const Options& options);
 
 /// Throws InvalidArgument where this codec cannot be had: other types than f32, parts of a model, one machine.
 void check_coding(const Options& options, const space::Layout& layout, bool one_machine, bool in_parts);

@@ -39,8 +39,8 @@ void check_codec(const Options& options) {
   const auto refuse = [&](const std::string& other, const char* instead) {
     fail<InvalidArgument>("{} is not there yet with {}: {}", what, other, instead);
   };
-  if (options.sync != Sync::shared)
-    refuse(fmt::format("sync '{}'", name_of(options.sync)), "use sync 'shared', or leave out compress");
+  if (options.sync != Sync::shared && options.sync != Sync::allreduce)
+    refuse(fmt::format("sync '{}'", name_of(options.sync)), "use sync 'shared' or 'allreduce', or leave out compress");
   if (options.zero > 0) refuse(fmt::format("zero {}", options.zero), "leave out one of them");
   if (options.virtual_workers > 0)
     fail<InvalidArgument>(
