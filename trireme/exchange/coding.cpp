@@ -2,7 +2,6 @@
 #include <cstring>
 #include <limits>
 
-#include <trireme/base/clock.h>
 #include <trireme/base/error.h>
 #include <trireme/exchange/coding.h>
 #include <trireme/exchange/exchange.h>
@@ -16,31 +15,14 @@ std::unique_ptr<compress::Codec> codec_for(const Options& options) {
   return options.own_codec ? options.own_codec() : compress::make_codec(options.codec, true);
 }
 
-bool by_matrix(const Options& options) { return !options.own_codec && options.codec.kind == compress::Spec::powersgd; }
-
-/// Measures a scope, if somebody wants to know.
-class Timed {
- public:
-  Timed(metrics::Counter& seconds, bool wanted) : seconds_(wanted ? &seconds : nullptr) {
-    if (seconds_ != nullptr) begin_ = Clock::now();
-  }
-  ~Timed() {
-    if (seconds_ != nullptr) seconds_->add(seconds_since(begin_));
-  }
-  Timed(const Timed&) = delete;
-  Timed& operator=(const Timed&) = delete;
-
- private:
-  metrics::Counter* seconds_;
-  Clock::time_point begin_{};
-};
+bool by_matrix(const Options& options) { return !options.own_codec && options.codec.by_matrix(); }
 
 }  // namespace
 
 void check_coding(const Options& options, const space::Layout& layout, bool one_machine, bool in_parts) {
   if (!options.codes()) return;
   const std::string what = options.own_codec ? "a codec" : fmt::format("compress {}", compress::name_of(options.codec));
-  if (one_machine)
+  if (one_machine && !options.sync.pushes())  // servers may be elsewhere
     fail<InvalidArgument>(
         "{} makes fewer bytes of what travels between machines, and all ranks are on one machine, where nothing "
         "travels: leave it out",
@@ -151,10 +133,7 @@ void Coding::land(size_t bucket, size_t number, std::byte* gradients, std::span<
 
 void Coding::settle(bool applied) {
   codec_.settle(applied);
-  const compress::ErrorFeedback::Balance& balance = codec_.balance();
-  count_.given.set(balance.given);
-  count_.sent.set(balance.sent);
-  count_.residual.set(balance.residual);
+  count_.show(codec_.balance());
 }
 
 }  // namespace trireme::exchange

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <trireme/base/clock.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/compress/parcel.h>
 #include <trireme/exchange/options.h>
@@ -24,9 +25,31 @@ struct CodingMetrics {
         residual(registry, {"codec_residual", "gradient",
                             "The same of what is left for later: what was given is what was sent and this"}),
         timed(registry != nullptr && registry->timed()) {}
+  void show(const compress::ErrorFeedback::Balance& balance) {
+    given.set(balance.given);
+    sent.set(balance.sent);
+    residual.set(balance.residual);
+  }
   metrics::Counter before_bytes, after_bytes, seconds;
   metrics::Gauge given, sent, residual;
   const bool timed;
+};
+
+/// Measures a scope, if somebody wants to know.
+class Timed {
+ public:
+  Timed(metrics::Counter& seconds, bool wanted) : seconds_(wanted ? &seconds : nullptr) {
+    if (seconds_ != nullptr) begin_ = Clock::now();
+  }
+  ~Timed() {
+    if (seconds_ != nullptr) seconds_->add(seconds_since(begin_));
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  metrics::Counter* seconds_;
+  Clock::time_point begin_{};
 };
 
 /// Each machine's part of a piece is encoded by itself, with what the codec has left out before (error feedback). All
