@@ -7,17 +7,27 @@
 #include <trireme/exchange/exchange.h>
 
 namespace trireme::exchange {
-namespace {
-
-using compress::aligned;
-
 std::unique_ptr<compress::Codec> codec_for(const Options& options) {
   return options.own_codec ? options.own_codec() : compress::make_codec(options.codec, true);
 }
 
 bool by_matrix(const Options& options) { return !options.own_codec && options.codec.by_matrix(); }
 
-}  // namespace
+void put_beside(std::span<std::byte> message, std::span<const uint8_t> flags, std::span<const double> told) {
+  std::byte* const numbers = message.data() + compress::aligned(flags.size());
+  std::memcpy(message.data(), flags.data(), flags.size());
+  std::memset(numbers, 0, sizeof(Told));
+  if (!told.empty()) std::memcpy(numbers, told.data(), told.size_bytes());
+}
+
+void add_beside(std::span<const std::byte> message, std::span<uint8_t> flags, std::span<double> told) {
+  for (size_t slot = 0; slot < flags.size(); slot++) flags[slot] |= static_cast<uint8_t>(message[slot]);
+  for (size_t i = 0; i < told.size(); i++) {
+    double one = 0;
+    std::memcpy(&one, message.data() + compress::aligned(flags.size()) + i * sizeof one, sizeof one);
+    told[i] += one;
+  }
+}
 
 void check_coding(const Options& options, const space::Layout& layout, bool one_machine, bool in_parts) {
   if (!options.codes()) return;
@@ -69,7 +79,7 @@ Coding::Coding(const space::Layout& layout, std::span<const space::Bucket> bucke
 void Coding::plan(const space::Layout& layout, const space::Bucket& bucket, space::Range slice,
                   const Options& options) {
   std::vector<Piece>& pieces = pieces_.emplace_back();
-  const size_t beside = aligned(bucket.last - bucket.first) + sizeof(Told);
+  const size_t beside = beside_bytes(bucket.last - bucket.first);
   const compress::Packing packing{codec_, by_matrix(options), options.codec_excludes};
   for (size_t begin = slice.begin; begin < slice.end;) {
     const space::Range range{begin, begin + std::min(slice.end - begin, piece_bytes_)};
@@ -89,9 +99,7 @@ comm::Started Coding::depart(size_t bucket, size_t number, const std::byte* grad
     const Timed timed(count_.seconds, count_.timed);
     if (number == 0) {  // later pieces may leave when the flags are those of all machines
       std::copy(flags.begin(), flags.end(), flags_[bucket].begin());
-      std::memcpy(own.data(), flags.data(), flags.size());
-      std::memset(own.data() + aligned(flags.size()), 0, sizeof(Told));
-      std::memcpy(own.data() + aligned(flags.size()), told.data(), told.size_bytes());
+      put_beside(own, flags, told);
     }
     encode(piece, gradients, flags_[bucket], step);
   }
@@ -115,15 +123,8 @@ void Coding::land(size_t bucket, size_t number, std::byte* gradients, std::span<
     std::fill(flags.begin(), flags.end(), uint8_t{0});
     std::fill(told.begin(), told.end(), 0.0);
   }
-  for (int machine = 0; machine < lane_.size() && number == 0; machine++) {
-    const std::byte* const at = message(piece, machine).data();
-    for (size_t slot = 0; slot < flags.size(); slot++) flags[slot] |= static_cast<uint8_t>(at[slot]);
-    for (size_t i = 0; i < told.size(); i++) {
-      double one = 0;
-      std::memcpy(&one, at + aligned(flags.size()) + i * sizeof one, sizeof one);
-      told[i] += one;
-    }
-  }
+  for (int machine = 0; machine < lane_.size() && number == 0; machine++)
+    add_beside(message(piece, machine), flags, told);
   for (const compress::Parcel::Item& item : piece.parcel.items) {
     std::memset(gradients + item.range.begin, 0, item.range.size());
     for (int machine = 0; machine < lane_.size(); machine++)

@@ -8,7 +8,7 @@
 #include <trireme/base/clock.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/compress/parcel.h>
-#include <trireme/exchange/options.h>
+#include <trireme/exchange/exchange.h>
 #include <trireme/metrics/metrics.h>
 #include <trireme/space/layout.h>
 
@@ -103,6 +103,17 @@ class Coding {
   double carried_ = 1;
   CodingMetrics count_;
 };
+
+/// The codec that was asked for, for error feedback; and whether it goes by whole rows.
+std::unique_ptr<compress::Codec> codec_for(const Options& options);
+bool by_matrix(const Options& options);
+
+// What a message has before its items: a flag for each slot of its bucket, and what ranks tell.
+constexpr size_t beside_bytes(size_t slots) { return compress::aligned(slots) + sizeof(Told); }
+/// `told` may be empty: zeroes.
+void put_beside(std::span<std::byte> message, std::span<const uint8_t> flags, std::span<const double> told);
+/// Whatever one machine has a flag for has one; sums of what they tell, where `told` is not empty.
+void add_beside(std::span<const std::byte> message, std::span<uint8_t> flags, std::span<double> told);
 
 /// Throws InvalidArgument where this codec cannot be had: other types than f32, parts of a model, one machine.
 void check_coding(const Options& options, const space::Layout& layout, bool one_machine, bool in_parts);

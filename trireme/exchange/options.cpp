@@ -47,7 +47,6 @@ void check_codec(const Options& options) {
         "parameter servers have no codec of a program's own, and sync '{}' pushes to them: use sync 'shared' or "
         "'allreduce', or one of Trireme's codecs",
         name_of(options.sync));
-  if (options.zero > 0) refuse(fmt::format("zero {}", options.zero), "leave out one of them");
   if (options.virtual_workers > 0)
     fail<InvalidArgument>(
         "{} rounds each machine's sum, and with virtual {} no bit may depend on the machines: leave out "

@@ -47,8 +47,6 @@ bool has(int rank, int step, size_t slot) {
 
 float* values(std::byte* flat, const space::Slot& slot) { return reinterpret_cast<float*>(flat + slot.range.begin); }
 
-Group grouped(const OnMachine& rank) { return {rank.all, rank.here, rank.lane, rank.all.topology().lanes()}; }
-
 Options coded(const std::string& codec, const Sync& sync = Sync::shared) {
   Options options{.sync = sync, .bucket_bytes = 20000};
   options.codec = compress::spec_named(codec);
@@ -60,6 +58,7 @@ Options coded(const std::string& codec, const Sync& sync = Sync::shared) {
 void one_step(Exchange& exchange, int rank, int step, int bad = -1) {
   const Layout& layout = exchange.layout();
   exchange.begin(static_cast<double>(kRate));
+  if (exchange.traits().gathers) use_in_order(exchange);
   exchange.open();
   for (size_t b = 0; b < exchange.buckets().size(); b++) {
     for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
@@ -76,7 +75,8 @@ void one_step(Exchange& exchange, int rank, int step, int bad = -1) {
   EXPECT_EQ(exchange.sound(), step != bad);
 }
 
-Parameters parameters_of(const Exchange& exchange) {
+Parameters parameters_of(Exchange& exchange) {
+  const Reading reading(exchange);
   Parameters all;
   for (const space::Slot& slot : exchange.layout().slots()) {
     const float* const at = values(exchange.parameters(), slot);
@@ -96,7 +96,7 @@ struct Job {
 std::vector<Parameters> trained(const Job& job) {
   std::vector<Parameters> ended(job.machine_of.size());
   expect_all_well(run_machines(job.machine_of, [&](const OnMachine& rank) {
-    const auto exchange = make_exchange(grouped(rank), model(), space::momentum(), job.options);
+    const auto exchange = make_exchange(group_of(rank), model(), space::momentum(), job.options);
     const int ranks = rank.all.size(), me = rank.all.rank();
     for (const int step : job.steps) {
       one_step(*exchange, me, step, job.bad);
@@ -116,22 +116,30 @@ double squares(const Parameters& all) { return compress::tests::squares(all); }
 struct Case {
   std::string codec;
   Sync sync;
+  int zero = 0;
 };
 
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const std::string& codec : kEach) all.push_back({codec, Sync::shared});
   for (const char* const codec : {"int8", "topk:0.05", "powersgd:2"}) all.push_back({codec, Sync::allreduce});
+  for (const int zero : {1, 2, 3})
+    for (const char* const codec : {"bf16", "topk:0.05", "powersgd:2"}) all.push_back({codec, Sync::shared, zero});
   return all;
 }
 
 class Coded : public testing::TestWithParam<Case> {
  protected:
   static const std::string& codec() { return GetParam().codec; }
-  static Options options() { return coded(codec(), GetParam().sync); }
+  static Options options() {
+    Options options = coded(codec(), GetParam().sync);
+    options.zero = GetParam().zero;
+    return options;
+  }
 };
 INSTANTIATE_TEST_SUITE_P(Codecs, Coded, testing::ValuesIn(cases()), [](const auto& info) {
   std::string name = name_of(info.param.sync) + "_" + info.param.codec;
+  if (info.param.zero > 0) name += fmt::format("_zero_{}", info.param.zero);
   std::replace_if(
       name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
   return name;
@@ -145,6 +153,7 @@ TEST_P(Coded, AllMachinesHaveTheSameBits) {
     for (const Parameters& other : first) EXPECT_EQ(other, first[0]);
     options.overlap = false;
     EXPECT_EQ(trained({machine_of, options})[0], first[0]);
+    if (options.zero > 0) continue;
     options.sync = Sync::shared;  // the same sums, in the same slices
     EXPECT_EQ(trained({machine_of, options})[0], first[0]);
   }
@@ -155,7 +164,7 @@ TEST(Coding, LeavesSumsToAnOptimizerOfTheProgram) {
   std::vector<Parameters> sums(3);
   expect_all_well(run_machines({0, 0, 1}, [&](const OnMachine& rank) {
     const int me = rank.all.rank();
-    const auto exchange = make_exchange(grouped(rank), model(), {}, coded("bf16", Sync::allreduce));
+    const auto exchange = make_exchange(group_of(rank), model(), {}, coded("bf16", Sync::allreduce));
     for (int step = 0; step < 3; step++) one_step(*exchange, me, step);
     const Layout& layout = exchange->layout();
     EXPECT_FALSE(exchange->was_present(3));
@@ -214,7 +223,7 @@ TEST_P(Coded, GoesOnFromACheckpoint) {
     expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
       const int me = rank.all.rank();
       state::Image& mine = kept[static_cast<size_t>(me)];
-      const auto exchange = make_exchange(grouped(rank), model(), space::momentum(), options());
+      const auto exchange = make_exchange(group_of(rank), model(), space::momentum(), options());
       if (again) exchange->restore(mine);
       for (int step = again ? 2 : 0; step < (again ? 4 : 2); step++) one_step(*exchange, me, step);
       if (!again) exchange->visit(mine);
@@ -236,14 +245,16 @@ TEST_P(Coded, ConvergesToTheSameOptimum) {
   const int steps = codec().starts_with("sketch") ? 2000 : 500;
   expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
     const int me = rank.all.rank();
-    const auto exchange = make_exchange(grouped(rank), layout, space::sgd(), options());
+    const auto exchange = make_exchange(group_of(rank), layout, space::sgd(), options());
     for (int step = 0; step < steps; step++) {
+      const Parameters x = parameters_of(*exchange);
       exchange->begin(0.2 / (1 + step / 25.0));
+      if (exchange->traits().gathers) use_in_order(*exchange);
       exchange->open();
+      size_t at = 0;
       for (size_t slot = 0; slot < layout.size(); slot++) {
-        const float* const x = values(exchange->parameters(), layout[slot]);
         float* const gradient = values(exchange->gradients(), layout[slot]);
-        for (size_t i = 0; i < layout[slot].elements(); i++) gradient[i] = (x[i] - noise(me, 0, slot, i)) / 2;
+        for (size_t i = 0; i < layout[slot].elements(); i++, at++) gradient[i] = (x[at] - noise(me, 0, slot, i)) / 2;
         exchange->present(slot);
       }
       for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
@@ -251,11 +262,12 @@ TEST_P(Coded, ConvergesToTheSameOptimum) {
       exchange->land();
     }
     double distance = 0, before = 0;
+    const Parameters ended = parameters_of(*exchange);
+    size_t at = 0;
     for (size_t slot = 0; slot < layout.size(); slot++)
-      for (size_t i = 0; i < layout[slot].elements(); i++) {
+      for (size_t i = 0; i < layout[slot].elements(); i++, at++) {
         const double optimum = 0.5 * (noise(0, 0, slot, i) + noise(1, 0, slot, i));
-        const double off = values(exchange->parameters(), layout[slot])[i] - optimum;
-        distance += off * off;
+        distance += (ended[at] - optimum) * (ended[at] - optimum);
         before += optimum * optimum;
       }
     EXPECT_LT(std::sqrt(distance / before), 0.05) << "rank " << me;
@@ -269,7 +281,7 @@ TEST(Coding, SixteenBitsAreWithinRounding) {
   const auto run = [&](const Options& options) {
     std::vector<Parameters> ended(2);
     expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
-      const auto exchange = make_exchange(grouped(rank), model(), space::sgd(), options);
+      const auto exchange = make_exchange(group_of(rank), model(), space::sgd(), options);
       for (int step = 0; step < 10; step++) one_step(*exchange, rank.all.rank(), step);
       ended[static_cast<size_t>(rank.all.rank())] = parameters_of(*exchange);
       rank.all.barrier("read");
@@ -295,7 +307,7 @@ TEST(Coding, FewerBytesTravel) {
   const auto carried = [](const Options& options) {
     std::atomic<double> bytes{0};
     expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
-      const auto exchange = make_exchange(grouped(rank), model(), space::sgd(), options);
+      const auto exchange = make_exchange(group_of(rank), model(), space::sgd(), options);
       const double before = rank.lane->carried_bytes();
       for (int step = 0; step < 3; step++) one_step(*exchange, rank.all.rank(), step);
       if (rank.all.rank() == 0) bytes = (rank.lane->carried_bytes() - before) / 3;
@@ -387,7 +399,7 @@ TEST(Coding, RefusesWhatItCannotDo) {
     std::string text;
     run_machines(machine_of, [&](const OnMachine& rank) {
       try {
-        make_exchange(grouped(rank), layout, space::sgd(), options);
+        make_exchange(group_of(rank), layout, space::sgd(), options);
       } catch (const InvalidArgument& error) {
         if (rank.all.rank() == 0) text = error.what();
       }
@@ -408,7 +420,6 @@ TEST(Coding, RefusesWhatItCannotDo) {
   };
   expect(with([](Options& o) { o.sync = Sync::central; }), "sync 'central'");
   expect(with([](Options& o) { o.sync = Sync::diloco_for(5); }), "sync 'diloco:5'");
-  expect(with([](Options& o) { o.zero = 2; }), "zero 2");
   expect(with([](Options& o) { o.virtual_workers = 4; }), "virtual 4");
   expect(with([](Options& o) { o.elastic = true; }), "a crew that changes");
   expect(with([](Options& o) { o.codec = {}, o.codec_excludes = {"a"}; }), "nothing is compressed");
@@ -419,7 +430,7 @@ TEST(Coding, RanksThatDifferHearIt) {
     for (const auto& outcome : run_machines({0, 1}, [&](const OnMachine& rank) {
            Options options = coded("int8");
            if (rank.all.rank() == 1) change(options);
-           make_exchange(grouped(rank), model(), space::sgd(), options);
+           make_exchange(group_of(rank), model(), space::sgd(), options);
          }))
       expect_error<Mismatch>(outcome, words);
   };
