@@ -366,6 +366,118 @@ TEST(Coding, MetricsBalance) {
   }
 }
 
+/// Where a run is: who is on which machine, what travels how.
+struct Home {
+  std::vector<int> machine_of;
+  std::string codec = "topk:0.05";
+  Sync sync = Sync::shared;
+  int zero = 0;
+  std::vector<std::string> excludes{};
+  Options options() const {
+    Options options = coded(codec, sync);
+    options.zero = zero;
+    options.codec_excludes = excludes;
+    return options;
+  }
+};
+
+/// Element by element, of all machines.
+std::vector<double> residuals_of(const state::Image& image, const Layout& layout) {
+  std::vector<double> sum;
+  for (const space::Slot& slot : layout.slots()) sum.resize(sum.size() + slot.elements());
+  for (const std::string& vector : image.contents().vectors()) {
+    if (!vector.ends_with(state::kResidual)) continue;
+    size_t at = 0;
+    for (const space::Slot& slot : layout.slots()) {
+      const space::Range range{slot.range.begin, slot.range.begin + slot.elements() * sizeof(float)};
+      const std::vector<std::byte> bytes = image.bytes_of(vector, range);
+      const auto* const values = reinterpret_cast<const float*>(bytes.data());
+      for (size_t i = 0; i < slot.elements(); i++) sum[at++] += static_cast<double>(values[i]);
+    }
+  }
+  return sum;
+}
+
+struct Stay {
+  state::Image image;  // of all ranks
+  Parameters parameters;
+  std::string remark;
+};
+
+/// Steps `first` to `last` at home, from there on; their gradients are added to `given`.
+Stay stay(const Home& home, const state::Image* before, int first, int last, std::vector<double>& given) {
+  const Layout layout = model();
+  const int ranks = static_cast<int>(home.machine_of.size());
+  std::vector<Stay> ended(home.machine_of.size());
+  expect_all_well(run_machines(home.machine_of, [&](const OnMachine& rank) {
+    const int me = rank.all.rank();
+    Stay& mine = ended[static_cast<size_t>(me)];
+    const auto exchange = make_exchange(group_of(rank), layout, space::sgd(), home.options());
+    if (before != nullptr) {
+      state::Image kept = *before;
+      mine.remark = exchange->restore(kept);
+    }
+    for (int step = first; step < last; step++) one_step(*exchange, me, step);
+    exchange->visit(mine.image);
+    mine.parameters = parameters_of(*exchange);
+    rank.all.barrier("read");
+  }));
+  for (size_t rank = 1; rank < ended.size(); rank++) ended[0].image.add(ended[rank].image);
+  size_t at = 0;
+  for (size_t slot = 0; slot < layout.size(); slot++)
+    for (size_t i = 0; i < layout[slot].elements(); i++, at++)
+      for (int step = first; step < last; step++)
+        for (int rank = 0; rank < ranks; rank++)
+          if (has(rank, step, slot)) given[at] += static_cast<double>(noise(rank, step, slot, i));
+  return std::move(ended[0]);
+}
+
+/// Σ gradients = applied + Σ of what is kept, of each element, wherever a run goes on: on more machines or fewer, in
+/// another mode, with another codec, or where a tensor travels as it is from then on.
+TEST(Coding, NothingIsLostWhereverARunGoesOn) {
+  const std::vector<Home> homes = {{{0, 1}},
+                                   {{0, 0, 1, 1}, "powersgd:2"},
+                                   {{0, 1, 1, 2}, "int8"},
+                                   {{0, 1, 2}, "topk:0.05", Sync::allreduce},
+                                   {{0, 1, 0, 1}, "sign", Sync::shared, 2},
+                                   {{0, 1}, "topk:0.05", Sync::shared, 0, {"large*"}}};
+  const Layout layout = model();
+  for (const Home& from : homes)
+    for (const Home& to : homes) {
+      std::vector<double> given(residuals_of({}, layout).size());
+      const Stay first = stay(from, nullptr, 0, 4, given);
+      const auto expect_all_there = [&](const Stay& now) {
+        const std::vector<double> kept = residuals_of(now.image, layout);
+        double off = 0, left = 0;
+        for (size_t i = 0; i < given.size(); i++) {
+          off = std::max(off, std::abs(given[i] + static_cast<double>(now.parameters[i] / kRate) - kept[i]));
+          left += std::abs(kept[i]);
+        }
+        EXPECT_LT(off, 1e-3) << from.codec << " on " << from.machine_of.size() << ", then " << to.codec << " on "
+                             << to.machine_of.size();
+        return left;
+      };
+      EXPECT_GT(expect_all_there(first), 1) << "nothing was kept";
+      const Stay moved = stay(to, &first.image, 4, 4, given);
+      expect_all_there(moved);
+      const std::vector<double> was = residuals_of(first.image, layout), is = residuals_of(moved.image, layout);
+      for (size_t i = 0; i < was.size(); i++) ASSERT_NEAR(was[i], is[i], 1e-5);
+      expect_all_there(stay(to, &moved.image, 4, 9, given));
+      const auto machines = [](const Home& home) {
+        return *std::max_element(home.machine_of.begin(), home.machine_of.end());
+      };
+      EXPECT_EQ(moved.remark.find("added up") != std::string::npos, machines(from) > machines(to)) << moved.remark;
+    }
+}
+
+/// Nothing is compressed any more: it is said that something is left out.
+TEST(Coding, SaysThatWhatWasKeptIsLeftOut) {
+  std::vector<double> given(residuals_of({}, model()).size());
+  const Stay first = stay({{0, 1}}, nullptr, 0, 2, given);
+  const Stay plain = stay({{0, 1}, "none"}, &first.image, 2, 3, given);
+  EXPECT_NE(plain.remark.find("is left out"), std::string::npos) << plain.remark;
+}
+
 /// A codec of a program's own: what is below a threshold waits.
 class Threshold final : public compress::Codec {
   uint8_t kind() const override { return 200; }
