@@ -226,7 +226,7 @@ void add_flags(CLI::App& app, TrainSettings& s) {
       "--memory-format", s.memory_format,
       "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
   app.add_option("--compress", s.compress,
-                 "Between machines, with --sync shared: fewer bytes of gradients, one of " +
+                 "Between machines, with --sync shared, allreduce and modes with parameter servers: fewer bytes of gradients, one of " +
                      join_names(compress::spec_names()) +
                      ". fp16 and bf16 halve them; int8: a quarter; sign: a bit each; topk:R and randomk:R: a part R of "
                      "the elements; powersgd:K: factors of K columns; sketch:R. What is left out comes later "

@@ -18,6 +18,7 @@
 #include <span>
 
 #include <trireme/compress/spec.h>
+#include <trireme/space/range.h>
 
 namespace trireme::compress {
 
@@ -75,8 +76,14 @@ class ErrorFeedback final : public Codec {
   void settle(bool applied);
   /// Nothing is remembered any more.
   void forget();
+  /// What is remembered of a strip that travels as it is is added to it, and is no more: state of another layout may
+  /// have some there.
+  void add_rest(const Strip& strip, float* values);
   /// As of the last settle(), or encode() without `undo`.
   std::span<float> residual(const Strip& strip) const;
+  std::span<std::byte> residual(space::Range part) const {
+    return std::as_writable_bytes(residual(Strip{part.begin, 1, part.size() / sizeof(float), 0})).first(part.size());
+  }
 
   /// What went in, what went out, and what is left: Σ given = Σ sent + Σ residual − residual at first, up to rounding.
   /// Elements are summed in f64, of all strips that were encoded; steps that were taken back do not count.

@@ -31,6 +31,19 @@ void ErrorFeedback::keep(const Strip& strip) {
   if (undo_) std::memcpy(at(1 - now_, strip), at(now_, strip), strip.count() * sizeof(float));
 }
 
+void ErrorFeedback::add_rest(const Strip& strip, float* values) {
+  const float* const before = at(now_, strip);
+  float* const after = at(undo_ ? 1 - now_ : now_, strip);
+  Balance& balance = undo_ ? pending_ : settled_;
+  for (size_t i = 0; i < strip.count(); i++) {
+    const auto rest = static_cast<double>(before[i]);
+    values[i] += before[i];
+    after[i] = 0;
+    balance.sent += rest;
+    balance.residual -= rest;
+  }
+}
+
 void ErrorFeedback::settle(bool applied) {
   if (!undo_) return;
   if (applied) {

@@ -14,6 +14,8 @@ struct Spec {
   int rank = 0;     // powersgd: columns of each factor
   bool operator==(const Spec&) const = default;
   explicit operator bool() const { return kind != none; }
+  /// It goes by whole rows of matrices.
+  bool by_matrix() const { return kind == powersgd; }
 };
 
 /// Rates are at least that: a millionth.

@@ -14,6 +14,7 @@ Allreduce::Allreduce(const Group& group, const space::Layout& layout,
   if (optimizer)
     updater_.emplace(*optimizer, bucket_ranges(), false,
                      berth_->state(optimizer->kind, layout_, buckets_, bucket_ranges(), false));
+  if (options_.codes()) coded_.emplace(group, layout_, buckets_, options_, gradients(), flags());
 }
 
 Allreduce::~Allreduce() { before_writing(); }
@@ -29,16 +30,25 @@ void Allreduce::ready(size_t bucket) {
   zero_absent(layout_, b, flags(), gradients());
   look(bucket, b.range);
   if (bucket == 0) squares_ = 0;
+  if (coded_) {
+    coded_->start(bucket, updater_ ? updater_->steps() : steps());
+    return options_.overlap ? coded_->proceed() : void();
+  }
   open_.push_back({bucket, group_.start_allreduce(gradients() + b.range.begin, b.range.size() / size_of(b.dtype),
                                                   b.dtype, Op::sum, b.name)});
   while (options_.overlap && !open_.empty() && open_.front().sum->test()) take_sum();
 }
 
-/// What is to be known of the sum is found out while it is in a cache. Every rank has the same.
 void Allreduce::take_sum() {
   open_.front().sum->wait();
-  const space::Bucket& b = buckets_[open_.front().bucket];
+  const size_t bucket = open_.front().bucket;
   open_.pop_front();
+  look_at_sum_of(bucket);
+}
+
+/// What is to be known of the sum is found out while it is in a cache. Every rank has the same.
+void Allreduce::look_at_sum_of(size_t bucket) {
+  const space::Bucket& b = buckets_[bucket];
   if (b.dtype != DType::f32 && b.dtype != DType::f64) return;
   const void* const sum[] = {gradients() + b.range.begin};
   const size_t count = b.range.size() / size_of(b.dtype);
@@ -51,8 +61,13 @@ void Allreduce::take_sum() {
 
 void Allreduce::close() {
   while (!open_.empty()) take_sum();
+  if (coded_) {
+    coded_->finish();
+    for (size_t bucket = 0; bucket < buckets_.size(); bucket++) look_at_sum_of(bucket);
+  }
   group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
   if ((!whole_first() || clip_by(squares_)) && updater_) update_all();
+  if (coded_) coded_->settle(sound_);
   complete();
 }
 

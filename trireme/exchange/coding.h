@@ -5,9 +5,10 @@
 #include <string>
 #include <vector>
 
+#include <trireme/base/clock.h>
 #include <trireme/comm/network/communicator.h>
-#include <trireme/compress/codec.h>
-#include <trireme/exchange/options.h>
+#include <trireme/compress/parcel.h>
+#include <trireme/exchange/exchange.h>
 #include <trireme/metrics/metrics.h>
 #include <trireme/space/layout.h>
 
@@ -24,9 +25,31 @@ struct CodingMetrics {
         residual(registry, {"codec_residual", "gradient",
                             "The same of what is left for later: what was given is what was sent and this"}),
         timed(registry != nullptr && registry->timed()) {}
+  void show(const compress::ErrorFeedback::Balance& balance) {
+    given.set(balance.given);
+    sent.set(balance.sent);
+    residual.set(balance.residual);
+  }
   metrics::Counter before_bytes, after_bytes, seconds;
   metrics::Gauge given, sent, residual;
   const bool timed;
+};
+
+/// Measures a scope, if somebody wants to know.
+class Timed {
+ public:
+  Timed(metrics::Counter& seconds, bool wanted) : seconds_(wanted ? &seconds : nullptr) {
+    if (seconds_ != nullptr) begin_ = Clock::now();
+  }
+  ~Timed() {
+    if (seconds_ != nullptr) seconds_->add(seconds_since(begin_));
+  }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  metrics::Counter* seconds_;
+  Clock::time_point begin_{};
 };
 
 /// Each machine's part of a piece is encoded by itself, with what the codec has left out before (error feedback). All
@@ -56,34 +79,21 @@ class Coding {
   void land(size_t bucket, size_t piece, std::byte* gradients, std::span<uint8_t> flags, std::span<double> told);
   /// The step is over, and was applied or not.
   void settle(bool applied);
-  /// What is kept for later, of a part of a slice: state, between steps.
-  std::span<std::byte> residual(space::Range part);
-  /// Nothing is.
-  void forget() { codec_.forget(); }
+  /// What it keeps for later.
+  compress::ErrorFeedback& feedback() { return codec_; }
 
  private:
-  struct Item {
-    space::Range range;
-    size_t slot;  // of the bucket
-    bool coded;
-    compress::Strip strip;
-    size_t at, bytes;  // in a message
-  };
   struct Piece {
-    std::vector<Item> items;
-    size_t bytes = 0;                 // of a machine's message
+    compress::Parcel parcel;          // a machine's message
     std::vector<std::byte> messages;  // of all machines, one after another
   };
   void plan(const space::Layout& layout, const space::Bucket& bucket, space::Range slice, const Options& options);
-  void plan_slot(Piece& piece, const space::Slot& slot, size_t number, space::Range part, bool coded);
-  void add_item(Piece& piece, size_t number, space::Range range, bool coded, size_t rows);
   std::span<std::byte> message(Piece& piece, int machine) {
-    return {piece.messages.data() + static_cast<size_t>(machine) * piece.bytes, piece.bytes};
+    return {piece.messages.data() + static_cast<size_t>(machine) * piece.parcel.bytes, piece.parcel.bytes};
   }
   void encode(Piece& piece, const std::byte* gradients, std::span<const uint8_t> flags, int64_t step);
 
   comm::network::Communicator& lane_;
-  const bool by_matrix_;
   const uint64_t seed_;
   size_t piece_bytes_;
   compress::ErrorFeedback codec_;
@@ -94,8 +104,16 @@ class Coding {
   CodingMetrics count_;
 };
 
-/// Whether a tensor travels encoded: not what has one dimension, and not what is excluded.
-bool is_coded(const space::Slot& slot, const Options& options);
+/// The codec that was asked for, for error feedback; and whether it goes by whole rows.
+std::unique_ptr<compress::Codec> codec_for(const Options& options);
+bool by_matrix(const Options& options);
+
+// What a message has before its items: a flag for each slot of its bucket, and what ranks tell.
+constexpr size_t beside_bytes(size_t slots) { return compress::aligned(slots) + sizeof(Told); }
+/// `told` may be empty: zeroes.
+void put_beside(std::span<std::byte> message, std::span<const uint8_t> flags, std::span<const double> told);
+/// Whatever one machine has a flag for has one; sums of what they tell, where `told` is not empty.
+void add_beside(std::span<const std::byte> message, std::span<uint8_t> flags, std::span<double> told);
 
 /// Throws InvalidArgument where this codec cannot be had: other types than f32, parts of a model, one machine.
 void check_coding(const Options& options, const space::Layout& layout, bool one_machine, bool in_parts);

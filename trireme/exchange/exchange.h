@@ -11,6 +11,7 @@
 #include <trireme/cluster/world.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/comm/shm/communicator.h>
+#include <trireme/compress/codec.h>
 #include <trireme/exchange/balancer.h>
 #include <trireme/exchange/berth.h>
 #include <trireme/exchange/options.h>
@@ -236,6 +237,8 @@ class Exchange {
   void update(size_t bucket, space::Range range, std::span<const space::Source> sources);
   /// This rank has changed all that it changes in this step, or has begun with parameters that others gave.
   void complete();
+  /// That this exchange has opened.
+  int64_t steps() const { return opened_; }
   bool watches() const { return options_.on_nan != OnNan::ignore; }
   bool whole_first() const { return exchange::whole_first(options_); }
   /// Scales the gradients of all slots that flags() has: here and now, or in the updates that follow. `squares` are of
@@ -341,6 +344,16 @@ class Exchange {
   virtual bool follows_writes() const { return updater_.has_value() && traits_.lockstep; }
   bool changes_by_update(const state::Part& part) const;
   void visit_rest(state::Visitor& visitor, const state::Extras& extras);
+  // With a codec: what it keeps for later is a vector of a machine, or of a worker, by whose number it is known. Its
+  // ranks have parts of it.
+  static constexpr int kKeepsNothing = -1;
+  virtual int keeper_of(int /*rank*/) const { return kKeepsNothing; }
+  virtual space::Range kept_of(int /*rank*/, size_t /*bucket*/) const { return {}; }
+  /// This rank's; null where it keeps nothing.
+  virtual compress::ErrorFeedback* feedback() { return nullptr; }
+  std::vector<int> keepers() const;
+  void add_kept(state::OwnerMap& map) const;
+  void add_kept(std::vector<state::Part>& parts);
   /// Until no rank changes anything any more.
   virtual void come_to_rest() {}
   /// State is written over, until rewritten().
@@ -365,7 +378,7 @@ class Exchange {
   /// What is neither here in memory nor a scalar.
   virtual void visit_elsewhere(state::Visitor& /*visitor*/) {}
   /// A vector that stays as it is where a source does not have it, or has it for others.
-  virtual bool may_lack(const std::string& /*vector*/) const { return false; }
+  virtual bool may_lack(const std::string& vector) const { return vector.ends_with(state::kResidual); }
   /// Parameters are about to be restored: copies of what others own are of no more use.
   virtual void forget_gathered() {}
   /// All ranks have taken their parts, not yet their scalars.

@@ -39,9 +39,14 @@ void check_codec(const Options& options) {
   const auto refuse = [&](const std::string& other, const char* instead) {
     fail<InvalidArgument>("{} is not there yet with {}: {}", what, other, instead);
   };
-  if (options.sync != Sync::shared)
-    refuse(fmt::format("sync '{}'", name_of(options.sync)), "use sync 'shared', or leave out compress");
-  if (options.zero > 0) refuse(fmt::format("zero {}", options.zero), "leave out one of them");
+  if (options.sync != Sync::shared && options.sync != Sync::allreduce && !options.sync.pushes())
+    refuse(fmt::format("sync '{}'", name_of(options.sync)),
+           "use sync 'shared' or 'allreduce', a mode with parameter servers, or leave out compress");
+  if (options.own_codec && options.sync.pushes())
+    fail<InvalidArgument>(
+        "parameter servers have no codec of a program's own, and sync '{}' pushes to them: use sync 'shared' or "
+        "'allreduce', or one of Trireme's codecs",
+        name_of(options.sync));
   if (options.virtual_workers > 0)
     fail<InvalidArgument>(
         "{} rounds each machine's sum, and with virtual {} no bit may depend on the machines: leave out "

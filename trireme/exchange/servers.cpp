@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include <trireme/base/error.h>
@@ -26,6 +27,8 @@ ps::Job job_of(const Group& group, const space::Layout& layout, const space::Upd
           .optimizer = optimizer,
           .rules = rules_of(options, group.all.size()),
           .tables = options.tables,
+          .codec = options.codec,
+          .codec_excludes = options.codec_excludes,
           .replicas = group.world->place().replicas};
 }
 
@@ -83,7 +86,8 @@ Servers::Servers(const Group& group, const space::Layout& layout, const space::U
                  const Options& options)
     : Exchange(layout, options, {.kept_elsewhere = true}),
       client_(group, job_of(group, layout, optimizer, options), rules_of(options, 1).order == ps::Order::together),
-      group_(group.all) {
+      group_(group.all),
+      world_(*group.world) {
   traits_.lockstep = client_->job().rules.order == ps::Order::together;
   traits_.gives_work = client_->job().rules.order == ps::Order::on_arrival;
   traits_.shared = client_->in_place();
@@ -92,6 +96,21 @@ Servers::Servers(const Group& group, const space::Layout& layout, const space::U
     source_ = std::make_unique<ServersWork>(*client_);
   else
     source_ = std::make_unique<OwnShare>(group.all.rank(), group.all.size());
+  if (options_.codes()) find_keepers();
+}
+
+/// Collective.
+void Servers::find_keepers() {
+  const std::vector<ps::Chunk>& chunks = client_->chunks();
+  const uint8_t keeps = std::any_of(chunks.begin(), chunks.end(), [&](const auto& c) { return !client_->is_local(c); });
+  keepers_.resize(static_cast<size_t>(group_.size()));
+  group_.all_gather(&keeps, keepers_.data(), 1, DType::u8, "which ranks have servers on other machines");
+  if (std::count(keepers_.begin(), keepers_.end(), 0) == group_.size())
+    fail<InvalidArgument>(
+        "compress {} makes fewer bytes of what travels between machines, and all servers are on the machine of all "
+        "ranks: leave it out",
+        compress::name_of(options_.codec));
+  if (keeps != 0) coding_.emplace(*client_, options_, &world_.registry());
 }
 
 void Servers::publish() {
@@ -112,8 +131,16 @@ bool Servers::begin_step(std::optional<int64_t> leased) {
 void Servers::push(size_t bucket) {
   const bool hold = whole_first() && traits_.lockstep;
   landed_ = false;
-  pushes_.push_back(client_->push(
-      buckets_[bucket].range, {.step = step_, .lr = lr_, .pull = !hold, .watch = watches() && !hold, .hold = hold}));
+  ps::PushOptions options{.step = step_, .lr = lr_, .pull = !hold, .watch = watches() && !hold, .hold = hold};
+  if (coding_) {
+    // A worker that takes its work may push more than once in a step.
+    options.encode = [this, number = traits_.gives_work ? encoded_ : step_](const ps::Chunk& chunk) {
+      return coding_->encode(chunk, number);
+    };
+    for (const ps::Chunk& chunk : client_->chunks())
+      if (chunk.bucket == bucket && client_->is_local(chunk)) coding_->add_rest(chunk);
+  }
+  pushes_.push_back(client_->push(buckets_[bucket].range, options));
 }
 
 void Servers::ready(size_t bucket) {
@@ -150,6 +177,7 @@ void Servers::push_clipped() {
 
 void Servers::close() {
   const bool clips = whole_first() && !traits_.lockstep, usable = !clips || clip_here();
+  applies_ = usable;
   const bool skips = !usable && options_.on_nan == OnNan::skip;  // others may wait for this rank's turn: it has nothing
   if (skips) leave_all_out();
   const bool locks = options_.sync.kind == Sync::trylock, pushes = (usable || skips) && (!locks || wins_lock());
@@ -175,6 +203,21 @@ void Servers::land() {
   }
   pushes_.clear();
   landed_ = true;
+  if (!coding_) return;
+  coding_->settle(traits_.lockstep ? sound_ : applies_);
+  encoded_++;
+}
+
+state::OwnerMap Servers::owners() const {
+  state::OwnerMap map = client_->state_owners();
+  add_kept(map);
+  return map;
+}
+
+std::vector<state::Part> Servers::parts() {
+  std::vector<state::Part> parts = client_->state_parts();
+  add_kept(parts);
+  return parts;
 }
 
 void Servers::settle() {

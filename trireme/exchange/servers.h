@@ -1,6 +1,7 @@
 #pragma once
 // Gradients go to parameter servers, which update and give the parameters back.
 #include <trireme/exchange/exchange.h>
+#include <trireme/exchange/push_coding.h>
 #include <trireme/ps/client.h>
 
 namespace trireme::exchange {
@@ -32,6 +33,9 @@ class Connected {
 ///
 /// With Options::clip in lockstep, servers hold the gradients back until worker 0, who adds up their squares, tells
 /// them the factor.
+///
+/// With a codec, what goes to servers on other machines is encoded, and workers keep what was left out of their own
+/// gradients. One that a lock drops was never encoded: what is kept stays as it was.
 class Servers final : public Exchange {
  public:
   Servers(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
@@ -54,25 +58,36 @@ class Servers final : public Exchange {
   void push_all();
   void push_clipped();
   bool wins_lock();
+  void find_keepers();
 
   Connected client_;
   std::vector<ps::Pending>
       pushes_;  // of this step, by bucket, until they have landed; with clip in lockstep pulls, in the end
   ps::Pending applied_;
   int64_t step_ = 0;
+  bool applies_ = true;               // this rank's gradient of the step, as far as it knows
+  std::optional<PushCoding> coding_;  // with a codec, where a server is on another machine
+  std::vector<uint8_t> keepers_;      // with a codec, by rank: it has coding_
+  int64_t encoded_ = 0;               // steps
 
   // Servers keep the state; ranks carry it.
-  state::OwnerMap owners() const override { return client_->state_owners(); }
+  state::OwnerMap owners() const override;
+  int keeper_of(int rank) const override {
+    return !keepers_.empty() && keepers_[static_cast<size_t>(rank)] != 0 ? rank : kKeepsNothing;
+  }
+  space::Range kept_of(int /*rank*/, size_t bucket) const override { return buckets_[bucket].range; }
+  compress::ErrorFeedback* feedback() override { return coding_ ? &coding_->feedback() : nullptr; }
   comm::Communicator& group() const override { return group_; }
   void come_to_rest() override { settle(); }
   state::About about() const override { return client_->about_state(); }
-  std::vector<state::Part> parts() override { return client_->state_parts(); }
+  std::vector<state::Part> parts() override;
   Scalars scalars() override;
   void restore_scalars(const std::vector<int64_t>& values) override;
   void visit_elsewhere(state::Visitor& visitor) override { client_->visit_state(visitor); }
   void restore_elsewhere(state::Source& source) override { client_->restore_state(source); }
 
   comm::Communicator& group_;
+  World& world_;
 };
 
 }  // namespace trireme::exchange

@@ -54,6 +54,22 @@ Sharded::Sharded(const Group& group, const space::Layout& layout, const space::U
   const Place mine{lane_ != nullptr ? local_.rank() : -1, machine_};
   places_.resize(static_cast<size_t>(all_.size()));
   all_.all_gather(&mine, places_.data(), 2, DType::i32, "the ranks' places");
+  if (options_.codes() && lane_ != nullptr) begin_coding(group);
+}
+
+void Sharded::begin_coding(const Group& group) {
+  std::vector<std::vector<space::Range>> parts(buckets_.size());
+  for (size_t b = 0; b < buckets_.size(); b++)
+    for (int machine = 0; machine < lane_->size(); machine++)
+      parts[b].push_back(shares_.part(buckets_[b].range, local_.rank(), machine));
+  coding_.emplace(layout_, buckets_, parts, options_, *lane_,
+                  group.world != nullptr ? &group.world->registry() : nullptr);
+}
+
+/// Of the whole slice of its lane: parts of all machines.
+space::Range Sharded::kept_of(int rank, size_t bucket) const {
+  const Place place = places_[static_cast<size_t>(rank)];
+  return place.lane < 0 ? space::Range{} : shares_.slice(buckets_[bucket].range, place.lane);
 }
 
 Sharded::~Sharded() {
@@ -184,6 +200,12 @@ void Sharded::start_sum(size_t bucket) {
   const space::Range slice = lane_slices_[bucket];
   Sum sum{bucket, nullptr, nullptr};
   if (slice.empty()) return travelling_.push_back(std::move(sum));
+  if (coding_) {
+    const bool tells = last(bucket) && local_.rank() == speaker_;
+    sum.work = coding_->depart(bucket, gradients(), {lane_flags_.data() + b.first, b.last - b.first},
+                               tells ? std::span<const double>(told_) : std::span<const double>(), updater_->steps());
+    return travelling_.push_back(std::move(sum));
+  }
   comm::network::Along along{.flags = {lane_flags_.data() + b.first, b.last - b.first}, .sums = {}};
   if (along.flags.size() > lane_->kMostFlags) {
     sum.flags = lane_->start_allreduce(along.flags.data(), along.flags.size(), DType::u8, Op::max, b.name);
@@ -199,9 +221,14 @@ void Sharded::land_sum() {
   for (const auto* work : {&travelling_.front().flags, &travelling_.front().work})
     if (*work) (*work)->wait();
   const size_t bucket = travelling_.front().bucket;
+  const bool tells = last(bucket) && local_.rank() == speaker_;
+  if (coding_ && travelling_.front().work)
+    coding_->land(bucket, gradients(),
+                  {lane_flags_.data() + buckets_[bucket].first, buckets_[bucket].last - buckets_[bucket].first},
+                  tells ? std::span<double>(told_) : std::span<double>());
   travelling_.pop_front();
   waiting_.push_back(bucket);
-  if (!last(bucket) || local_.rank() != speaker_) return;
+  if (!tells) return;
   total() = told_;
   milestones(local_.rank()).told.store(step_);
   local_.rounds().ring();
@@ -307,6 +334,7 @@ void Sharded::land() {
         [] { return "the end of its update"; });
   landed_ = true;
   if (!whole_first()) sound_ = sound_here();
+  if (coding_) coding_->settle(sound_);
   gatherer_->poll();
 }
 

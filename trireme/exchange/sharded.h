@@ -7,6 +7,9 @@
 //   stages 1, 2  an all-gather brings all new parts to all machines, while backward and the next forward pass go on;
 //   stages 2, 3  gradients are given back to the machine, page by page, as soon as they are summed;
 //   stage 3      parameters of others are given back too: use() gathers them when an operator needs them (window.h).
+// With a codec (part_coding.h) what a machine has of another one's part travels as a message, and is added up there.
+// Parameters travel as they are.
+//
 // A gradient and a parameter cross the wire once each, as in an allreduce; in stage 3 parameters do twice, forward and
 // backward.
 //
@@ -16,6 +19,7 @@
 #include <optional>
 
 #include <trireme/exchange/gatherer.h>
+#include <trireme/exchange/part_coding.h>
 #include <trireme/exchange/shared.h>
 #include <trireme/exchange/window.h>
 
@@ -63,6 +67,7 @@ class Sharded final : public Shared {
   void relieve(size_t bucket);
   void expect_gradients(size_t bucket);
   void find_limits();
+  void begin_coding(const Group& group);
   void give_back_gradients_of(size_t bucket);
   void finish_updates();
   void hear();
@@ -94,6 +99,7 @@ class Sharded final : public Shared {
   std::vector<std::vector<size_t>> counts_;  // of these, by machine
   std::vector<uint8_t> lane_flags_;          // by slot: somebody, on any machine, has a gradient for it
   std::optional<Gatherer> gatherer_;
+  std::optional<PartCoding> coding_;  // with a codec, for ranks with a slice
 
   // Of the step that is under way.
   size_t ready_ = 0, summed_here_ = 0, departed_ = 0, relieved_ = 0;  // buckets
@@ -113,6 +119,11 @@ class Sharded final : public Shared {
 
   Share share_of(int rank, size_t bucket) const override;
   comm::Communicator& group() const override { return all_; }
+  int keeper_of(int rank) const override {
+    return options_.codes() ? places_[static_cast<size_t>(rank)].machine : kKeepsNothing;
+  }
+  space::Range kept_of(int rank, size_t bucket) const override;
+  compress::ErrorFeedback* feedback() override { return coding_ ? &coding_->feedback() : nullptr; }
   struct Place {
     int32_t lane, machine;
   };

@@ -114,11 +114,11 @@ class Spread final : public Shared {
   double carried_bytes_ = 0, busy_seconds_ = 0;  // of the lane, at that step
 
   Share share_of(int rank, size_t bucket) const override;
-  // With a codec: what it keeps for later is each machine's own, and begins anew on one that has nothing yet.
-  state::OwnerMap owners() const override;
-  std::vector<state::Part> parts() override;
-  bool may_lack(const std::string& vector) const override { return vector.ends_with(state::kResidual); }
-  void begin_rewriting() override;
+  int keeper_of(int rank) const override {
+    return options_.codes() ? machine_of_[static_cast<size_t>(rank)] : kKeepsNothing;
+  }
+  space::Range kept_of(int rank, size_t bucket) const override { return share_of(rank, bucket).updated; }
+  compress::ErrorFeedback* feedback() override { return coding_ ? &coding_->feedback() : nullptr; }
   comm::Communicator& group() const override { return all_; }
   std::vector<int32_t> lane_of_;  // by rank of all_; -1: it has none
 

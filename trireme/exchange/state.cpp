@@ -1,5 +1,6 @@
 // State shown and taken back: what all exchanges have in common.
 #include <algorithm>
+#include <set>
 
 #include <trireme/base/error.h>
 #include <trireme/exchange/exchange.h>
@@ -47,7 +48,31 @@ state::OwnerMap Exchange::owners() const {
         state::add_updated(map, rank, layout_, b.first, b.last, share.updated, updater_->options().kind,
                            [&](const std::string& name) { return named(name, share.own_state, rank); });
     }
+  add_kept(map);
   return map;
+}
+
+std::vector<int> Exchange::keepers() const {
+  std::set<int> all;
+  for (int rank = 0; rank < group().size(); rank++)
+    if (keeper_of(rank) != kKeepsNothing) all.insert(keeper_of(rank));
+  return {all.begin(), all.end()};
+}
+
+void Exchange::add_kept(state::OwnerMap& map) const {
+  for (int rank = 0; rank < group().size(); rank++)
+    for (size_t bucket = 0; bucket < buckets_.size() && keeper_of(rank) != kKeepsNothing; bucket++)
+      for (const space::Range& part :
+           state::slot_parts(layout_, buckets_[bucket].first, buckets_[bucket].last, kept_of(rank, bucket)))
+        map.add(state::of_worker(keeper_of(rank), state::kResidual), part, rank);
+}
+
+void Exchange::add_kept(std::vector<state::Part>& parts) {
+  const int rank = group().rank();
+  for (size_t bucket = 0; bucket < buckets_.size() && feedback() != nullptr; bucket++)
+    for (const space::Range& part :
+         state::slot_parts(layout_, buckets_[bucket].first, buckets_[bucket].last, kept_of(rank, bucket)))
+      parts.push_back({state::of_worker(keeper_of(rank), state::kResidual), part, feedback()->residual(part)});
 }
 
 std::vector<state::Part> Exchange::parts() {
@@ -63,6 +88,7 @@ std::vector<state::Part> Exchange::parts() {
     add(named(state::kParameters, share.own_parameters, rank), buckets_[bucket], share.parameters,
         parameters() + share.parameters.begin);
   }
+  add_kept(parts);
   if (!updater_) return parts;
   for (const space::Updater::View& view : updater_->views()) {
     const auto bucket = std::find_if(buckets_.begin(), buckets_.end(), [&](const space::Bucket& b) {
@@ -177,7 +203,7 @@ std::string Exchange::restore(state::Source& kept, const state::Extras& wanted) 
   land();
   forget_gathered();
   before_writing();
-  state::Adapted source(kept, layout_, about().workers, group().size());
+  state::Adapted source(kept, layout_, about().workers, group().size(), keepers());
   state::Extras extras = wanted;
   if (!kept.has_extras()) extras.parts.clear();
   const Scalars names = scalars();
@@ -190,6 +216,7 @@ std::string Exchange::restore(state::Source& kept, const state::Extras& wanted) 
   all_ready(group(), model_, error);
   if (berth_) berth_->begin(-1);  // who dies in the middle of this leaves nothing that is whole
   begin_rewriting();
+  if (feedback() != nullptr) feedback()->forget();
   for (const auto& list : {parts(), extras.parts})
     for (const state::Part& part : list)
       if (comes_from(source, part.vector, part.range)) source.read(part.vector, part.range, part.bytes);

@@ -49,6 +49,8 @@ struct Sync {
     return kind == server || kind == async || kind == stale || kind == trylock || kind == round_robin ||
            kind == elastic;
   }
+  /// Gradients are pushed to them.
+  bool pushes() const { return needs_servers() && kind != elastic; }
   /// Servers are of use, if there are some.
   bool takes_servers() const { return needs_servers() || kind == local; }
   /// Every worker's gradient is an update of its own, of parameters that all have: `Rate` says what it counts.

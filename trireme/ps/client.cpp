@@ -432,7 +432,10 @@ bool Pending::changed() const { return operation_ && operation_->changed; }
 
 // ---- dense ----
 
-Pending Client::send_range(space::Range range, Request request, const char* what) {
+bool Client::is_local(const Chunk& chunk) const { return lines_[static_cast<size_t>(chunk.server)].lane->local(); }
+
+Pending Client::send_range(space::Range range, Request request, const char* what, const Encode& encode) {
+  const auto flags_of_all = request.flags;
   const auto operation = std::make_shared<Operation>();
   operation->what = what;
   const auto first = std::partition_point(by_place_.begin(), by_place_.end(),
@@ -446,13 +449,19 @@ Pending Client::send_range(space::Range range, Request request, const char* what
     const std::byte* source = request.verb == Verb::push  ? gradients()
                               : request.verb == Verb::set ? parameters()
                                                           : nullptr;
-    const std::span<const std::byte> data =
+    std::span<const std::byte> data =
         source == nullptr ? std::span<const std::byte>() : std::span(source + part.begin, part.size());
     const std::span<const uint8_t> flags =
         request.verb == Verb::push ? std::span<const uint8_t>(present() + chunk.first, chunk.last - chunk.first)
                                    : std::span<const uint8_t>();
-    if ((request.flags & kInPlace) == 0 && lines_[static_cast<size_t>(chunk.server)].lane->local())
-      operation->bytes += part.size();
+    request.flags = flags_of_all;
+    request.extra = 0;
+    if (encode && !is_local(chunk)) {
+      data = encode(chunk);
+      request.flags |= kCoded;
+      request.extra = data.size();
+    }
+    if ((request.flags & kInPlace) == 0 && is_local(chunk)) operation->bytes += part.size();
     send(static_cast<size_t>(chunk.server), request, operation, {data, flags, static_cast<uint32_t>(chunk.first)});
   }
   return {this, operation};
@@ -463,7 +472,7 @@ Pending Client::push(space::Range range, const PushOptions& options) {
   if (options.watch) flags |= kWatch;
   if (options.hold) flags |= kHold;
   return send_range(range, {.verb = Verb::push, .flags = flags, .step = options.step, .lr = options.lr},
-                    "its gradients to be applied");
+                    "its gradients to be applied", options.encode);
 }
 
 double Client::squares() {

@@ -42,11 +42,16 @@ struct ClientOptions {
       16 << 20;  // room for keys and rows on their way. Without tables: as much as a piece of state needs
 };
 
+using Encode = std::function<std::span<const std::byte>(const Chunk& chunk)>;
+
 struct PushOptions {
   int64_t step = 0;  // the worker's clock
   double lr = 0.01;
   bool pull = false;   // bring the new parameters back, in the same trip
   bool watch = false;  // servers leave out what is NaN or infinite: see Pending::sound()
+  /// In the place of the gradient of a chunk whose server is on another machine: a message of the job's codec, which
+  /// stays as it is until this is done. Empty: gradients travel as they are. The range has such chunks whole.
+  Encode encode{};
   bool hold = false;   // where workers wait for each other: done when the gradients of all are there; apply() has to
                        // follow, and a pull of the next version. Until then they must not be written to
 };
@@ -106,6 +111,8 @@ class Client {
   int worker() const { return worker_; }
   const std::vector<space::Bucket>& buckets() const { return buckets_; }
   const std::vector<Chunk>& chunks() const { return chunks_; }
+  /// Its server is on this machine.
+  bool is_local(const Chunk& chunk) const;
   /// "shared memory", "gRPC", "shared memory and gRPC"
   std::string lanes() const;
 
@@ -180,7 +187,7 @@ class Client {
     Done done{};  // called with the answer
   };
   void send(size_t server, Request request, const std::shared_ptr<Operation>& operation, Load load);
-  Pending send_range(space::Range range, Request request, const char* what);
+  Pending send_range(space::Range range, Request request, const char* what, const Encode& encode = {});
   Reply ask(size_t server, Request request, const char* what);
   void progress();
   void take_answer(Line& line, const Reply& reply, const std::string& text);

@@ -111,6 +111,13 @@ Job decode_json(const json& text) {
     if (bytes > size_t{1} << 37) fail<InvalidArgument>("the model is too large for one machine's addresses");
   }
   job.layout = space::Layout(std::move(slots));
+  job.codec = compress::spec_named(text.at("codec").get<std::string>());
+  if (text.at("excludes").size() > kMostSlots) fail<InvalidArgument>("too many parameters are excluded");
+  for (const json& pattern : text.at("excludes")) job.codec_excludes.push_back(name_in(pattern));
+  for (const space::Slot& slot : job.layout.slots())
+    if (job.codec && slot.dtype != DType::f32)
+      fail<InvalidArgument>("compress {} is for parameters of type f32, and '{}' is {}",
+                            compress::name_of(job.codec), slot.name, name_of(slot.dtype));
   std::set<std::string> names;
   for (const json& table : text.at("tables")) {
     job.tables.push_back(decode_table(table));
@@ -134,6 +141,8 @@ std::string Job::encode() const {
                {"stale", name_of(rules.stale)},
                {"lambda", rules.lambda},
                {"step_updates", rules.step_updates},
+               {"codec", compress::name_of(codec)},
+               {"excludes", codec_excludes},
                {"slots", json::array()},
                {"tables", json::array()}};
   for (const space::Slot& slot : layout.slots())

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include <trireme/compress/spec.h>
 #include <trireme/ps/consistency.h>
 #include <trireme/ps/sparse_table.h>
 #include <trireme/space/layout.h>
@@ -20,6 +21,8 @@ struct Job {
   space::UpdaterOptions optimizer{};
   Rules rules{};
   std::vector<SparseTable::Options> tables;
+  compress::Spec codec{};  // of gradients that workers on other machines push; what it needs to know is in coded.h
+  std::vector<std::string> codec_excludes;  // names of parameters that travel as they are, with * and ?
   int replicas = 0;  // servers beside the first that have each chunk and row
 
   /// As text; equal jobs have equal texts.

@@ -51,6 +51,8 @@ constexpr uint8_t kInPlace = 2;               // pull, set: the worker sees the 
 constexpr uint8_t kStop = 4;                  // take, begin: this worker wants everybody to stop
 constexpr uint8_t kSkip = 8;                  // lock: this worker did not try; count the drop
 
+constexpr uint8_t kCoded = 4;  // push: the data are a message of the job's codec (coded.h), of `extra` bytes
+
 constexpr uint8_t kAnew = 1;  // take_rows: the table has no other rows
 
 constexpr uint8_t kFailed = 16;  // leave: after an error of its own
@@ -76,7 +78,7 @@ struct Request {
   uint64_t begin = 0;  // push, pull, set: in the flat space. Of data in the worker's staging area: where they are there
   uint64_t bytes = 0;  // of the range. Of the data. take: pieces of work in the epoch. show_…: as many as are wanted,
                        // or as there is room for
-  uint64_t extra = 0;  // take: pieces per step. sparse_pull, show_…: where the answer goes in the staging area
+  uint64_t extra = 0;  // take: pieces per step. push with kCoded: bytes of the data. sparse_pull, show_…: where the answer goes in the staging area
 };
 static_assert(sizeof(Request) == 64);
 

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include <trireme/base/error.h>
+#include <trireme/ps/coded.h>
 #include <trireme/ps/service.h>
 #include <trireme/ps/sparse_table.h>
 
@@ -66,6 +67,7 @@ std::string Service::open(int worker, const std::string& text) {
           plan_chunks(job_->layout, plan_buckets(job_->layout, job_->bucket_bytes), job_->servers, job_->chunk_bytes);
       for (const Chunk& chunk : chunks_)
         states_.push_back(chunk.server == server_ ? std::make_unique<ChunkState>(chunk, *job_) : nullptr);
+      if (job_->codec) decoder_ = std::make_unique<Decoder>(*job_, chunks_);
       for (const SparseTable::Options& table : job_->tables) tables_.push_back(std::make_unique<SparseTable>(table));
       workers_.resize(static_cast<size_t>(job_->workers));
       count_.add_clocks(model_ == kRoll ? nullptr : &registry_, label(), workers_.size());
@@ -132,6 +134,7 @@ void Service::rest(int worker) {
 
 void Service::release() {
   states_.clear();
+  decoder_.reset();
   chunks_.clear();
   tables_.clear();
   rows_ = {};
@@ -267,6 +270,15 @@ bool Service::check_range(const Incoming& in, std::string& why) const {
   if (r.verb == Verb::push && job_->rules.order != Order::on_arrival && !whole)
     return why = fmt::format("a part of chunk {}: where workers wait for each other, whole chunks are pushed", r.chunk),
            false;
+  if (r.verb == Verb::push && (r.flags & kCoded) != 0) {
+    if (!decoder_) return why = "a gradient of a codec, and the job has none", false;
+    if (!whole) return why = fmt::format("a part of chunk {}: codecs encode whole chunks", r.chunk), false;
+    if (in.data.size() != decoder_->bytes(r.chunk) || r.extra != in.data.size())
+      return why = fmt::format("{} bytes came for chunk {}, which the codec makes {} of", in.data.size(), r.chunk,
+                               decoder_->bytes(r.chunk)),
+             false;
+    return true;
+  }
   const bool brings = r.verb == Verb::push || (r.verb == Verb::set && (r.flags & kInPlace) == 0);
   if (brings && in.data.size() != r.bytes)
     return why = fmt::format("{} bytes came for {} of chunk {}", in.data.size(), r.bytes, r.chunk), false;

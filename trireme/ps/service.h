@@ -19,6 +19,7 @@
 namespace trireme::ps {
 
 class CopyReader;
+class Decoder;
 class CopyWriter;
 
 /// Which request numbers of a worker have been seen. Numbers may come out of order, within a window.
@@ -125,6 +126,7 @@ class Service {
   bool check(const Incoming& in, std::string& why) const;
   bool check_range(const Incoming& in, std::string& why) const;
   void push(Incoming in, Clock::time_point now);
+  bool decode(Incoming& in);
   void arrive(Incoming in);
   void repeat_push(Incoming& in);
   void apply_together(ChunkState& state);
@@ -177,6 +179,7 @@ class Service {
   std::vector<Chunk> chunks_;
   std::vector<std::unique_ptr<ChunkState>> states_;  // by chunk; null: another server's
   std::byte* parameters_ = nullptr;
+  std::unique_ptr<Decoder> decoder_;  // of a job with a codec
   std::vector<std::unique_ptr<SparseTable>> tables_;
   std::vector<float> rows_;  // of a sparse pull, where the worker's memory has no room for them
 

@@ -7,6 +7,9 @@
 #include <cstring>
 #include <utility>
 
+#include <trireme/base/error.h>
+#include <trireme/ps/coded.h>
+
 #include "chunk_state.h"
 
 namespace trireme::ps {
@@ -21,11 +24,28 @@ void compensate_as(T* g, const T* now, const T* then, size_t count, double lambd
 
 }  // namespace
 
+/// In place of the message: the gradient. False, and refused, when it is damaged: nothing has changed then.
+bool Service::decode(Incoming& in) try {
+  struct Kept {
+    std::shared_ptr<const void> message;  // has the flags of slots
+    std::shared_ptr<std::byte> gradient;
+  };
+  const auto kept = std::make_shared<Kept>(std::move(in.keep), decoder_->decode(in.request.chunk, in.data));
+  in.data = {kept->gradient.get(), in.request.bytes};
+  in.keep = kept;
+  return true;
+} catch (const Corruption& damage) {
+  refuse(in, Status::invalid, damage.what());
+  return false;
+}
+
 void Service::push(Incoming in, Clock::time_point now) {
   Worker& worker = worker_of(in);
+  const size_t came = in.data.size();
+  if ((in.request.flags & kCoded) != 0 && !decode(in)) return;
   if (!worker.seen.add(in.request.id)) return repeat_push(in);
   count_.pushes.add();
-  count_.pushed_bytes.add(static_cast<double>(in.request.bytes));
+  count_.pushed_bytes.add(static_cast<double>(came));
   if (const Decision decision = judge_push(job_->rules, {.worker = in.from->worker, .delay = worker.delay.count()});
       decision.why == Decision::Why::delayed) {
     count_.held.add();

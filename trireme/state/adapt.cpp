@@ -21,12 +21,9 @@ std::string base_of(const std::string& name) {
 }
 
 bool is_buffer(const std::string& base) { return base.starts_with("buffers/"); }
-/// Of a rank or a machine alone, whatever else all have in common.
-bool is_of_some(const std::string& base) { return is_buffer(base) || base == kResidual; }
-
 /// Sums, then divides: in double, so that the mean of equal numbers is that number.
 template <class T>
-void mean_of(const std::vector<std::vector<std::byte>>& copies, std::span<std::byte> into) {
+void add_up(const std::vector<std::vector<std::byte>>& copies, double divisor, std::span<std::byte> into) {
   const size_t count = into.size() / sizeof(T);
   for (size_t i = 0; i < count; i++) {
     double sum = 0;
@@ -35,8 +32,8 @@ void mean_of(const std::vector<std::vector<std::byte>>& copies, std::span<std::b
       std::memcpy(&value, copy.data() + i * sizeof(T), sizeof(T));
       sum += static_cast<double>(value);
     }
-    const T mean = static_cast<T>(sum / static_cast<double>(copies.size()));
-    std::memcpy(into.data() + i * sizeof(T), &mean, sizeof(T));
+    const T result = static_cast<T>(sum / divisor);
+    std::memcpy(into.data() + i * sizeof(T), &result, sizeof(T));
   }
 }
 
@@ -51,11 +48,15 @@ std::optional<std::pair<int, std::string>> worker_of(const std::string& name) {
   return std::pair(worker, std::string(stop + 1, end));
 }
 
-Adapted::Adapted(Source& kept, const space::Layout& layout, int workers, int ranks)
-    : kept_(kept), layout_(layout), workers_(workers), ranks_(ranks), about_(kept.about()) {
+Adapted::Adapted(Source& kept, const space::Layout& layout, int workers, int ranks, std::vector<int> keepers)
+    : kept_(kept), layout_(layout), workers_(workers), ranks_(ranks), keepers_(std::move(keepers)), about_(kept.about()) {
   about_.workers = workers;
   std::set<std::string> bases;
-  for (const std::string& vector : kept_.contents().vectors()) bases.insert(base_of(vector));
+  for (const std::string& vector : kept_.contents().vectors()) {
+    bases.insert(base_of(vector));
+    if (const auto own = worker_of(vector); own && own->second == kResidual) kept_keepers_.push_back(own->first);
+  }
+  std::sort(kept_keepers_.begin(), kept_keepers_.end());
   const auto add = [&](const std::string& vector) {
     const std::vector<std::string> origins = origins_of(vector);
     if (origins.empty()) return;
@@ -63,29 +64,51 @@ Adapted::Adapted(Source& kept, const space::Layout& layout, int workers, int ran
   };
   for (const std::string& base : bases) {
     add(base);
-    for (int rank = 0; rank < (is_of_some(base) ? ranks : workers); rank++) add(of_worker(rank, base));
+    for (int rank = 0; rank < (is_buffer(base) ? ranks : workers) && base != kResidual; rank++)
+      add(of_worker(rank, base));
   }
-  if (kept_.about().workers == workers) return;
+  for (const int keeper : keepers_) add(of_worker(keeper, kResidual));
+  remark_ = compared();
+}
+
+std::string Adapted::compared() const {
+  const auto stays = [&](int keeper) { return keeper_of(keeper) == keeper; };
+  if (!kept_keepers_.empty() && keepers_.empty())
+    return "what codecs have kept of gradients for later is left out: nothing is compressed now";
+  if (!std::all_of(kept_keepers_.begin(), kept_keepers_.end(), stays))
+    return fmt::format("what codecs have kept of gradients for later was that of {}, and goes on with {}: added up",
+                       kept_keepers_.size(), keepers_.size());
+  if (kept_.about().workers == workers_) return "";
   const auto owners = [](int count) {
     return count == 0 ? std::string("one state for all workers") : fmt::format("a state for each of {} workers", count);
   };
-  remark_ =
-      fmt::format("the state was kept as {}, and goes on as {}: {}", owners(kept_.about().workers), owners(workers),
-                  kept_.about().workers == 0 ? "each has a copy" : "what workers had of their own is averaged");
+  return fmt::format("the state was kept as {}, and goes on as {}: {}", owners(kept_.about().workers),
+                     owners(workers_),
+                     kept_.about().workers == 0 ? "each has a copy" : "what workers had of their own is averaged");
+}
+
+/// Who goes on with what this one has kept.
+int Adapted::keeper_of(int kept) const {
+  if (std::find(keepers_.begin(), keepers_.end(), kept) != keepers_.end()) return kept;
+  return keepers_[static_cast<size_t>(kept) % keepers_.size()];
 }
 
 std::vector<std::string> Adapted::origins_of(const std::string& vector) const {
   const auto has = [&](const std::string& name) { return !kept_.contents().of(name).empty(); };
   const auto own = worker_of(vector);
   const std::string base = own ? own->second : vector;
-  if (base == kResidual) return has(vector) ? std::vector{vector} : std::vector<std::string>();
+  std::vector<std::string> each;
+  if (base == kResidual) {
+    for (const int keeper : kept_keepers_)
+      if (!keepers_.empty() && own && keeper_of(keeper) == own->first) each.push_back(of_worker(keeper, base));
+    return each;
+  }
   if (is_buffer(base)) {
     const bool fewer_now = has(of_worker(ranks_, base));
     return {own && has(vector) && !fewer_now ? vector : base};
   }
   const int kept_workers = kept_.about().workers;
   if (has(vector) && (!own || kept_workers == workers_)) return {vector};
-  std::vector<std::string> each;
   for (int worker = 0; worker < kept_workers; worker++)
     if (has(of_worker(worker, base))) each.push_back(of_worker(worker, base));
   if (each.empty() && has(base)) return {base};
@@ -96,20 +119,23 @@ void Adapted::read(const std::string& vector, Range range, std::span<std::byte> 
   const std::vector<std::string> origins = origins_of(vector);
   if (origins.size() == 1) return kept_.read(origins[0], range, into);
   if (base_of(vector) == kSteps) return read_largest(origins, range, into);
+  const double divisor = base_of(vector) == kResidual ? 1 : static_cast<double>(origins.size());
   for (const space::Slot& slot : layout_.slots()) {
     const Range part = intersect(slot.range, range);
-    if (!part.empty()) add_mean(origins, part, slot.dtype, into.subspan(part.begin - range.begin, part.size()));
+    if (!part.empty())
+      add_all(origins, part, slot.dtype, divisor, into.subspan(part.begin - range.begin, part.size()));
   }
 }
 
-void Adapted::add_mean(const std::vector<std::string>& origins, Range range, DType dtype, std::span<std::byte> into) {
+void Adapted::add_all(const std::vector<std::string>& origins, Range range, DType dtype, double divisor,
+                      std::span<std::byte> into) {
   std::vector<std::vector<std::byte>> copies;
   for (const std::string& origin : origins) {
     copies.emplace_back(range.size());
     kept_.read(origin, range, copies.back());
   }
-  if (dtype == DType::f32) return mean_of<float>(copies, into);
-  if (dtype == DType::f64) return mean_of<double>(copies, into);
+  if (dtype == DType::f32) return add_up<float>(copies, divisor, into);
+  if (dtype == DType::f64) return add_up<double>(copies, divisor, into);
   fail<InvalidArgument>("workers' own vectors of type {} have no mean", name_of(dtype));
 }
 

@@ -6,6 +6,9 @@
 // them, where it is parameters or an optimizer's vectors; of counts the largest is taken. The centre that parameter
 // servers keep for `elastic`, and parameters that `hogwild` shares, are what they are. Of a module's buffers a rank
 // goes on with its own, if there are as many ranks as there were, and with their mean otherwise.
+//
+// What codecs have kept of gradients for later is of machines or workers, and their sum is what counts: who is there as
+// before goes on with its own, and what the others kept is added to that of those who are there.
 #include <map>
 #include <string>
 #include <vector>
@@ -15,10 +18,10 @@
 namespace trireme::state {
 
 /// `kept`, as a crew of `ranks` with `workers` states of their own (0: none) wants it. A view: `kept` and `layout`
-/// outlive it. Not thread-safe.
+/// outlive it. `keepers`: who of the crew keeps something of gradients for later. Not thread-safe.
 class Adapted final : public Source {
  public:
-  Adapted(Source& kept, const space::Layout& layout, int workers, int ranks);
+  Adapted(Source& kept, const space::Layout& layout, int workers, int ranks, std::vector<int> keepers = {});
 
   const About& about() const override { return about_; }
   const OwnerMap& contents() const override { return contents_; }
@@ -30,14 +33,18 @@ class Adapted final : public Source {
   const std::string& remark() const { return remark_; }
 
  private:
-  /// The kept vectors of which one is the mean.
+  /// The kept vectors of which one is the mean, or the sum.
   std::vector<std::string> origins_of(const std::string& vector) const;
-  void add_mean(const std::vector<std::string>& origins, space::Range range, DType dtype, std::span<std::byte> into);
+  int keeper_of(int kept) const;
+  std::string compared() const;
+  void add_all(const std::vector<std::string>& origins, space::Range range, DType dtype, double divisor,
+               std::span<std::byte> into);
   void read_largest(const std::vector<std::string>& origins, space::Range range, std::span<std::byte> into);
 
   Source& kept_;
   const space::Layout& layout_;
   int workers_, ranks_;
+  std::vector<int> keepers_, kept_keepers_;
   About about_;
   OwnerMap contents_;
   std::string remark_;

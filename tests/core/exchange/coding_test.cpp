@@ -47,10 +47,8 @@ bool has(int rank, int step, size_t slot) {
 
 float* values(std::byte* flat, const space::Slot& slot) { return reinterpret_cast<float*>(flat + slot.range.begin); }
 
-Group grouped(const OnMachine& rank) { return {rank.all, rank.here, rank.lane, rank.all.topology().lanes()}; }
-
-Options coded(const std::string& codec) {
-  Options options{.bucket_bytes = 20000};
+Options coded(const std::string& codec, const Sync& sync = Sync::shared) {
+  Options options{.sync = sync, .bucket_bytes = 20000};
   options.codec = compress::spec_named(codec);
   options.seed = 11;
   return options;
@@ -60,6 +58,7 @@ Options coded(const std::string& codec) {
 void one_step(Exchange& exchange, int rank, int step, int bad = -1) {
   const Layout& layout = exchange.layout();
   exchange.begin(static_cast<double>(kRate));
+  if (exchange.traits().gathers) use_in_order(exchange);
   exchange.open();
   for (size_t b = 0; b < exchange.buckets().size(); b++) {
     for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
@@ -76,7 +75,8 @@ void one_step(Exchange& exchange, int rank, int step, int bad = -1) {
   EXPECT_EQ(exchange.sound(), step != bad);
 }
 
-Parameters parameters_of(const Exchange& exchange) {
+Parameters parameters_of(Exchange& exchange) {
+  const Reading reading(exchange);
   Parameters all;
   for (const space::Slot& slot : exchange.layout().slots()) {
     const float* const at = values(exchange.parameters(), slot);
@@ -96,11 +96,13 @@ struct Job {
 std::vector<Parameters> trained(const Job& job) {
   std::vector<Parameters> ended(job.machine_of.size());
   expect_all_well(run_machines(job.machine_of, [&](const OnMachine& rank) {
-    const auto exchange = make_exchange(grouped(rank), model(), space::momentum(), job.options);
+    const auto exchange = make_exchange(group_of(rank), model(), space::momentum(), job.options);
     const int ranks = rank.all.size(), me = rank.all.rank();
     for (const int step : job.steps) {
       one_step(*exchange, me, step, job.bad);
-      EXPECT_EQ((*exchange->told())[0], ranks * step + ranks * (ranks - 1) / 2);
+      if (exchange->told() != nullptr) {
+        EXPECT_EQ((*exchange->told())[0], ranks * step + ranks * (ranks - 1) / 2);
+      }
     }
     ended[static_cast<size_t>(me)] = parameters_of(*exchange);
     rank.all.barrier("read");
@@ -110,9 +112,34 @@ std::vector<Parameters> trained(const Job& job) {
 
 double squares(const Parameters& all) { return compress::tests::squares(all); }
 
-class Coded : public testing::TestWithParam<std::string> {};
-INSTANTIATE_TEST_SUITE_P(Codecs, Coded, testing::ValuesIn(kEach), [](const auto& info) {
-  std::string name = info.param;
+/// Each codec, and some in each other mode that takes one.
+struct Case {
+  std::string codec;
+  Sync sync;
+  int zero = 0;
+};
+
+std::vector<Case> cases() {
+  std::vector<Case> all;
+  for (const std::string& codec : kEach) all.push_back({codec, Sync::shared});
+  for (const char* const codec : {"int8", "topk:0.05", "powersgd:2"}) all.push_back({codec, Sync::allreduce});
+  for (const int zero : {1, 2, 3})
+    for (const char* const codec : {"bf16", "topk:0.05", "powersgd:2"}) all.push_back({codec, Sync::shared, zero});
+  return all;
+}
+
+class Coded : public testing::TestWithParam<Case> {
+ protected:
+  static const std::string& codec() { return GetParam().codec; }
+  static Options options() {
+    Options options = coded(codec(), GetParam().sync);
+    options.zero = GetParam().zero;
+    return options;
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Codecs, Coded, testing::ValuesIn(cases()), [](const auto& info) {
+  std::string name = name_of(info.param.sync) + "_" + info.param.codec;
+  if (info.param.zero > 0) name += fmt::format("_zero_{}", info.param.zero);
   std::replace_if(
       name.begin(), name.end(), [](char c) { return std::isalnum(static_cast<unsigned char>(c)) == 0; }, '_');
   return name;
@@ -121,17 +148,43 @@ INSTANTIATE_TEST_SUITE_P(Codecs, Coded, testing::ValuesIn(kEach), [](const auto&
 /// Whatever is left out: each machine has what all have, and the next run has it too.
 TEST_P(Coded, AllMachinesHaveTheSameBits) {
   for (const auto& machine_of : {std::vector{0, 1}, std::vector{0, 0, 1, 1}, std::vector{0, 1, 1, 2}}) {
-    Options options = coded(GetParam());
+    Options options = this->options();
     const std::vector<Parameters> first = trained({machine_of, options});
     for (const Parameters& other : first) EXPECT_EQ(other, first[0]);
     options.overlap = false;
     EXPECT_EQ(trained({machine_of, options})[0], first[0]);
+    if (options.zero > 0) continue;
+    options.sync = Sync::shared;  // the same sums, in the same slices
+    EXPECT_EQ(trained({machine_of, options})[0], first[0]);
   }
+}
+
+/// A program that keeps an optimizer of its own finds the sums of all ranks, and they are the same bits everywhere.
+TEST(Coding, LeavesSumsToAnOptimizerOfTheProgram) {
+  std::vector<Parameters> sums(3);
+  expect_all_well(run_machines({0, 0, 1}, [&](const OnMachine& rank) {
+    const int me = rank.all.rank();
+    const auto exchange = make_exchange(group_of(rank), model(), {}, coded("bf16", Sync::allreduce));
+    for (int step = 0; step < 3; step++) one_step(*exchange, me, step);
+    const Layout& layout = exchange->layout();
+    EXPECT_FALSE(exchange->was_present(3));
+    for (const size_t slot : {size_t{0}, size_t{1}, size_t{2}, size_t{4}}) {
+      EXPECT_TRUE(exchange->was_present(slot));
+      const float* const sum = values(exchange->gradients(), layout[slot]);
+      for (size_t i = 0; i < layout[slot].elements(); i++) {
+        const float wanted = noise(0, 2, slot, i) + noise(1, 2, slot, i) + noise(2, 2, slot, i);
+        ASSERT_NEAR(sum[i], wanted, 3 * 0x1p-6f) << layout[slot].name;
+      }
+      sums[static_cast<size_t>(me)].insert(sums[static_cast<size_t>(me)].end(), sum, sum + layout[slot].elements());
+    }
+    rank.all.barrier("read");
+  }));
+  for (const Parameters& other : sums) EXPECT_EQ(other, sums[0]);
 }
 
 /// Biases travel as they are, and so does what was excluded.
 TEST_P(Coded, LeavesBiasesAndWhatIsExcludedAlone) {
-  Options options = coded(GetParam());
+  Options options = this->options();
   options.codec_excludes = {"lar*", "n?ver"};
   const Parameters got = trained({{0, 1}, options})[0], wanted = trained({{0, 1}, {.bucket_bytes = 20000}})[0];
   const Layout layout = model();
@@ -149,10 +202,10 @@ TEST_P(Coded, LeavesBiasesAndWhatIsExcludedAlone) {
 
 /// "As if its batch had not been there": nor is anything remembered of it.
 TEST_P(Coded, ASkippedStepLeavesNothing) {
-  if (GetParam() == "int8" || GetParam().starts_with("randomk") || GetParam().starts_with("sketch"))
+  if (codec() == "int8" || codec().starts_with("randomk") || codec().starts_with("sketch"))
     return;                                        // by chance
-  if (GetParam().starts_with("powersgd")) return;  // it has turned its factors
-  Options options = coded(GetParam());
+  if (codec().starts_with("powersgd")) return;  // it has turned its factors
+  Options options = this->options();
   options.on_nan = OnNan::skip;
   const Parameters got = trained({{0, 1}, options, {0, 1, 2, 3, 4}, 2})[0];
   const Parameters wanted = trained({{0, 1}, options, {0, 1, 3, 4}})[0];
@@ -161,16 +214,16 @@ TEST_P(Coded, ASkippedStepLeavesNothing) {
 
 /// The same after a checkpoint as without one: what is kept for later is in it. powersgd begins with other factors.
 TEST_P(Coded, GoesOnFromACheckpoint) {
-  if (GetParam().starts_with("powersgd")) return;
+  if (codec().starts_with("powersgd")) return;
   const std::vector<int> machine_of = {0, 0, 1, 1};
-  const Parameters wanted = trained({machine_of, coded(GetParam())})[0];
+  const Parameters wanted = trained({machine_of, options()})[0];
   std::vector<state::Image> kept(machine_of.size());
   for (const bool again : {false, true}) {
     std::vector<Parameters> ended(machine_of.size());
     expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
       const int me = rank.all.rank();
       state::Image& mine = kept[static_cast<size_t>(me)];
-      const auto exchange = make_exchange(grouped(rank), model(), space::momentum(), coded(GetParam()));
+      const auto exchange = make_exchange(group_of(rank), model(), space::momentum(), options());
       if (again) exchange->restore(mine);
       for (int step = again ? 2 : 0; step < (again ? 4 : 2); step++) one_step(*exchange, me, step);
       if (!again) exchange->visit(mine);
@@ -189,17 +242,19 @@ TEST_P(Coded, GoesOnFromACheckpoint) {
 /// 0.3 sends one value of forty, and takes longer.
 TEST_P(Coded, ConvergesToTheSameOptimum) {
   const Layout layout({{"a", DType::f32, {31, 21}}, {"b", DType::f32, {5, 3}}});
-  const int steps = GetParam().starts_with("sketch") ? 2000 : 500;
+  const int steps = codec().starts_with("sketch") ? 2000 : 500;
   expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
     const int me = rank.all.rank();
-    const auto exchange = make_exchange(grouped(rank), layout, space::sgd(), coded(GetParam()));
+    const auto exchange = make_exchange(group_of(rank), layout, space::sgd(), options());
     for (int step = 0; step < steps; step++) {
+      const Parameters x = parameters_of(*exchange);
       exchange->begin(0.2 / (1 + step / 25.0));
+      if (exchange->traits().gathers) use_in_order(*exchange);
       exchange->open();
+      size_t at = 0;
       for (size_t slot = 0; slot < layout.size(); slot++) {
-        const float* const x = values(exchange->parameters(), layout[slot]);
         float* const gradient = values(exchange->gradients(), layout[slot]);
-        for (size_t i = 0; i < layout[slot].elements(); i++) gradient[i] = (x[i] - noise(me, 0, slot, i)) / 2;
+        for (size_t i = 0; i < layout[slot].elements(); i++, at++) gradient[i] = (x[at] - noise(me, 0, slot, i)) / 2;
         exchange->present(slot);
       }
       for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
@@ -207,11 +262,12 @@ TEST_P(Coded, ConvergesToTheSameOptimum) {
       exchange->land();
     }
     double distance = 0, before = 0;
+    const Parameters ended = parameters_of(*exchange);
+    size_t at = 0;
     for (size_t slot = 0; slot < layout.size(); slot++)
-      for (size_t i = 0; i < layout[slot].elements(); i++) {
+      for (size_t i = 0; i < layout[slot].elements(); i++, at++) {
         const double optimum = 0.5 * (noise(0, 0, slot, i) + noise(1, 0, slot, i));
-        const double off = values(exchange->parameters(), layout[slot])[i] - optimum;
-        distance += off * off;
+        distance += (ended[at] - optimum) * (ended[at] - optimum);
         before += optimum * optimum;
       }
     EXPECT_LT(std::sqrt(distance / before), 0.05) << "rank " << me;
@@ -225,7 +281,7 @@ TEST(Coding, SixteenBitsAreWithinRounding) {
   const auto run = [&](const Options& options) {
     std::vector<Parameters> ended(2);
     expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
-      const auto exchange = make_exchange(grouped(rank), model(), space::sgd(), options);
+      const auto exchange = make_exchange(group_of(rank), model(), space::sgd(), options);
       for (int step = 0; step < 10; step++) one_step(*exchange, rank.all.rank(), step);
       ended[static_cast<size_t>(rank.all.rank())] = parameters_of(*exchange);
       rank.all.barrier("read");
@@ -251,7 +307,7 @@ TEST(Coding, FewerBytesTravel) {
   const auto carried = [](const Options& options) {
     std::atomic<double> bytes{0};
     expect_all_well(run_machines({0, 1}, [&](const OnMachine& rank) {
-      const auto exchange = make_exchange(grouped(rank), model(), space::sgd(), options);
+      const auto exchange = make_exchange(group_of(rank), model(), space::sgd(), options);
       const double before = rank.lane->carried_bytes();
       for (int step = 0; step < 3; step++) one_step(*exchange, rank.all.rank(), step);
       if (rank.all.rank() == 0) bytes = (rank.lane->carried_bytes() - before) / 3;
@@ -310,6 +366,118 @@ TEST(Coding, MetricsBalance) {
   }
 }
 
+/// Where a run is: who is on which machine, what travels how.
+struct Home {
+  std::vector<int> machine_of;
+  std::string codec = "topk:0.05";
+  Sync sync = Sync::shared;
+  int zero = 0;
+  std::vector<std::string> excludes{};
+  Options options() const {
+    Options options = coded(codec, sync);
+    options.zero = zero;
+    options.codec_excludes = excludes;
+    return options;
+  }
+};
+
+/// Element by element, of all machines.
+std::vector<double> residuals_of(const state::Image& image, const Layout& layout) {
+  std::vector<double> sum;
+  for (const space::Slot& slot : layout.slots()) sum.resize(sum.size() + slot.elements());
+  for (const std::string& vector : image.contents().vectors()) {
+    if (!vector.ends_with(state::kResidual)) continue;
+    size_t at = 0;
+    for (const space::Slot& slot : layout.slots()) {
+      const space::Range range{slot.range.begin, slot.range.begin + slot.elements() * sizeof(float)};
+      const std::vector<std::byte> bytes = image.bytes_of(vector, range);
+      const auto* const values = reinterpret_cast<const float*>(bytes.data());
+      for (size_t i = 0; i < slot.elements(); i++) sum[at++] += static_cast<double>(values[i]);
+    }
+  }
+  return sum;
+}
+
+struct Stay {
+  state::Image image;  // of all ranks
+  Parameters parameters;
+  std::string remark;
+};
+
+/// Steps `first` to `last` at home, from there on; their gradients are added to `given`.
+Stay stay(const Home& home, const state::Image* before, int first, int last, std::vector<double>& given) {
+  const Layout layout = model();
+  const int ranks = static_cast<int>(home.machine_of.size());
+  std::vector<Stay> ended(home.machine_of.size());
+  expect_all_well(run_machines(home.machine_of, [&](const OnMachine& rank) {
+    const int me = rank.all.rank();
+    Stay& mine = ended[static_cast<size_t>(me)];
+    const auto exchange = make_exchange(group_of(rank), layout, space::sgd(), home.options());
+    if (before != nullptr) {
+      state::Image kept = *before;
+      mine.remark = exchange->restore(kept);
+    }
+    for (int step = first; step < last; step++) one_step(*exchange, me, step);
+    exchange->visit(mine.image);
+    mine.parameters = parameters_of(*exchange);
+    rank.all.barrier("read");
+  }));
+  for (size_t rank = 1; rank < ended.size(); rank++) ended[0].image.add(ended[rank].image);
+  size_t at = 0;
+  for (size_t slot = 0; slot < layout.size(); slot++)
+    for (size_t i = 0; i < layout[slot].elements(); i++, at++)
+      for (int step = first; step < last; step++)
+        for (int rank = 0; rank < ranks; rank++)
+          if (has(rank, step, slot)) given[at] += static_cast<double>(noise(rank, step, slot, i));
+  return std::move(ended[0]);
+}
+
+/// Σ gradients = applied + Σ of what is kept, of each element, wherever a run goes on: on more machines or fewer, in
+/// another mode, with another codec, or where a tensor travels as it is from then on.
+TEST(Coding, NothingIsLostWhereverARunGoesOn) {
+  const std::vector<Home> homes = {{{0, 1}},
+                                   {{0, 0, 1, 1}, "powersgd:2"},
+                                   {{0, 1, 1, 2}, "int8"},
+                                   {{0, 1, 2}, "topk:0.05", Sync::allreduce},
+                                   {{0, 1, 0, 1}, "sign", Sync::shared, 2},
+                                   {{0, 1}, "topk:0.05", Sync::shared, 0, {"large*"}}};
+  const Layout layout = model();
+  for (const Home& from : homes)
+    for (const Home& to : homes) {
+      std::vector<double> given(residuals_of({}, layout).size());
+      const Stay first = stay(from, nullptr, 0, 4, given);
+      const auto expect_all_there = [&](const Stay& now) {
+        const std::vector<double> kept = residuals_of(now.image, layout);
+        double off = 0, left = 0;
+        for (size_t i = 0; i < given.size(); i++) {
+          off = std::max(off, std::abs(given[i] + static_cast<double>(now.parameters[i] / kRate) - kept[i]));
+          left += std::abs(kept[i]);
+        }
+        EXPECT_LT(off, 1e-3) << from.codec << " on " << from.machine_of.size() << ", then " << to.codec << " on "
+                             << to.machine_of.size();
+        return left;
+      };
+      EXPECT_GT(expect_all_there(first), 1) << "nothing was kept";
+      const Stay moved = stay(to, &first.image, 4, 4, given);
+      expect_all_there(moved);
+      const std::vector<double> was = residuals_of(first.image, layout), is = residuals_of(moved.image, layout);
+      for (size_t i = 0; i < was.size(); i++) ASSERT_NEAR(was[i], is[i], 1e-5);
+      expect_all_there(stay(to, &moved.image, 4, 9, given));
+      const auto machines = [](const Home& home) {
+        return *std::max_element(home.machine_of.begin(), home.machine_of.end());
+      };
+      EXPECT_EQ(moved.remark.find("added up") != std::string::npos, machines(from) > machines(to)) << moved.remark;
+    }
+}
+
+/// Nothing is compressed any more: it is said that something is left out.
+TEST(Coding, SaysThatWhatWasKeptIsLeftOut) {
+  std::vector<double> given(residuals_of({}, model()).size());
+  const Stay first = stay({{0, 1}}, nullptr, 0, 2, given);
+  const Stay plain = stay({{0, 1}, "none"}, &first.image, 2, 3, given);
+  EXPECT_NE(plain.remark.find("is left out"), std::string::npos) << plain.remark;
+}
+
 /// A codec of a program's own: what is below a threshold waits.
 class Threshold final : public compress::Codec {
   uint8_t kind() const override { return 200; }
@@ -343,7 +511,7 @@ TEST(Coding, RefusesWhatItCannotDo) {
     std::string text;
     run_machines(machine_of, [&](const OnMachine& rank) {
       try {
-        make_exchange(grouped(rank), layout, space::sgd(), options);
+        make_exchange(group_of(rank), layout, space::sgd(), options);
       } catch (const InvalidArgument& error) {
         if (rank.all.rank() == 0) text = error.what();
       }
@@ -362,9 +530,8 @@ TEST(Coding, RefusesWhatItCannotDo) {
     change(options);
     return error_of(two, options, model());
   };
-  expect(with([](Options& o) { o.sync = Sync::allreduce; }), "sync 'allreduce'");
+  expect(with([](Options& o) { o.sync = Sync::central; }), "sync 'central'");
   expect(with([](Options& o) { o.sync = Sync::diloco_for(5); }), "sync 'diloco:5'");
-  expect(with([](Options& o) { o.zero = 2; }), "zero 2");
   expect(with([](Options& o) { o.virtual_workers = 4; }), "virtual 4");
   expect(with([](Options& o) { o.elastic = true; }), "a crew that changes");
   expect(with([](Options& o) { o.codec = {}, o.codec_excludes = {"a"}; }), "nothing is compressed");
@@ -375,7 +542,7 @@ TEST(Coding, RanksThatDifferHearIt) {
     for (const auto& outcome : run_machines({0, 1}, [&](const OnMachine& rank) {
            Options options = coded("int8");
            if (rank.all.rank() == 1) change(options);
-           make_exchange(grouped(rank), model(), space::sgd(), options);
+           make_exchange(group_of(rank), model(), space::sgd(), options);
          }))
       expect_error<Mismatch>(outcome, words);
   };

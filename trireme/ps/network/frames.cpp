@@ -15,6 +15,7 @@ constexpr uint64_t kMostText = uint64_t{1} << 20;
 uint64_t brings(const Request& r) {
   switch (r.verb) {
     case Verb::push:
+      return (r.flags & kCoded) != 0 ? r.extra : r.bytes;
     case Verb::sparse_push:
     case Verb::sparse_pull:
     case Verb::take_state:

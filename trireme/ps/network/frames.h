@@ -20,7 +20,7 @@
 namespace trireme::ps::network {
 
 constexpr uint32_t kMagic = 0x70735254;
-constexpr uint16_t kVersion = 4;
+constexpr uint16_t kVersion = 5;
 constexpr int kMostChannels = 16;
 constexpr size_t kMostBytes = size_t{128} << 20;  // of a frame
 constexpr size_t kPiece = size_t{256} << 10;
