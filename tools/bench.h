@@ -60,7 +60,7 @@ inline constexpr std::array kCollectives = {"allreduce", "reduce-scatter", "all-
 struct StepMeasure {
   std::string name;
   bool alone = false;
-  std::string codec = "none";
+  std::string codec = "none";  // "auto…": timed when it has chosen
   int steps = 0;
 };
 int measure_step(const std::string& out, const StepMeasure& what);
