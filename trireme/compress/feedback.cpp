@@ -53,9 +53,9 @@ void ErrorFeedback::keep(const Strip& strip) {
 }
 
 void ErrorFeedback::add_rest(const Strip& strip, float* values) {
-  const float* const before = at(now_, strip);
-  float* const after = at(undo_ ? 1 - now_ : now_, strip);
-  Balance& balance = undo_ ? pending_ : settled_;
+  const float* const before = at(memory_->now, strip);
+  float* const after = at(memory_->undo ? 1 - memory_->now : memory_->now, strip);
+  Balance& balance = counted();
   for (size_t i = 0; i < strip.count(); i++) {
     const auto rest = static_cast<double>(before[i]);
     values[i] += before[i];
