@@ -10,6 +10,7 @@ using compress::Heat;
 
 Trials::Trials(std::vector<std::string> names, std::vector<uint8_t> codable)
     : names_(std::move(names)), codable_(std::move(codable)) {
+  judgement_.reason = "nothing is chosen yet: codecs take turns";
   const Choice none(codable_.size(), 0);
   begin_heat(none, kWarming / 2, kWarming / 2);
   if (std::find(codable_.begin(), codable_.end(), 1) != codable_.end() && !names_.empty()) return;
