@@ -80,10 +80,10 @@ void bench_by_size(const Settings& s, const Contest& contest) {
                   "us",
                   {}};
   }
-  const std::string n = std::to_string(contest.ranks), peers = TRIREME_PEERS;
+  const std::string n = std::to_string(contest.ranks);
   std::vector<std::string> ours = {s.worker, "bench", "--out={out}", "--sizes=" + list, "--collective=" + collective};
   if (contest.private_memory) ours.push_back("--private");
-  const std::vector<std::string> gloo = {kPython, peers + "/gloo_collectives.py", "{out}", list, collective};
+  const std::vector<std::string> gloo = {kPython, peer_program("gloo_collectives.py"), "{out}", list, collective};
   const auto run_ranks = [&](const std::string& what, const std::vector<std::string>& command) {
     return s.hosts.given() ? run(s, what, command) : run_and_read(what, contest.ranks, command);
   };
@@ -158,7 +158,7 @@ void bench_step(const Settings& s, const std::string& name) {
   if (has_python_torch())
     who.push_back([&] {
       add_sample(m, "ddp",
-                 number_in(run(s, "DDP", {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name}),
+                 number_in(run(s, "DDP", {kPython, peer_program("ddp_train.py"), "{out}", name}),
                            "ms_per_step"));
     });
   alternate(s.rounds, who);
@@ -196,7 +196,7 @@ void bench_fashion(const Settings& s) {
     who.push_back([&] {
       add_sample(
           m, "ddp",
-          number_in(run_and_read("DDP", 2, {kPython, std::string(TRIREME_PEERS) + "/ddp_fashion.py", "{out}", "2"}),
+          number_in(run_and_read("DDP", 2, {kPython, peer_program("ddp_fashion.py"), "{out}", "2"}),
                     "epoch_seconds"));
     });
   alternate(s.rounds, who);
@@ -313,7 +313,7 @@ std::string compile_peer(const std::string& compiler, const std::string& source,
   const fs::path binary = scratch() / fs::path(source).stem();
   std::vector<std::string> command = {compiler};
   command.insert(command.end(), flags.begin(), flags.end());
-  for (const std::string& word : {std::string(TRIREME_PEERS) + "/" + source, std::string("-o"), binary.string()})
+  for (const std::string& word : {peer_program(source), std::string("-o"), binary.string()})
     command.push_back(word);
   return cluster::launch({.command = command, .ranks = 1, .show = cluster::Show::first}).exit_code == 0
              ? binary.string()

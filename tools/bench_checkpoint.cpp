@@ -53,7 +53,7 @@ Rows measure_ddp(const Settings& s, const fs::path& folder) {
   const CheckpointMeasure& model = s.model;
   return parse(
       run_and_read("DDP", kRanks,
-                   {kPython, std::string(TRIREME_PEERS) + "/ddp_checkpoint.py", "{out}", fresh(folder).string(),
+                   {kPython, peer_program("ddp_checkpoint.py"), "{out}", fresh(folder).string(),
                     std::to_string(model.width), std::to_string(model.batch), std::to_string(model.turns)}));
 }
 

@@ -169,7 +169,7 @@ void bench_links(const Settings& s, const std::string& name) {
     for (const char* hook : {"ddp", "ddp_fp16", "ddp_powersgd"})
       who.push_back([&, hook] {
         run(hook,
-            {kPython, std::string(TRIREME_PEERS) + "/ddp_train.py", "{out}", name, fmt::format("--hook={}", hook)});
+            {kPython, peer_program("ddp_train.py"), "{out}", name, fmt::format("--hook={}", hook)});
       });
   alternate(s.rounds, who);
   for (const std::string& codec : s.codecs) {

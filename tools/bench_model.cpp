@@ -54,7 +54,7 @@ double theirs(const Settings& s, int ranks, const std::string& layout) {
   const std::string spec = fmt::format("{},{},{},{},{},{},{}", m.layers, m.width, m.heads, m.context, m.vocabulary,
                                        m.batch, std::max(3, m.steps / 3));
   return number_in(
-      run(s, "PyTorch", ranks, {kPython, std::string(TRIREME_PEERS) + "/gpt_train.py", "{out}", layout, spec}),
+      run(s, "PyTorch", ranks, {kPython, peer_program("gpt_train.py"), "{out}", layout, spec}),
       "ms_per_step");
 }
 

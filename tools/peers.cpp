@@ -19,6 +19,8 @@ bool has_open_mpi() {
   return found;
 }
 
+std::string peer_program(const std::string& file) { return std::string(TRIREME_PEERS) + "/" + file; }
+
 const std::vector<Peer>& peers() {
   static const std::vector<Peer> all = {
       {"PyTorch", "python3-torch: the DDP and Gloo peers of `trireme bench`", "apt-get install python3-torch",

@@ -16,6 +16,9 @@ const std::vector<Peer>& peers();
 bool has_python_torch();
 bool has_open_mpi();
 
+/// Where a program of bench/peers is.
+std::string peer_program(const std::string& file);
+
 /// Debian's interpreter, the one that has Debian's torch.
 constexpr const char* kPython = "/usr/bin/python3";
 
