@@ -133,8 +133,8 @@ void bench_codec(const Settings& s, const std::string& name) {
 /// What each codec leaves out of the gradients of models that have learnt for some steps.
 void bench_gradients(const Settings& s, const std::string& model) {
   const std::string codecs = fmt::format("{}", fmt::join(s.codecs, ","));
-  for (const std::string& text : run_and_read(
-           "gradients", 1, {s.worker, "bench", "--out={out}", "--gradients=" + model, "--codecs=" + codecs})) {
+  for (const std::string& text :
+       run_and_read("gradients", 1, {s.worker, "bench", "--out={out}", "--gradients=" + model, "--codecs=" + codecs})) {
     const auto found = nlohmann::json::parse(text);
     const nlohmann::ordered_json line = {{"bench", "compress"},
                                          {"case", model + "+" + found["codec"].get<std::string>()},
@@ -168,8 +168,7 @@ void bench_links(const Settings& s, const std::string& name) {
   if (has_python_torch())
     for (const char* hook : {"ddp", "ddp_fp16", "ddp_powersgd"})
       who.push_back([&, hook] {
-        run(hook,
-            {kPython, peer_program("ddp_train.py"), "{out}", name, fmt::format("--hook={}", hook)});
+        run(hook, {kPython, peer_program("ddp_train.py"), "{out}", name, fmt::format("--hook={}", hook)});
       });
   alternate(s.rounds, who);
   for (const std::string& codec : s.codecs) {
@@ -189,7 +188,8 @@ void draw(const std::string& lines, const std::string& picture) {
   std::map<std::string, std::map<double, double>> ratios;  // by codec, by link
   for (std::string text; std::getline(in, text);) {
     const auto line = nlohmann::json::parse(text, nullptr, false);
-    if (line.is_discarded() || !line.contains("mbit") || !line.contains("ratio") || !line["ratio"].contains("ddp")) continue;
+    if (line.is_discarded() || !line.contains("mbit") || !line.contains("ratio") || !line["ratio"].contains("ddp"))
+      continue;
     const std::string name = line["case"];
     const double link = std::log10(line["mbit"].get<double>()), ddp = line["peers"]["ddp"];
     ratios[name.substr(name.rfind('+') + 1)][link] = ddp / line["ours"].get<double>();
@@ -198,7 +198,12 @@ void draw(const std::string& lines, const std::string& picture) {
   }
   if (ratios.empty())
     fail<InvalidArgument>("{} has no line of a step's time beside DDP's, with the link's speed as \"mbit\"", lines);
-  Plot plot{"Steps beside PyTorch DDP's", "higher is better", "link: power of ten of Mbit/s", "times faster than DDP", {}, 1.0};
+  Plot plot{"Steps beside PyTorch DDP's",
+            "higher is better",
+            "link: power of ten of Mbit/s",
+            "times faster than DDP",
+            {},
+            1.0};
   for (const auto& [name, points] : ratios) plot.lines.push_back({name, {points.begin(), points.end()}, ""});
   std::ofstream out(picture);
   out << to_svg(plot);
@@ -213,7 +218,8 @@ Run add_bench_compress(CLI::App& bench, const Invocation& invocation) {
   s->worker = invocation.worker;
   CLI::App* command = bench.add_subcommand(
       "compress",
-      "Codecs of gradients: GB of gradients a second against memcpy, and what messages leave out of real ones; with --hosts the "
+      "Codecs of gradients: GB of gradients a second against memcpy, and what messages leave out of real ones; with "
+      "--hosts the "
       "time of a training step there, against none and against PyTorch DDP with its fp16 and PowerSGD hooks");
   command->add_option("--rounds", s->rounds, "Rounds; the median counts")
       ->capture_default_str()
@@ -228,9 +234,10 @@ Run add_bench_compress(CLI::App& bench, const Invocation& invocation) {
   command->add_option("--steps", s->steps, "--hosts: timed steps of a round")
       ->capture_default_str()
       ->check(CLI::PositiveNumber);
-  command->add_option("--gradients", s->gradients,
-                      "Without --hosts: models whose gradients are taken, after some steps of learning; separated by "
-                      "commas, none for no model")
+  command
+      ->add_option("--gradients", s->gradients,
+                   "Without --hosts: models whose gradients are taken, after some steps of learning; separated by "
+                   "commas, none for no model")
       ->delimiter(',')
       ->capture_default_str()
       ->check(CLI::IsMember(std::vector<std::string>{"lenet", "mlp512", "gpt", "none"}));

@@ -146,9 +146,9 @@ int measure_step(const std::string& out, const StepMeasure& what) {
   }
   // Unrelated processes each have a speed of their own: all tell it.
   if (first || what.alone)
-    std::ofstream(out, std::ios::app)
-        << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}, \"reason\": \"{}\"}}\n", what.name, ms,
-                       bytes, reason);
+    std::ofstream(out, std::ios::app) << fmt::format(
+        "{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}, \"reason\": \"{}\"}}\n", what.name, ms, bytes,
+        reason);
   return 0;
 }
 

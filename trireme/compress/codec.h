@@ -68,8 +68,8 @@ class ErrorFeedback final : public Codec {
  public:
   /// `undo`: what a step has changed counts only after settle(true). That takes a second vector.
   ErrorFeedback(std::unique_ptr<Codec> codec, size_t flat_bytes, bool undo = false);
-  /// Around another codec, remembers the same as `other`: what one has left out, the next one adds. One of them is asked
-  /// to settle().
+  /// Around another codec, remembers the same as `other`: what one has left out, the next one adds. One of them is
+  /// asked to settle().
   ErrorFeedback(std::unique_ptr<Codec> codec, const ErrorFeedback& other);
   ~ErrorFeedback() override;
 

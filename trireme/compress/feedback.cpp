@@ -38,9 +38,7 @@ float* ErrorFeedback::at(int copy, const Strip& strip) const {
   return reinterpret_cast<float*>(memory_->residual[copy].data() + strip.place);
 }
 
-std::span<float> ErrorFeedback::residual(const Strip& strip) const {
-  return {at(memory_->now, strip), strip.count()};
-}
+std::span<float> ErrorFeedback::residual(const Strip& strip) const { return {at(memory_->now, strip), strip.count()}; }
 
 void ErrorFeedback::forget() {
   const space::Arena& kept = memory_->residual[memory_->now];

@@ -70,9 +70,7 @@ bool is_none(const Choice& choice) {
 }
 
 std::string ms(double seconds) { return fmt::format("{:.3g} ms", seconds * kMs); }
-std::string ms(const Interval& saved) {
-  return fmt::format("{:.3g} ± {:.2g} ms", saved.mean * kMs, saved.half * kMs);
-}
+std::string ms(const Interval& saved) { return fmt::format("{:.3g} ± {:.2g} ms", saved.mean * kMs, saved.half * kMs); }
 
 /// The candidate that saves most in a bucket, whether for certain or not.
 size_t most_saving(std::span<const Round> survey, size_t bucket) {
@@ -92,7 +90,8 @@ struct Names {
   const std::string& operator[](size_t codec) const { return all[codec - 1]; }
 };
 
-/// `step_pays`: some choice makes steps shorter; otherwise no bucket has a codec, and some may still save by themselves.
+/// `step_pays`: some choice makes steps shorter; otherwise no bucket has a codec, and some may still save by
+/// themselves.
 Verdict verdict_of(Names names, std::span<const Round> survey, size_t bucket, size_t codec, bool codable,
                    bool step_pays) {
   Verdict v;
@@ -110,17 +109,16 @@ Verdict verdict_of(Names names, std::span<const Round> survey, size_t bucket, si
     v.reason = saved.least() > 0 && !step_pays
                    ? fmt::format("{} would save {} of codec and link, and the step as a whole is no shorter for it",
                                  names[best], ms(saved))
-                   : fmt::format("no codec pays for certain: the best, {}, would save {} of {}", names[best],
-                                 ms(saved), ms(plain));
+                   : fmt::format("no codec pays for certain: the best, {}, would save {} of {}", names[best], ms(saved),
+                                 ms(plain));
     return v;
   }
   v.saved = saved;
   v.cosine = last_cosine(survey, codec, bucket);
-  v.reason = saved.least() > 0
-                 ? fmt::format("{} takes {} of codec and link instead of {}: {} saved in each step", names[codec],
-                               ms(coded), ms(plain), ms(saved))
-                 : fmt::format("{} saves {} by itself, and the step as a whole is shortest so", names[codec],
-                               ms(saved));
+  v.reason = saved.least() > 0 ? fmt::format("{} takes {} of codec and link instead of {}: {} saved in each step",
+                                             names[codec], ms(coded), ms(plain), ms(saved))
+                               : fmt::format("{} saves {} by itself, and the step as a whole is shortest so",
+                                             names[codec], ms(saved));
   return v;
 }
 

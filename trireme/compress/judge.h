@@ -54,18 +54,18 @@ std::vector<Choice> ways_of(const Proposal& proposal, std::span<const uint8_t> c
 
 /// What a bucket goes by, and why.
 struct Verdict {
-  size_t codec = 0;        // candidate, from 1; 0: none
-  double before = 0;       // bytes of a machine's messages without a codec
-  double after = 0;        // with this one
-  Interval saved{};        // seconds of codec and link in each step; less than zero: lost
-  double cosine = 1;       // between the gradient with what was left over, and what is sent of it
-  std::string reason;      // a sentence, but for its full stop
+  size_t codec = 0;    // candidate, from 1; 0: none
+  double before = 0;   // bytes of a machine's messages without a codec
+  double after = 0;    // with this one
+  Interval saved{};    // seconds of codec and link in each step; less than zero: lost
+  double cosine = 1;   // between the gradient with what was left over, and what is sent of it
+  std::string reason;  // a sentence, but for its full stop
 };
 struct Judgement {
   Choice choice;
-  Interval saved{};        // seconds of a step, as a whole
+  Interval saved{};              // seconds of a step, as a whole
   double plain = 0, chosen = 0;  // seconds of a step without codec, and as it is chosen
-  std::string reason;      // a sentence, but for its full stop
+  std::string reason;            // a sentence, but for its full stop
   std::vector<Verdict> buckets;
 };
 /// `names`: of the candidates. `trial` is empty where nothing deserved one.

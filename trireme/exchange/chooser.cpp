@@ -20,7 +20,8 @@ std::vector<uint8_t> codable_buckets(const space::Layout& layout, std::span<cons
   std::vector<uint8_t> codable;
   for (const space::Bucket& bucket : buckets) {
     uint8_t any = 0;
-    for (size_t slot = bucket.first; slot < bucket.last; slot++) any |= compress::is_coded(layout[slot], options.codec_excludes) ? 1 : 0;
+    for (size_t slot = bucket.first; slot < bucket.last; slot++)
+      any |= compress::is_coded(layout[slot], options.codec_excludes) ? 1 : 0;
     codable.push_back(any);
   }
   return codable;
@@ -158,8 +159,7 @@ Coding* Chooser::coding(size_t bucket) {
 
 size_t Chooser::piece_bytes(size_t bucket) const {
   const size_t codec = codec_of(bucket);
-  return codec == 0 ? usual_piece_
-                    : Coding::piece_bytes(fixed(options_, options_.candidates[codec - 1]), usual_piece_);
+  return codec == 0 ? usual_piece_ : Coding::piece_bytes(fixed(options_, options_.candidates[codec - 1]), usual_piece_);
 }
 
 void Chooser::add_rest(size_t bucket, std::byte* gradients, std::span<const uint8_t> flags) {

@@ -38,9 +38,9 @@ void check_coding(const Options& options, const space::Layout& layout, bool one_
     if (slot.dtype != DType::f32)
       fail<InvalidArgument>("{} is for parameters of type f32, and '{}' is {}: leave it out, or train in f32", what,
                             slot.name, name_of(slot.dtype));
-  if (!options.chooses() &&
-      std::none_of(layout.slots().begin(), layout.slots().end(),
-                   [&](const space::Slot& slot) { return compress::is_coded(slot, options.codec_excludes); }))
+  if (!options.chooses() && std::none_of(layout.slots().begin(), layout.slots().end(), [&](const space::Slot& slot) {
+        return compress::is_coded(slot, options.codec_excludes);
+      }))
     fail<InvalidArgument>("{} has nothing to do: every parameter is excluded, or has one dimension", what);
 }
 
@@ -81,8 +81,7 @@ void Coding::plan(const space::Layout& layout, const space::Bucket& bucket, spac
   for (size_t begin = slice.begin; begin < slice.end;) {
     const space::Range range{begin, begin + std::min(slice.end - begin, piece_bytes_)};
     Piece& piece = pieces.emplace_back();
-    piece.parcel =
-        plan_parcel(layout, bucket.first, bucket.last, range, packing, begin == slice.begin ? beside : 0);
+    piece.parcel = plan_parcel(layout, bucket.first, bucket.last, range, packing, begin == slice.begin ? beside : 0);
     piece.messages.resize(piece.parcel.bytes * static_cast<size_t>(lane_.size()));
     begin = range.end;
   }

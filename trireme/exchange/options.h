@@ -53,7 +53,8 @@ struct Options {
   std::vector<std::string> notes{};  // of the caller's: names of scalars that are kept beside the model in shared
                                      // memory (Exchange::note), four at most
 
-  // Between machines, with Sync::shared and Sync::allreduce: what makes fewer bytes of gradients there (docs/compression.md).
+  // Between machines, with Sync::shared and Sync::allreduce: what makes fewer bytes of gradients there
+  // (docs/compression.md).
   compress::Spec codec{};
   std::function<std::unique_ptr<compress::Codec>()> own_codec{};  // one of the caller's, in its place; called once
   std::vector<std::string> codec_excludes{};  // names of parameters that travel as they are, with * and ?; those with

@@ -75,8 +75,9 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
     updater_->write_down(&transaction_->own());
   }
   if (options_.chooses() && group.one_machine())
-    uncompressed_ = {.judgement = {.reason = "nothing is compressed: all ranks are on one machine, where nothing travels"},
-                     .settled = true};
+    uncompressed_ = {
+        .judgement = {.reason = "nothing is compressed: all ranks are on one machine, where nothing travels"},
+        .settled = true};
   flat_ = {parameters, gradients_of(local_.rank()), flags_of(local_.rank())};
   flat_.count = seats;
   take_seats(group);

@@ -13,7 +13,7 @@ void Spread::depart_coded(size_t bucket, space::Range range) {
   travelling_.push_back(
       {bucket, range,
        coding(bucket)->depart(bucket, number, gradients(), lane_flags_.subspan(b.first, b.last - b.first),
-                       tells ? std::span<const double>(told_) : std::span<const double>(), updater_->steps())});
+                              tells ? std::span<const double>(told_) : std::span<const double>(), updater_->steps())});
 }
 
 /// The sum of all machines' parts, where this one's was.

@@ -112,8 +112,8 @@ void Trials::settle() {
   lately_.clear();
   rounds_.clear();
   steps_since_ = 0;
-  until_look_ = compress::steps_until_look(
-      seconds_of_look_ - judgement_.chosen * static_cast<double>(steps_of_look_), judgement_.chosen);
+  until_look_ = compress::steps_until_look(seconds_of_look_ - judgement_.chosen * static_cast<double>(steps_of_look_),
+                                           judgement_.chosen);
   begin_heat(judgement_.choice, 1, kSettled - 1);
 }
 

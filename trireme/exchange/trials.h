@@ -26,8 +26,8 @@ class Trials {
   const compress::Choice& choice() const { return choice_; }
   /// The step that comes is the first of a heat, whose time does not count.
   bool first() const { return steps_ == 0; }
-  /// What this rank measured of a step: its seconds, those in which the wire was busy, and by bucket those of the codec.
-  /// True: the heat is over, and all ranks conclude() it.
+  /// What this rank measured of a step: its seconds, those in which the wire was busy, and by bucket those of the
+  /// codec. True: the heat is over, and all ranks conclude() it.
   bool add(double seconds, double link, const std::vector<double>& coding);
   /// What this rank has measured in the heat; bytes and cosines are for others to add.
   compress::Heat mine() const;

@@ -21,7 +21,7 @@ struct World {
   double wire = 12.5e6;     // bytes a second
   std::vector<double> bytes = {4e6, 1e6, 8e3, 2e6};
   std::vector<uint8_t> codable = {1, 1, 0, 1};
-  std::vector<double> ratio = {2, 3.9, 31, 50};    // by candidate
+  std::vector<double> ratio = {2, 3.9, 31, 50};        // by candidate
   std::vector<double> speed = {4e9, 3e9, 4e9, 1.5e9};  // bytes a second, both ways
   double noise = 0.02;
 

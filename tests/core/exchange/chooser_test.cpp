@@ -202,7 +202,8 @@ TEST(Chooser, RefusesWhatItCannotDo) {
   const auto expect = [](const std::string& text, const char* words) {
     EXPECT_NE(text.find(words), std::string::npos) << text;
   };
-  expect(error_of([](Options& o) { o.zero = 1; }), "compress auto:int8 on several machines is not there yet with zero 1");
+  expect(error_of([](Options& o) { o.zero = 1; }),
+         "compress auto:int8 on several machines is not there yet with zero 1");
   expect(error_of([](Options& o) { o.sync = Sync::allreduce; }), "sync 'allreduce'");
   expect(error_of([](Options& o) { o.virtual_workers = 2; }), "virtual 2");
   expect(error_of([](Options& o) { o.codec = compress::spec_named("sign"); }), "leave out one of them");
