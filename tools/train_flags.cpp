@@ -228,10 +228,10 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--compress", s.compress,
                  "Between machines, with --sync shared and allreduce: fewer bytes of gradients, one of " +
                      join_names(compress::spec_names()) +
-                     ", or auto, which measures and chooses for each bucket of gradients, none where nothing pays, of " +
-                     compress::kAutomatic + ", or of those that auto:fp16,int8 names. fp16 and bf16 halve them; int8: a quarter; sign: a bit each; topk:R and randomk:R: a part R of "
-                     "the elements; powersgd:K: factors of K columns; sketch:R. What is left out comes later "
-                     "(docs/compression.md)")
+                     ", or auto. fp16 and bf16 halve them; int8: a quarter; sign: a bit each; topk:R and randomk:R: a "
+                     "part R of the elements; powersgd:K: factors of K columns; sketch:R. What is left out comes later. "
+                     "auto, in shared alone, measures, and chooses for each bucket of gradients what pays, or none, of " +
+                     compress::kAutomatic + ", or of those that auto:fp16,int8 names (docs/compression.md)")
       ->group("Several hosts");
   app.add_option(
          "--compress-layers", x.codec_excludes,

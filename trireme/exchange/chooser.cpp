@@ -70,24 +70,25 @@ Chooser::Chooser(const space::Layout& layout, std::span<const space::Bucket> buc
 void Chooser::begin_step() {
   const auto now = Clock::now();
   const double busy = lane_ != nullptr ? lane_->busy_seconds() : 0;
-  std::vector<double> coding(buckets_.size());
-  for (const auto& one : codings_)
-    for (size_t b = 0; one && b < coding.size(); b++) coding[b] += one->seconds(b);
-  std::vector<double> passed(buckets_.size());
-  for (size_t b = 0; b < coding.size(); b++) passed[b] = coding[b] - coding_[b];
+  for (double& seconds : coding_) seconds = -seconds;
+  add_seconds();
   if (!std::exchange(first_, false) &&
-      trials_.add(std::chrono::duration<double>(now - begun_).count(), busy - busy_, passed)) {
+      trials_.add(std::chrono::duration<double>(now - begun_).count(), busy - busy_, coding_)) {
     trials_.conclude(gather());
     use_choice();
     show();
   }
   for (const auto& one : codings_)
     if (one) one->compare(trials_.first() ? &likeness_ : nullptr);
-  coding_.assign(buckets_.size(), 0.0);
-  for (const auto& one : codings_)
-    for (size_t b = 0; one && b < coding_.size(); b++) coding_[b] += one->seconds(b);
+  std::fill(coding_.begin(), coding_.end(), 0.0);
+  add_seconds();
   busy_ = lane_ != nullptr ? lane_->busy_seconds() : 0;
   begun_ = Clock::now();
+}
+
+void Chooser::add_seconds() {
+  for (const auto& one : codings_)
+    for (size_t b = 0; one && b < coding_.size(); b++) coding_[b] += one->seconds(b);
 }
 
 /// Of all ranks. The last one at a wire does not wait in it for others: it says how long the wire takes.

@@ -60,7 +60,7 @@ class Chooser {
 
   size_t codec_of(size_t bucket) const { return trials_.choice()[bucket]; }
   double sent_bytes(size_t bucket) const;
-  void measure();
+  void add_seconds();
   compress::Heat gather();
   void use_choice();
   void show();
@@ -86,7 +86,7 @@ class Chooser {
   // Of the step that is under way.
   Clock::time_point begun_{};
   double busy_ = 0;             // the lane's, when it began
-  std::vector<double> coding_;  // by bucket: the codecs' seconds by then
+  std::vector<double> coding_;  // by bucket: the codecs' seconds by then, and in the end those of the step
   bool first_ = true;           // there was none before
 };
 

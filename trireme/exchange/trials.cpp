@@ -58,8 +58,8 @@ void Trials::conclude(const Heat& all) {
   if (part_ == Part::settled) {
     lately_.push_back(all.step);
     steps_since_ += steps;
-    if (steps_since_ < until_look_ && !compress::has_changed(judgement_.chosen, lately_))
-      return begin_heat(Choice(choice_), 1, kSettled - 1);
+    const bool changed = steps_since_ >= until_look_ / kSooner && compress::has_changed(judgement_.chosen, lately_);
+    if (steps_since_ < until_look_ && !changed) return begin_heat(Choice(choice_), 1, kSettled - 1);
     counted_of_look_ = compress::counted_steps(all.step);
     return begin_survey();
   }

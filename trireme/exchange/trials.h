@@ -17,6 +17,8 @@ class Trials {
   static constexpr int kRounds = 4;    // of a survey, and of a trial
   static constexpr int kWarming = 8;   // steps that come before, of which half count
   static constexpr int kSettled = 64;  // steps of a heat between looks
+  static constexpr int kSooner = 4;    // the next look comes at this part of its time when steps have changed: moods of
+                                       // a machine must not make it look all the time
 
   /// `names`: of the candidates, those that lose least first. `codable`, by bucket: codecs take something of it. Where
   /// they take nothing at all there is nothing to try, and heats never end.
