@@ -60,10 +60,13 @@ inline constexpr std::array kCollectives = {"allreduce", "reduce-scatter", "all-
 struct StepMeasure {
   std::string name;
   bool alone = false;
-  std::string codec = "none";
+  std::string codec = "none";  // "auto…": timed when it has chosen
   int steps = 0;
 };
 int measure_step(const std::string& out, const StepMeasure& what);
+/// What codecs leave out of the gradients of a model that has learnt for some steps; a line for each codec.
+int measure_gradients(const std::string& out, const std::string& model, const std::vector<std::string>& codecs);
+inline constexpr std::array kGradientModels = {"lenet", "mlp512", "gpt"};
 /// What a measured step does besides: nothing, look for NaN (the default of training), or clip every gradient. Three
 /// models in one program take turns of a few steps, so that the machine's moods meet all of them; a line for each turn.
 int measure_guards(const std::string& out, const std::string& name, int turns);

@@ -54,7 +54,7 @@ bool in_stages(const Settings& s) { return s.options.pipeline > 1; }
 bool on_hosts(const Settings& s) { return s.hosts.given(); }
 bool hears_of_silence(const Settings& s) { return on_hosts(s) || asks_for_elasticity(s.elastic, s.workers_given); }
 bool codes(const Settings& s) { return s.compress != "none"; }
-bool codes_nothing_or_on_hosts(const Settings& s) { return !codes(s) || on_hosts(s); }
+bool codes_nothing_or_on_hosts(const Settings& s) { return !codes(s) || stem(s.compress) == "auto" || on_hosts(s); }
 bool keeps(const Settings& s) { return !s.options.keeping.dir.empty(); }
 
 constexpr Rule kRules[] = {

@@ -228,9 +228,10 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--compress", s.compress,
                  "Between machines, with --sync shared, allreduce and modes with parameter servers: fewer bytes of gradients, one of " +
                      join_names(compress::spec_names()) +
-                     ". fp16 and bf16 halve them; int8: a quarter; sign: a bit each; topk:R and randomk:R: a part R of "
-                     "the elements; powersgd:K: factors of K columns; sketch:R. What is left out comes later "
-                     "(docs/compression.md)")
+                     ", or auto. fp16 and bf16 halve them; int8: a quarter; sign: a bit each; topk:R and randomk:R: a "
+                     "part R of the elements; powersgd:K: factors of K columns; sketch:R. What is left out comes later. "
+                     "auto, in shared alone, measures, and chooses for each bucket of gradients what pays, or none, of " +
+                     compress::kAutomatic + ", or of those that auto:fp16,int8 names (docs/compression.md)")
       ->group("Several hosts");
   app.add_option(
          "--compress-layers", x.codec_excludes,
@@ -427,7 +428,8 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   x.rate = exchange::rate_named(settings.rate);
   x.stale = ps::stale_named(settings.stale);
   x.on_nan = exchange::on_nan_named(settings.on_nan);
-  x.codec = compress::spec_named(settings.compress);
+  x.candidates = compress::candidates_named(settings.compress);
+  x.codec = x.chooses() ? compress::Spec{} : compress::spec_named(settings.compress);
   x.zero_window = settings.zero_window << 20;
   o.parallel.schedule.kind = space::schedule_named(settings.lr_schedule);
   o.parallel.overlap_next = o.parallel.overlap_next && x.overlap;

@@ -1,8 +1,9 @@
-"""PyTorch DDP on Gloo: LeNet on Fashion-MNIST, seconds per epoch. Usage: ddp_fashion.py OUT EPOCHS [BATCH_PER_WORKER=32] [LR=0.05]"""
+"""PyTorch DDP on Gloo: LeNet on Fashion-MNIST, seconds per epoch. Usage:
+ddp_fashion.py OUT EPOCHS [BATCH_PER_WORKER=32] [LR=0.05] [ddp|ddp_fp16|ddp_powersgd] [SEED=0]"""
 import gzip, json, os, sys, time
 import numpy as np, torch, torch.distributed as dist, torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
-from ddp_train import lenet
+from ddp_train import lenet, register
 
 DATA = "/usr/share/datasets/fashion-mnist"
 
@@ -20,7 +21,8 @@ if __name__ == "__main__":
     batch = int(sys.argv[3]) if len(sys.argv) > 3 else 32
     rate = float(sys.argv[4]) if len(sys.argv) > 4 else 0.05
     torch.set_num_threads(1)
-    torch.manual_seed(0)
+    seed = int(sys.argv[6]) if len(sys.argv) > 6 else 0
+    torch.manual_seed(seed)
     distributed = "RANK" in os.environ
     if distributed:
         dist.init_process_group("gloo")
@@ -29,10 +31,11 @@ if __name__ == "__main__":
     model = lenet()
     if distributed:
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        register(model, sys.argv[5] if len(sys.argv) > 5 else "ddp")
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)
     lines = []
     for epoch in range(epochs):
-        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(epoch))[rank::world]
+        order = torch.randperm(len(x), generator=torch.Generator().manual_seed(1000 * seed + epoch))[rank::world]
         start = time.perf_counter()
         for i in range(0, len(order) - batch + 1, batch):
             idx = order[i : i + batch]

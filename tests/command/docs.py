@@ -115,7 +115,7 @@ def shortened(text):
     text = re.sub(r"(train resnet\S+ .*)--data fashion-mnist", r"\1--data synthetic:64", text)  # tests on 10,000 images
     text = re.sub(r"^(trireme bench allreduce\b)", r"\1 --rounds 1 --sizes 4096 --ranks 2", text)
     text = re.sub(r"^(trireme bench (?:train|ps)\b)", r"\1 --rounds 1", text)
-    text = re.sub(r"^(trireme bench compress)\b(?!.*--hosts)", r"\1 --rounds 1 --codecs fp16,topk:0.01", text)
+    text = re.sub(r"^(trireme bench compress)\b(?!.*--hosts)", r"\1 --rounds 1 --codecs fp16,topk:0.01 --gradients lenet", text)
     text = re.sub(r"^(trireme bench checkpoint\b)", r"\1 --rounds 1 --turns 1 --width 64", text)
     small = "--rounds 1 --layers 1 --model-width 32 --heads 2 --context 16 --samples 4 --steps 2"
     text = re.sub(r"^(trireme bench (?:model|pipeline)\b)", rf"\1 {small}", text)

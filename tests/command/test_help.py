@@ -62,7 +62,7 @@ class Help(support.CommandTest):
             (["bench"], ["allreduce", "train", "checkpoint", "ratio above 1"]),
             (["bench", "allreduce"], ["--rounds", "--sizes"]),
             (["bench", "train"], ["--rounds", "--case"]),
-            (["bench", "compress"], ["--rounds", "--codecs", "topk:R", "memcpy", "--hosts"]),
+            (["bench", "compress"], ["--rounds", "--codecs", "topk:R", "memcpy", "--hosts", "--gradients", "--plot"]),
             (["bench", "ps"], ["--rounds", "--case", "--sizes"]),
             (["bench", "checkpoint"], ["--rounds", "--turns", "--dir", "--width", "torch.save"]),
             (["bench", "pipeline"], ["--rounds", "--case", "--micro", "bubble-gpt", "resnet18", "Pipe", "--hosts"]),
@@ -165,14 +165,47 @@ class Help(support.CommandTest):
     def test_bench_of_codecs(self):
         lines = [
             json.loads(line)
-            for line in self.succeeds("bench", "compress", "--rounds", 1, "--codecs", "fp16,topk:0.01").splitlines()
+            for line in self.succeeds(
+                "bench", "compress", "--rounds", 1, "--codecs", "fp16,topk:0.01", "--gradients", "lenet,gpt", limit=120
+            ).splitlines()
         ]
+        lines, learnt = lines[:2], lines[2:]
         self.assertEqual([line["case"] for line in lines], ["fp16", "topk:0.01"])
         for line, fewer in zip(lines, (2, 50), strict=True):
             for speed in "encode", "encode_with_feedback", "decode", "memcpy":
                 self.assertGreater(line[speed], 0)
             self.assertAlmostEqual(line["fewer_bytes"], fewer, delta=0.1)
             self.assertTrue(0 < line["left_out"] < 1, line)
+        cases = [f"{model}+{codec}" for model in ("lenet", "gpt") for codec in ("fp16", "topk:0.01")]
+        self.assertEqual([line["case"] for line in learnt], cases)
+        for line in learnt:  # of real gradients: fp16 loses next to nothing, 1 % of the elements have a part of it
+            least, most = (0, 1e-3) if "fp16" in line["case"] else (0.05, 0.99)
+            self.assertTrue(least < line["left_out"] < most, line)
+            self.assertAlmostEqual(line["cosine"], (1 - line["left_out"] ** 2) ** 0.5, delta=0.01)
+            self.assertLess(line["left_out_of_20"], most)
+
+    def test_picture_of_a_bench_of_codecs(self):
+        peers = {"ddp": 100, "none": 80}
+        lines = [
+            {"case": f"mlp2048-32@a:1,b:1+{codec}", "mbit": mbit, "ours": ours, "peers": peers, "ratio": {"ddp": 1}}
+            for codec, ours in (("int8", 20), ("auto", 10))
+            for mbit in (100, 1000)
+        ]
+        text = "not of a bench\n" + "".join(json.dumps(line) + "\n" for line in lines)
+        (self.folder / "steps.jsonl").write_text(text)
+        self.succeeds("bench", "compress", "--plot", self.folder / "a.svg", "--lines", self.folder / "steps.jsonl")
+        picture = (self.folder / "a.svg").read_text()
+        for word in ("times faster than DDP", "int8", "auto", "none", ">10.0"):
+            self.assertIn(word, picture)
+        for args, words in (
+            (["--plot", "a.svg"], "go together"),
+            (["--plot", "a.svg", "--lines", "nowhere"], "cannot read nowhere"),
+            (["--codecs", "auto"], "auto chooses by links"),
+            (["--codecs", "none"], "leave it out"),
+        ):
+            result = support.run("bench", "compress", *map(str, args), cwd=self.folder)
+            self.assertEqual(result.returncode, 2 if "cannot" not in words else result.returncode, result.stderr)
+            self.assertIn(words, result.stderr)
 
     def test_bench_of_pipelines(self):
         words = "bench pipeline --case bubble-4 --rounds 1 --steps 1 --sleep-ms 1".split()

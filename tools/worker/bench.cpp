@@ -14,6 +14,8 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
     std::vector<size_t> sizes;
     int guards = 0, elastic = 0, snapshots = 0;
     StepMeasure step;
+    std::string gradients;
+    std::vector<std::string> codecs;
     bool private_memory = false, gpt = false, bubbles = false;
     ModelMeasure model;
     PipelineMeasure pipeline;
@@ -34,6 +36,9 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   command->add_option("--batch", s->checkpoints.batch, "Samples per worker and step")->capture_default_str();
   command->add_flag("--alone", s->step.alone, "As if there were no other rank");
   command->add_option("--codec", s->step.codec, "--case: of gradients between machines")->capture_default_str();
+  command->add_option("--gradients", s->gradients, "What --codecs leave out of this model's")
+      ->check(CLI::IsMember(kGradientModels));
+  command->add_option("--codecs", s->codecs, "Separated by commas")->delimiter(',');
   command->add_option("--sizes", s->sizes, "Bytes, separated by commas")->delimiter(',')->excludes("--case");
   command->add_option("--collective", s->collective, "The one whose --sizes are measured")
       ->check(CLI::IsMember(kCollectives))
@@ -46,6 +51,7 @@ Run add_bench_worker(CLI::App& app, const Invocation&) {
   command->add_flag("--bubbles", s->bubbles, "What the stages of a pipeline wait, by schedule")->needs("--pipeline");
   command->add_flag("--private", s->private_memory, "In memory of the caller's own");
   return [s, command] {
+    if (!s->gradients.empty()) return measure_gradients(s->out, s->gradients, s->codecs);
     if (!s->sizes.empty()) return measure_collective(s->out, s->collective, s->sizes, s->private_memory);
     if (!s->checkpoints.dir.empty()) return measure_checkpoints(s->out, s->checkpoints);
     if (command->count("--pipeline") > 0) {

@@ -67,6 +67,12 @@ double timed(Subject& subject, Parallel& train, int before, int steps) {
   return seconds_since(start) / steps * 1e3;
 }
 
+/// Steps in which codecs take turns, where they are chosen from.
+void until_chosen(Subject& subject, Parallel& train) {
+  const exchange::Compression* const chosen = train.exchange().compression();
+  while (chosen != nullptr && !chosen->settled) train.step([&] { return subject.loss(); });
+}
+
 /// One of several ways to make a step.
 struct Way {
   std::string name;
@@ -126,18 +132,23 @@ int measure_step(const std::string& out, const StepMeasure& what) {
   World world = what.alone ? World({0, 1, "", "alone"}, {}) : join({.timeout_setting = ""});
   Subject subject(world, what.name, c);
   ParallelOptions options;
-  options.exchange.codec = compress::spec_named(what.codec);
+  options.exchange.candidates = compress::candidates_named(what.codec);
+  if (!options.exchange.chooses()) options.exchange.codec = compress::spec_named(what.codec);
   double ms = 0;
   size_t bytes = 0;
+  std::string reason;
   {
     const auto train = subject.prepare(world, options);
     bytes = train->exchange().layout().bytes();
+    until_chosen(subject, *train);
     ms = timed(subject, *train, std::min(20, c.steps), c.steps);
+    if (const exchange::Compression* chosen = train->exchange().compression()) reason = chosen->judgement.reason;
   }
   // Unrelated processes each have a speed of their own: all tell it.
   if (first || what.alone)
-    std::ofstream(out, std::ios::app) << fmt::format("{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}}}\n",
-                                                     what.name, ms, bytes);
+    std::ofstream(out, std::ios::app) << fmt::format(
+        "{{\"case\": \"{}\", \"ms_per_step\": {:.4f}, \"bytes\": {}, \"reason\": \"{}\"}}\n", what.name, ms, bytes,
+        reason);
   return 0;
 }
 

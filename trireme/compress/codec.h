@@ -68,6 +68,9 @@ class ErrorFeedback final : public Codec {
  public:
   /// `undo`: what a step has changed counts only after settle(true). That takes a second vector.
   ErrorFeedback(std::unique_ptr<Codec> codec, size_t flat_bytes, bool undo = false);
+  /// Around another codec, remembers the same as `other`: what one has left out, the next one adds. One of them is
+  /// asked to settle().
+  ErrorFeedback(std::unique_ptr<Codec> codec, const ErrorFeedback& other);
   ~ErrorFeedback() override;
 
   /// With `undo`: a strip stays as it is in this step. Otherwise that is so by itself.
@@ -91,7 +94,14 @@ class ErrorFeedback final : public Codec {
     double given = 0, sent = 0, residual = 0;
     double error() const { return given - sent - residual; }
   };
-  const Balance& balance() const { return settled_; }
+  const Balance& balance() const;
+
+  /// How much of what was to be sent is in what is sent, summed over elements in f64.
+  struct Likeness {
+    double product = 0, wanted = 0, sent = 0;  // of both; squares of each
+  };
+  /// Adds to it what is encoded from now on, at the cost of one more pass; null: no more.
+  void compare(Likeness* likeness) { likeness_ = likeness; }
 
  protected:
   uint8_t kind() const override { return codec_->kind(); }
@@ -104,11 +114,10 @@ class ErrorFeedback final : public Codec {
  private:
   struct Memory;
   float* at(int copy, const Strip& strip) const;
+  Balance& counted() const;
   std::unique_ptr<Codec> codec_;
-  std::unique_ptr<Memory> memory_;
-  bool undo_;
-  int now_ = 0;  // which of the two vectors counts
-  Balance settled_, pending_;
+  std::shared_ptr<Memory> memory_;
+  Likeness* likeness_ = nullptr;
 };
 
 /// A codec by its name; null for none. `feedback`: it will be wrapped in ErrorFeedback, which needs a codec that makes

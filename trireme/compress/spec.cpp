@@ -1,8 +1,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <array>
 #include <charconv>
+#include <sstream>
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
@@ -66,6 +68,31 @@ Spec spec_named(const std::string& text) {
     return spec;
   }
   fail<InvalidArgument>("unknown codec '{}'{}: {}", text, did_you_mean(kind, kinds), fmt::join(spec_names(), ", "));
+}
+
+std::vector<Spec> candidates_named(const std::string& text) {
+  const std::string word = "auto";
+  if (text != word && !text.starts_with(word + ":")) return {};
+  std::istringstream names(text == word ? kAutomatic : text.substr(word.size() + 1));
+  std::vector<Spec> candidates;
+  for (std::string name; std::getline(names, name, ',');) {
+    const Spec spec = spec_named(name);
+    if (!spec) fail<InvalidArgument>("'{}': none is what auto compares with in any case, leave it out", text);
+    if (std::find(candidates.begin(), candidates.end(), spec) != candidates.end())
+      fail<InvalidArgument>("'{}' has {} twice", text, name);
+    candidates.push_back(spec);
+  }
+  if (candidates.empty()) fail<InvalidArgument>("'{}' names no codec to choose from, such as auto:fp16,int8", text);
+  if (candidates.size() > kMostCandidates)
+    fail<InvalidArgument>("'{}' has {} codecs, of which each takes its turns of slow steps: name at most {}", text,
+                          candidates.size(), kMostCandidates);
+  return candidates;
+}
+
+std::string auto_name(const std::vector<Spec>& candidates) {
+  std::vector<std::string> names;
+  for (const Spec& spec : candidates) names.push_back(name_of(spec));
+  return fmt::format("auto:{}", fmt::join(names, ","));
 }
 
 std::string name_of(const Spec& spec) {

@@ -26,6 +26,13 @@ constexpr int kMostRank = 64;
 /// number.
 Spec spec_named(const std::string& text);
 std::string name_of(const Spec& spec);
+
+/// "auto": which codecs it chooses from, those that lose least first: "auto:fp16,int8". Alone it means those of
+/// kAutomatic. Empty for a text that is no "auto". Throws InvalidArgument for what cannot be chosen from.
+std::vector<Spec> candidates_named(const std::string& text);
+std::string auto_name(const std::vector<Spec>& candidates);
+inline constexpr const char* kAutomatic = "fp16,int8,sign,topk:0.01,powersgd:2";
+constexpr size_t kMostCandidates = 8;
 /// All of them, with their settings as in "topk:R".
 std::vector<std::string> spec_names();
 

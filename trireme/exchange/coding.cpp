@@ -31,7 +31,9 @@ void add_beside(std::span<const std::byte> message, std::span<uint8_t> flags, st
 
 void check_coding(const Options& options, const space::Layout& layout, bool one_machine, bool in_parts) {
   if (!options.codes()) return;
-  const std::string what = options.own_codec ? "a codec" : fmt::format("compress {}", compress::name_of(options.codec));
+  const std::string what = what_codes(options);
+  if (one_machine && options.chooses()) return;  // and none is what it chooses
+  if (options.chooses()) check_choosing(options);
   if (one_machine && !options.sync.pushes())  // servers may be elsewhere
     fail<InvalidArgument>(
         "{} makes fewer bytes of what travels between machines, and all ranks are on one machine, where nothing "
@@ -46,8 +48,9 @@ void check_coding(const Options& options, const space::Layout& layout, bool one_
     if (slot.dtype != DType::f32)
       fail<InvalidArgument>("{} is for parameters of type f32, and '{}' is {}: leave it out, or train in f32", what,
                             slot.name, name_of(slot.dtype));
-  if (std::none_of(layout.slots().begin(), layout.slots().end(),
-                   [&](const space::Slot& slot) { return compress::is_coded(slot, options.codec_excludes); }))
+  if (!options.chooses() && std::none_of(layout.slots().begin(), layout.slots().end(), [&](const space::Slot& slot) {
+        return compress::is_coded(slot, options.codec_excludes);
+      }))
     fail<InvalidArgument>("{} has nothing to do: every parameter is excluded, or has one dimension", what);
 }
 
@@ -57,13 +60,17 @@ size_t Coding::piece_bytes(const Options& options, size_t usual) {
 
 Coding::Coding(const space::Layout& layout, std::span<const space::Bucket> buckets,
                std::span<const space::Range> slices, const Options& options, size_t piece_bytes,
-               comm::network::Communicator& lane, metrics::Registry* registry)
+               comm::network::Communicator& lane, metrics::Registry* registry, const compress::ErrorFeedback* same)
     : lane_(lane),
       seed_(options.seed),
       piece_bytes_(piece_bytes),
-      codec_(codec_for(options), layout.bytes(), options.on_nan == OnNan::skip),
+      codec_(same != nullptr
+                 ? compress::ErrorFeedback(codec_for(options), *same)
+                 : compress::ErrorFeedback(codec_for(options), layout.bytes(), options.on_nan == OnNan::skip)),
       flags_(buckets.size()),
-      count_(registry) {
+      bucket_seconds_(buckets.size()),
+      count_(registry),
+      timed_(count_.timed) {
   double before = 0, after = 0;
   for (size_t b = 0; b < buckets.size(); b++) {
     names_.push_back(buckets[b].name);
@@ -84,8 +91,7 @@ void Coding::plan(const space::Layout& layout, const space::Bucket& bucket, spac
   for (size_t begin = slice.begin; begin < slice.end;) {
     const space::Range range{begin, begin + std::min(slice.end - begin, piece_bytes_)};
     Piece& piece = pieces.emplace_back();
-    piece.parcel =
-        plan_parcel(layout, bucket.first, bucket.last, range, packing, begin == slice.begin ? beside : 0);
+    piece.parcel = plan_parcel(layout, bucket.first, bucket.last, range, packing, begin == slice.begin ? beside : 0);
     piece.messages.resize(piece.parcel.bytes * static_cast<size_t>(lane_.size()));
     begin = range.end;
   }
@@ -96,11 +102,12 @@ comm::Started Coding::depart(size_t bucket, size_t number, const std::byte* grad
   Piece& piece = pieces_[bucket][number];
   const std::span<std::byte> own = message(piece, lane_.rank());
   {
-    const Timed timed(count_.seconds, count_.timed);
+    const Timed timed(count_.seconds, timed_, &bucket_seconds_[bucket]);
     if (number == 0) {  // later pieces may leave when the flags are those of all machines
       std::copy(flags.begin(), flags.end(), flags_[bucket].begin());
       put_beside(own, flags, told);
     }
+    codec_.compare(likeness_ != nullptr ? &(*likeness_)[bucket] : nullptr);
     encode(piece, gradients, flags_[bucket], step);
   }
   return lane_.start_all_gather(own.data(), piece.messages.data(), piece.parcel.bytes, DType::u8, names_[bucket]);
@@ -117,7 +124,7 @@ void Coding::encode(Piece& piece, const std::byte* gradients, std::span<const ui
 
 void Coding::land(size_t bucket, size_t number, std::byte* gradients, std::span<uint8_t> flags,
                   std::span<double> told) {
-  const Timed timed(count_.seconds, count_.timed);
+  const Timed timed(count_.seconds, timed_, &bucket_seconds_[bucket]);
   Piece& piece = pieces_[bucket][number];
   if (number == 0) {
     std::fill(flags.begin(), flags.end(), uint8_t{0});
@@ -130,6 +137,12 @@ void Coding::land(size_t bucket, size_t number, std::byte* gradients, std::span<
     for (int machine = 0; machine < lane_.size(); machine++)
       compress::add(item, codec_, message(piece, machine), gradients);
   }
+}
+
+size_t Coding::bytes(size_t bucket) const {
+  size_t bytes = 0;
+  for (const Piece& piece : pieces_[bucket]) bytes += piece.parcel.bytes;
+  return bytes;
 }
 
 void Coding::settle(bool applied) {

@@ -38,17 +38,22 @@ struct CodingMetrics {
 /// Measures a scope, if somebody wants to know.
 class Timed {
  public:
-  Timed(metrics::Counter& seconds, bool wanted) : seconds_(wanted ? &seconds : nullptr) {
+  Timed(metrics::Counter& seconds, bool wanted, double* more = nullptr)
+      : seconds_(wanted ? &seconds : nullptr), more_(more) {
     if (seconds_ != nullptr) begin_ = Clock::now();
   }
   ~Timed() {
-    if (seconds_ != nullptr) seconds_->add(seconds_since(begin_));
+    if (seconds_ == nullptr) return;
+    const double passed = seconds_since(begin_);
+    seconds_->add(passed);
+    if (more_ != nullptr) *more_ += passed;
   }
   Timed(const Timed&) = delete;
   Timed& operator=(const Timed&) = delete;
 
  private:
   metrics::Counter* seconds_;
+  double* more_;
   Clock::time_point begin_{};
 };
 
@@ -63,12 +68,20 @@ class Coding {
  public:
   /// `slices`: by bucket, the same on all machines of the lane. Not collective.
   Coding(const space::Layout& layout, std::span<const space::Bucket> buckets, std::span<const space::Range> slices,
-         const Options& options, size_t piece_bytes, comm::network::Communicator& lane, metrics::Registry* registry);
+         const Options& options, size_t piece_bytes, comm::network::Communicator& lane, metrics::Registry* registry,
+         const compress::ErrorFeedback* same = nullptr);  // what it keeps is what this keeps
 
   /// How long the pieces of a slice are: those but the last.
   static size_t piece_bytes(const Options& options, size_t usual);
   /// Bytes that a lane carries for each byte of a gradient, as Communicator::carried_bytes() counts them.
   double carried() const { return carried_; }
+  /// Of this machine's messages of a bucket.
+  size_t bytes(size_t bucket) const;
+  /// Seconds of encoding and decoding a bucket, so far, where that is measured.
+  double seconds(size_t bucket) const { return bucket_seconds_[bucket]; }
+  void measure() { timed_ = true; }
+  /// From now on, how much of what was to be sent is in what is, by bucket (compress/codec.h); null: no more.
+  void compare(std::vector<compress::ErrorFeedback::Likeness>* by_bucket) { likeness_ = by_bucket; }
 
   /// Goes on its way from `gradients`, the flat vector, which may change from then on. With a slice's first piece go
   /// `flags` of the bucket's slots, and `told`, if this lane carries that. Slots without a flag add nothing.
@@ -100,8 +113,11 @@ class Coding {
   std::vector<std::vector<Piece>> pieces_;   // by bucket
   std::vector<std::vector<uint8_t>> flags_;  // by bucket: this machine's, of the slots
   std::vector<std::string> names_;           // by bucket
+  std::vector<double> bucket_seconds_;       // by bucket
+  std::vector<compress::ErrorFeedback::Likeness>* likeness_ = nullptr;
   double carried_ = 1;
   CodingMetrics count_;
+  bool timed_;
 };
 
 /// The codec that was asked for, for error feedback; and whether it goes by whole rows.

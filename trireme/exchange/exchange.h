@@ -14,6 +14,7 @@
 #include <trireme/compress/codec.h>
 #include <trireme/exchange/balancer.h>
 #include <trireme/exchange/berth.h>
+#include <trireme/exchange/compression.h>
 #include <trireme/exchange/options.h>
 #include <trireme/exchange/traits.h>
 #include <trireme/exchange/transaction.h>
@@ -207,6 +208,8 @@ class Exchange {
   /// memory is what the next one goes on with.
   virtual Reached take_over(Exchange* before, const Reached& reached);
 
+  /// With Options::candidates, several machines: what was chosen. Null: nothing is to choose.
+  virtual const Compression* compression() const { return nullptr; }
   /// What each parameter server has counted, by its number; nothing without servers.
   virtual std::vector<metrics::Snapshot> counted_by_servers() { return {}; }
   /// How long waits for servers may take from now on; null: as long as at first. Those for ranks are their group's.

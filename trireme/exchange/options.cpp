@@ -12,6 +12,14 @@ size_t window_of(const Options& options, size_t parameter_bytes, size_t largest_
   return std::max(options.zero_window, 2 * largest_bucket);
 }
 
+std::string codec_name(const Options& options) {
+  return options.chooses() ? compress::auto_name(options.candidates) : compress::name_of(options.codec);
+}
+
+std::string what_codes(const Options& options) {
+  return options.own_codec ? "a codec" : fmt::format("compress {}", codec_name(options));
+}
+
 namespace {
 
 void check_virtual(const Options& options) {
@@ -27,6 +35,15 @@ void check_virtual(const Options& options) {
         what, options.zero);
 }
 
+void check_choosing_alone(const Options& options) {
+  if (options.codec || options.own_codec)
+    fail<InvalidArgument>("{} chooses among codecs, and another one is set besides: leave out one of them",
+                          what_codes(options));
+  if (options.sync != Sync::shared)
+    fail<InvalidArgument>("{} chooses in sync 'shared' alone, not with sync '{}': name one codec, or use sync 'shared'",
+                          what_codes(options), name_of(options.sync));
+}
+
 void check_codec(const Options& options) {
   if (!options.codes()) {
     if (!options.codec_excludes.empty())
@@ -35,7 +52,8 @@ void check_codec(const Options& options) {
           options.codec_excludes.front());
     return;
   }
-  const std::string what = options.own_codec ? "a codec" : fmt::format("compress {}", compress::name_of(options.codec));
+  if (options.chooses()) return check_choosing_alone(options);
+  const std::string what = what_codes(options);
   const auto refuse = [&](const std::string& other, const char* instead) {
     fail<InvalidArgument>("{} is not there yet with {}: {}", what, other, instead);
   };
@@ -59,6 +77,20 @@ void check_codec(const Options& options) {
 }
 
 }  // namespace
+
+void check_choosing(const Options& options) {
+  const auto refuse = [&](const std::string& other, const char* instead) {
+    fail<InvalidArgument>("{} on several machines is not there yet with {}: {}", what_codes(options), other, instead);
+  };
+  if (options.zero > 0) refuse(fmt::format("zero {}", options.zero), "leave out one of them");
+  if (options.virtual_workers > 0)
+    fail<InvalidArgument>(
+        "{} chooses codecs by the clock, which round each machine's sum, and with virtual {} no bit may depend on "
+        "either: leave out one of them",
+        what_codes(options), options.virtual_workers);
+  if (options.elastic)
+    refuse("a crew that changes", "let a loss end the job (--on-failure stop), or leave out compress");
+}
 
 void check(const Options& options) {
   if (options.zero < 0 || options.zero > 3)

@@ -53,12 +53,16 @@ struct Options {
   std::vector<std::string> notes{};  // of the caller's: names of scalars that are kept beside the model in shared
                                      // memory (Exchange::note), four at most
 
-  // Between machines, with Sync::shared and Sync::allreduce: what makes fewer bytes of gradients there (docs/compression.md).
+  // Between machines, with Sync::shared and Sync::allreduce: what makes fewer bytes of gradients there
+  // (docs/compression.md).
   compress::Spec codec{};
   std::function<std::unique_ptr<compress::Codec>()> own_codec{};  // one of the caller's, in its place; called once
   std::vector<std::string> codec_excludes{};  // names of parameters that travel as they are, with * and ?; those with
                                               // one dimension do in any case
-  bool codes() const { return codec || own_codec; }
+  std::vector<compress::Spec> candidates{};   // in place of `codec`: measured, and chosen from for each bucket where
+                                              // they pay (chooser.h); those that lose least first
+  bool chooses() const { return !candidates.empty(); }
+  bool codes() const { return codec || own_codec || chooses(); }
 
   // With parameter servers.
   size_t chunk_bytes = 1 << 20;                    // the largest part of a bucket that one server keeps
@@ -68,6 +72,11 @@ struct Options {
   std::vector<ps::SparseTable::Options> tables{};  // rows by key, beside the model's parameters: see client()
 };
 
+/// Of the codecs: "compress int8", "compress auto:fp16,int8", "a codec" of the caller's.
+std::string what_codes(const Options& options);
+/// As `--compress` takes it: "none", "int8", "auto:fp16,int8".
+std::string codec_name(const Options& options);
+
 /// No update begins before all gradients of the step are known: to clip them, or to leave all of them out.
 inline bool whole_first(const Options& options) { return options.clip > 0 || options.on_nan == OnNan::skip; }
 
@@ -75,6 +84,8 @@ inline bool whole_first(const Options& options) { return options.clip > 0 || opt
 /// less than two of the largest: an operator has all of its parameters at a time.
 size_t window_of(const Options& options, size_t parameter_bytes, size_t largest_bucket);
 
+/// Throws InvalidArgument for what cannot be had with Options::candidates on several machines.
+void check_choosing(const Options& options);
 /// Throws InvalidArgument for what cannot be honoured.
 void check(const Options& options);
 

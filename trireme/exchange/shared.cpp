@@ -74,6 +74,10 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
     handed_ = berth_->one("handed", layout_.size() * sizeof(int64_t), "the steps of parameters");
     updater_->write_down(&transaction_->own());
   }
+  if (options_.chooses() && group.one_machine())
+    uncompressed_ = {
+        .judgement = {.reason = "nothing is compressed: all ranks are on one machine, where nothing travels"},
+        .settled = true};
   flat_ = {parameters, gradients_of(local_.rank()), flags_of(local_.rank())};
   flat_.count = seats;
   take_seats(group);

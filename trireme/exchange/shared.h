@@ -1,6 +1,7 @@
 #pragma once
 // Synchronous: all ranks of a machine map the same parameters.
 #include <deque>
+#include <optional>
 
 #include <trireme/exchange/exchange.h>
 #include <trireme/exchange/shares.h>
@@ -32,6 +33,7 @@ class Shared : public Exchange {
   Reached give_up() override;
   Reached reached() const override { return transaction_ ? transaction_->last().reached : Reached{}; }
   Reached take_over(Exchange* before, const Reached& reached) override;
+  const Compression* compression() const override { return uncompressed_ ? &*uncompressed_ : nullptr; }
   void divide(const std::vector<Pieces>& runs) override;
 
  protected:
@@ -156,6 +158,7 @@ class Shared : public Exchange {
  protected:
   Share share_of(int rank, size_t bucket) const override;
   comm::Communicator& group() const override { return local_; }
+  std::optional<Compression> uncompressed_;  // with Options::candidates, on one machine
 };
 
 }  // namespace trireme::exchange

@@ -32,7 +32,7 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
       all_(group.all),
       lane_(group.lane),
       lanes_(group.lanes),
-      piece_bytes_(options.codes() ? Coding::piece_bytes(options, kPieceBytes) : kPieceBytes),
+      piece_bytes_(options.codes() && !options.chooses() ? Coding::piece_bytes(options, kPieceBytes) : kPieceBytes),
       trips_(buckets_.size()),
       ready_seconds_(buckets_.size()) {
   traits_.patient = true;
@@ -51,9 +51,11 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
   const int32_t lane = lane_ != nullptr ? local_.rank() : -1;
   lane_of_.resize(static_cast<size_t>(all_.size()));
   all_.all_gather(&lane, lane_of_.data(), 1, DType::i32, "the ranks' lanes");
-  if (options_.codes() && lane_ != nullptr)
-    coding_.emplace(layout_, buckets_, slices_, options_, piece_bytes_, *lane_,
-                    group.world != nullptr ? &group.world->registry() : nullptr);
+  metrics::Registry* const registry = group.world != nullptr ? &group.world->registry() : nullptr;
+  if (options_.chooses())
+    chooser_.emplace(layout_, buckets_, slices_, options_, kPieceBytes, all_, lane_, registry);
+  else if (options_.codes() && lane_ != nullptr)
+    coding_.emplace(layout_, buckets_, slices_, options_, piece_bytes_, *lane_, registry);
   if (options_.virtual_workers == 0 && !options_.codes()) return;
   int32_t machine = lane_ != nullptr ? lane_->rank() : 0;
   local_.broadcast(&machine, 1, DType::i32, 0, "this machine's number");
@@ -120,6 +122,7 @@ void Spread::publish() {
 
 void Spread::open() {
   Shared::open();
+  if (chooser_) chooser_->begin_step();
   std::fill(squares_.begin(), squares_.end(), 0.0);
   if (step_ >= kFirstPlan && std::has_single_bit(step_)) plan();
   if (std::has_single_bit(step_)) measure_anew();
@@ -156,6 +159,7 @@ void Spread::plan() {
   const double seconds_since_then = lane_ == nullptr ? 0 : lane_->busy_seconds() - busy_seconds_;
   if (seconds_since_then > 0) speed = (lane_->carried_bytes() - carried_bytes_) / seconds_since_then;
   if (coding_) speed /= coding_->carried();
+  if (chooser_) speed /= chooser_->carried();
   for (double& seconds : ready_seconds_) seconds /= step_ - measured_;
   all_.allreduce(ready_seconds_.data(), ready_seconds_.size(), DType::f64, Op::max, "when buckets are ready");
   all_.allreduce(&speed, 1, DType::f64, Op::min, "speed of the wire");
@@ -260,6 +264,7 @@ void Spread::land() {
   landed_ = true;
   if (!whole_first()) sound_ = sound_here();
   if (coding_) coding_->settle(sound_);
+  if (chooser_) chooser_->settle(sound_);
 }
 
 void Spread::work(size_t bucket) {
@@ -361,17 +366,18 @@ void Spread::depart_piece(size_t bucket) {
     trip.travelling++;
     return depart_roots(bucket, range, first);
   }
-  if (coding_) return depart_coded(bucket, {trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + piece_bytes_)});
+  const space::Range piece{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + piece_bytes(bucket))};
+  if (coding(bucket) != nullptr) return depart_coded(bucket, piece);
   const space::Bucket& b = buckets_[bucket];
   std::span<uint8_t> flags;
   std::span<double> sums;
   if (trip.rest.begin == slices_[bucket].begin) {  // the first piece carries what the bucket has besides
     flags = {lane_flags_.data() + b.first, b.last - b.first};
+    if (chooser_) chooser_->add_rest(bucket, gradients(), flags);
     if (flags.size() > lane_->kMostFlags)
       lane_->allreduce(std::exchange(flags, {}).data(), b.last - b.first, DType::u8, Op::max, b.name);
     if (last(bucket) && local_.rank() == speaker_) sums = told_;
   }
-  const space::Range piece{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + piece_bytes_)};
   trip.rest.begin = piece.end;
   trip.travelling++;
   travelling_.push_back({bucket, piece,
@@ -386,7 +392,7 @@ void Spread::land_first() {
   const space::Bucket& b = buckets_[piece.bucket];
   std::vector<space::Source> sum = {{gradients(), lane_flags_.data() + b.first}};
   if (by_root_) sum = land_roots(piece);
-  if (coding_) land_coded(piece);
+  if (coding(piece.bucket) != nullptr) land_coded(piece);
   Trip& trip = trips_[piece.bucket];
   trip.travelling--;
   if (squares_by_block()) {
@@ -419,7 +425,7 @@ bool Spread::landed_on(int rank, size_t bucket, space::Range part) const {
   if (wanted.empty() && !slice.empty()) return true;
   const size_t pieces = slice.empty() || wanted.end == slice.end
                             ? kAllPieces
-                            : (wanted.end - slice.begin + piece_bytes_ - 1) / piece_bytes_;
+                            : (wanted.end - slice.begin + piece_bytes(bucket) - 1) / piece_bytes(bucket);
   return static_cast<int64_t>(landings(rank, bucket).load() - landing(step_, static_cast<uint32_t>(pieces))) >= 0;
 }
 

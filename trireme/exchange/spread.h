@@ -3,6 +3,7 @@
 // machines.
 #include <optional>
 
+#include <trireme/exchange/chooser.h>
 #include <trireme/exchange/coding.h>
 #include <trireme/exchange/order.h>
 #include <trireme/exchange/shared.h>
@@ -78,6 +79,9 @@ class Spread final : public Shared {
   std::vector<space::Source> land_roots(Piece& piece);
   void depart_coded(size_t bucket, space::Range range);
   void land_coded(const Piece& piece);
+  // With Options::candidates they change from step to step, otherwise they do not.
+  Coding* coding(size_t bucket) { return chooser_ ? chooser_->coding(bucket) : coding_ ? &*coding_ : nullptr; }
+  size_t piece_bytes(size_t bucket) const { return chooser_ ? chooser_->piece_bytes(bucket) : piece_bytes_; }
   bool unused(size_t bucket);
   void depart();
   void depart_piece(size_t bucket);
@@ -105,7 +109,8 @@ class Spread final : public Shared {
   size_t ready_ = 0;     // buckets
   size_t departed_ = 0;  // of order_
   std::deque<Piece> travelling_;
-  std::optional<Coding> coding_;  // with a codec, for ranks with a slice
+  std::optional<Coding> coding_;    // with a codec, for ranks with a slice
+  std::optional<Chooser> chooser_;  // with several to choose from
 
   // What plan() uses: sums since measure_anew().
   Clock::time_point opened_{};
@@ -118,8 +123,13 @@ class Spread final : public Shared {
     return options_.codes() ? machine_of_[static_cast<size_t>(rank)] : kKeepsNothing;
   }
   space::Range kept_of(int rank, size_t bucket) const override { return share_of(rank, bucket).updated; }
-  compress::ErrorFeedback* feedback() override { return coding_ ? &coding_->feedback() : nullptr; }
+  compress::ErrorFeedback* feedback() override {
+    if (chooser_ && lane_ != nullptr) return &chooser_->feedback();
+    return coding_ ? &coding_->feedback() : nullptr;
+  }
+  void begin_rewriting() override;
   comm::Communicator& group() const override { return all_; }
+  const Compression* compression() const override { return chooser_ ? &chooser_->compression() : nullptr; }
   std::vector<int32_t> lane_of_;  // by rank of all_; -1: it has none
 
   std::vector<int32_t> machine_of_;  // by rank of all_, as the lanes count: with virtual workers, or a codec

@@ -155,7 +155,7 @@ void check_precision(const Options& o) {
 void check_compression(const Options& o) {
   const exchange::Options& x = o.parallel.exchange;
   if (!x.codes()) return;
-  const std::string what = fmt::format("compress {}", compress::name_of(x.codec));
+  const std::string what = exchange::what_codes(x);
   if (o.dtype == "f64")
     fail<InvalidArgument>("{} is for gradients of type f32: use dtype f32, or leave out compress", what);
   if (o.tensor > 1 || o.pipeline > 1)

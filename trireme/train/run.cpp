@@ -124,6 +124,10 @@ void Run::finish(Parallel& train, const data::Splits& splits) {
   finish_checkpoints();
   result_.sha256 = train.sha256();
   if (options_.parallel.balance != Balancing::even) result_.balance = train.balance();
+  if (const exchange::Compression* chosen = train.exchange().compression()) {
+    result_.compression = *chosen;
+    if (world_.first()) listener_.note("compression: " + chosen->judgement.reason);
+  }
   if (!train.lockstep()) result_.updates = all_updates_;
   collect_metrics(train);
 }

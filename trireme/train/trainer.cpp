@@ -38,6 +38,34 @@ nlohmann::ordered_json balance_json(const Options& options, const exchange::Bala
   return report;
 }
 
+nlohmann::ordered_json interval_json(const compress::Interval& interval) {
+  return {{"mean", interval.mean * 1e3}, {"plus_minus", interval.half * 1e3}};
+}
+
+/// By which codec each bucket went in the end, what that saves, and why.
+nlohmann::ordered_json compression_json(const exchange::Compression& compression) {
+  const compress::Judgement& judgement = compression.judgement;
+  nlohmann::ordered_json report = {{"candidates", compression.candidates},
+                                   {"settled", compression.settled},
+                                   {"looks", compression.looks},
+                                   {"reason", judgement.reason},
+                                   {"ms_per_step", judgement.chosen * 1e3},
+                                   {"ms_per_step_without", judgement.plain * 1e3},
+                                   {"ms_saved", interval_json(judgement.saved)}};
+  report["buckets"] = nlohmann::ordered_json::array();
+  for (size_t b = 0; b < judgement.buckets.size(); b++) {
+    const compress::Verdict& one = judgement.buckets[b];
+    report["buckets"].push_back({{"bucket", compression.buckets[b]},
+                                 {"codec", compression.name(one.codec)},
+                                 {"bytes_before", one.before},
+                                 {"bytes_after", one.after},
+                                 {"ms_saved", interval_json(one.saved)},
+                                 {"cosine", one.cosine},
+                                 {"reason", one.reason}});
+  }
+  return report;
+}
+
 /// A crew that loses a worker before it has a model begins anew, with those who are left.
 Result begun(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop) {
   const bool comes = world.newcomer();  // to others, who have one
@@ -88,7 +116,7 @@ std::string report_json(const Options& options, int workers, const Result& resul
                                    {"batch", options.batch},
                                    {"accumulate", options.parallel.accumulate},
                                    {"sync", exchange::name_of(options.parallel.exchange.sync)},
-                                   {"compress", compress::name_of(options.parallel.exchange.codec)},
+                                   {"compress", exchange::codec_name(options.parallel.exchange)},
                                    {"rate", exchange::name_of(options.parallel.exchange.rate)},
                                    {"optimizer", space::name_of(options.optimizer.kind)},
                                    {"lr", options.optimizer.lr},
@@ -120,6 +148,7 @@ std::string report_json(const Options& options, int workers, const Result& resul
     report["epochs"].push_back(row);
   }
   if (result.balance) report["balance"] = balance_json(options, *result.balance);
+  if (result.compression) report["compression"] = compression_json(*result.compression);
   report["metrics"] = nlohmann::ordered_json::object();
   for (const auto& [member, counted] : result.counted)
     report["metrics"][member] = nlohmann::ordered_json::parse(counted.json());

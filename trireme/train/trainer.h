@@ -9,6 +9,7 @@
 
 #include <trireme/cluster/world.h>
 #include <trireme/exchange/balance.h>
+#include <trireme/exchange/compression.h>
 #include <trireme/train/options.h>
 #include <trireme/train/train_metrics.h>
 
@@ -42,6 +43,7 @@ struct Result {
   std::string saved;                                               // path, or ""
   std::string checkpoint;                                          // on rank 0: the newest complete one, or ""
   std::string resumed;                                             // the checkpoint that it went on with, or ""
+  std::optional<exchange::Compression> compression;                // of --compress auto
   std::optional<exchange::Balance> balance;                        // as it was in the end; nothing: samples were even
   std::vector<Decision> decisions;                                 // of policies, on rank 0
   std::string warning;                                             // what is wrong with the losses (diagnosis.h), or ""

@@ -11,6 +11,7 @@
 #include <trireme/comm/network/lane_metrics.h>
 #include <trireme/comm/shm/rounds.h>
 #include <trireme/comm/stream/door_metrics.h>
+#include <trireme/exchange/chooser.h>
 #include <trireme/exchange/coding.h>
 #include <trireme/parallel/step_metrics.h>
 #include <trireme/ps/service_metrics.h>
@@ -35,6 +36,7 @@ std::string of_ranks() {
   const comm::network::WireMetrics wire(&registry, "lane");
   const comm::network::CollectiveMetrics collectives(&registry, "lane");
   const exchange::CodingMetrics coding(&registry);
+  const exchange::ChosenMetrics chosen(&registry, "bucket 0");
   const comm::stream::DoorMetrics door(&registry);
   return rows_of(registry);
 }
