@@ -61,7 +61,7 @@ Learner image_learner(World& world, const std::string& model) {
     }
   }();
   const data::Dataset set = data::open(world.local(), name).train;
-  const auto net = model == "lenet" ? models::lenet() : models::mlp({784, 512, 512, 10});
+  auto net = model == "lenet" ? models::lenet() : models::mlp({784, 512, 512, 10});
   return {net.ptr(),
           [net, set](std::mt19937_64& random) mutable {
             torch::Tensor x = torch::empty({kBatch, 1, 28, 28}), y = torch::empty({kBatch}, torch::kInt64);
