@@ -32,7 +32,7 @@ struct Settings {
   std::vector<int> ranks = {2, 4, 8};
   std::vector<std::string> cases;
   HostsFlags hosts;
-  std::string engine;  // "": as the environment says
+  std::string engine;   // "": as the environment says
   double gbit = 0;      // speed of the hosts' links, for the limit
   bool guards = false;  // measure what looking for NaN and clipping cost
   std::vector<size_t> sizes = {4096, 65536, 262144, 1 << 20, 4 << 20, 16 << 20, 64 << 20};
@@ -158,8 +158,7 @@ void bench_step(const Settings& s, const std::string& name) {
   if (has_python_torch())
     who.push_back([&] {
       add_sample(m, "ddp",
-                 number_in(run(s, "DDP", {kPython, peer_program("ddp_train.py"), "{out}", name}),
-                           "ms_per_step"));
+                 number_in(run(s, "DDP", {kPython, peer_program("ddp_train.py"), "{out}", name}), "ms_per_step"));
     });
   alternate(s.rounds, who);
   if (s.gbit > 0) add_wire_limit(s, m, bytes);
@@ -196,8 +195,7 @@ void bench_fashion(const Settings& s) {
     who.push_back([&] {
       add_sample(
           m, "ddp",
-          number_in(run_and_read("DDP", 2, {kPython, peer_program("ddp_fashion.py"), "{out}", "2"}),
-                    "epoch_seconds"));
+          number_in(run_and_read("DDP", 2, {kPython, peer_program("ddp_fashion.py"), "{out}", "2"}), "epoch_seconds"));
     });
   alternate(s.rounds, who);
   print_measurement(m);
@@ -313,8 +311,7 @@ std::string compile_peer(const std::string& compiler, const std::string& source,
   const fs::path binary = scratch() / fs::path(source).stem();
   std::vector<std::string> command = {compiler};
   command.insert(command.end(), flags.begin(), flags.end());
-  for (const std::string& word : {peer_program(source), std::string("-o"), binary.string()})
-    command.push_back(word);
+  for (const std::string& word : {peer_program(source), std::string("-o"), binary.string()}) command.push_back(word);
   return cluster::launch({.command = command, .ranks = 1, .show = cluster::Show::first}).exit_code == 0
              ? binary.string()
              : "";

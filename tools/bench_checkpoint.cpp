@@ -51,10 +51,9 @@ Rows measure_ours(const Settings& s, const fs::path& folder) {
 
 Rows measure_ddp(const Settings& s, const fs::path& folder) {
   const CheckpointMeasure& model = s.model;
-  return parse(
-      run_and_read("DDP", kRanks,
-                   {kPython, peer_program("ddp_checkpoint.py"), "{out}", fresh(folder).string(),
-                    std::to_string(model.width), std::to_string(model.batch), std::to_string(model.turns)}));
+  return parse(run_and_read("DDP", kRanks,
+                            {kPython, peer_program("ddp_checkpoint.py"), "{out}", fresh(folder).string(),
+                             std::to_string(model.width), std::to_string(model.batch), std::to_string(model.turns)}));
 }
 
 template <class Value>

@@ -103,8 +103,8 @@ std::vector<double> bench_peer(const Settings& s) {
   std::vector<double> ms, lost;
   for (const std::string& line :
        run_and_read("DDP", 1,
-                    {kPython, peer_program("ddp_restart.py"), "{out}", "lenet-32",
-                     std::to_string(s.workers), std::to_string(s.peer_tries), std::to_string(s.peer_every)})) {
+                    {kPython, peer_program("ddp_restart.py"), "{out}", "lenet-32", std::to_string(s.workers),
+                     std::to_string(s.peer_tries), std::to_string(s.peer_every)})) {
     ms.push_back(number_in({line}, "seconds") * 1e3 - number_in({line}, "step_ms"));
     lost.push_back(number_in({line}, "steps_lost"));
   }

@@ -53,9 +53,8 @@ double theirs(const Settings& s, int ranks, const std::string& layout) {
   const ModelMeasure& m = s.model;
   const std::string spec = fmt::format("{},{},{},{},{},{},{}", m.layers, m.width, m.heads, m.context, m.vocabulary,
                                        m.batch, std::max(3, m.steps / 3));
-  return number_in(
-      run(s, "PyTorch", ranks, {kPython, peer_program("gpt_train.py"), "{out}", layout, spec}),
-      "ms_per_step");
+  return number_in(run(s, "PyTorch", ranks, {kPython, peer_program("gpt_train.py"), "{out}", layout, spec}),
+                   "ms_per_step");
 }
 
 /// The same batch, so that a ratio to one worker is the speed-up. Sharded states are compared with none.

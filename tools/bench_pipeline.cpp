@@ -128,8 +128,8 @@ double pipe(const Settings& s, int threads) {
   const std::string spec = fmt::format("{},{},{},{},{},{},{}", m.layers, m.width, m.heads, m.context, m.vocabulary,
                                        m.batch, std::max(2, m.steps / 2));
   return number_in(run_and_read("PyTorch's Pipe", 1,
-                                {kPython, peer_program("pipe_train.py"), "{out}", spec,
-                                 std::to_string(s.micro), std::to_string(threads)}),
+                                {kPython, peer_program("pipe_train.py"), "{out}", spec, std::to_string(s.micro),
+                                 std::to_string(threads)}),
                    "ms_per_step");
 }
 

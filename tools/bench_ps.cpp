@@ -137,8 +137,7 @@ void bench_train(const Settings& s) {
   if (!has_python_torch()) leave_out("rpc", "apt-get install python3-torch");
   if (has_python_torch())
     who.push_back([&] {
-      const std::vector<std::string> peer = {kPython, peer_program("rpc_server.py"), "{out}",
-                                             "lenet-32"};
+      const std::vector<std::string> peer = {kPython, peer_program("rpc_server.py"), "{out}", "lenet-32"};
       add_sample(m, "rpc", number_in(run_and_read("PyTorch RPC", 3, peer), "samples_per_second"));
     });
   alternate(s.rounds, who);

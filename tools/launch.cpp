@@ -66,10 +66,11 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
         serve_with->empty() ? std::vector{invocation.program, std::string("serve")} : std::vector{*serve_with};
     options->command = command->remaining();
     if (!options->command.empty() && options->command[0].starts_with("-"))
-      fail<InvalidArgument>("unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
-                            did_you_mean(options->command[0], {"--ranks", "--threads", "--servers", "--replicas",
-                                                               "--serve-with", "--on-failure", "--spares", "--rejoin-timeout",
-                                                               "--hosts", "--hostfile", "--remote", "--help"}));
+      fail<InvalidArgument>(
+          "unknown flag '{}'{}. `trireme launch --help` lists what there is", options->command[0],
+          did_you_mean(options->command[0],
+                       {"--ranks", "--threads", "--servers", "--replicas", "--serve-with", "--on-failure", "--spares",
+                        "--rejoin-timeout", "--hosts", "--hostfile", "--remote", "--help"}));
     options->command.insert(options->command.end(), invocation.rest.begin(), invocation.rest.end());
     if (options->command.empty())
       fail<InvalidArgument>("nothing to launch. Usage: trireme launch -n N -- PROGRAM ARGS…");

@@ -1,11 +1,11 @@
-#include "plot.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <iterator>
+
+#include "plot.h"
 
 namespace trireme::tools {
 namespace {
@@ -74,7 +74,8 @@ class Drawing {
   }
 
   std::string svg() {
-    put(R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}" font-family="DejaVu Sans, Helvetica, Arial, sans-serif">)",
+    put(R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}")"
+        R"( font-family="DejaVu Sans, Helvetica, Arial, sans-serif">)",
         kWidth, kHeight);
     put(R"(<title>{}</title>)", escaped(plot_.title));
     put(R"(<rect width="{}" height="{}" fill="#ffffff"/>)", kWidth, kHeight);
@@ -134,7 +135,8 @@ class Drawing {
     }
     put(R"(<path d="M{0} {1} V{2} H{3:.1f}" fill="none" stroke="#1f1f1f"/>)", kLeft, kTop, floor, right_);
     text((kLeft + right_) / 2, kHeight - 16, "middle", 14, "#1f1f1f", plot_.x_label);
-    put(R"svg(<text transform="translate(22 {:.1f}) rotate(-90)" text-anchor="middle" font-size="14" fill="#1f1f1f">{}</text>)svg",
+    put(R"svg(<text transform="translate(22 {:.1f}) rotate(-90)" text-anchor="middle" )svg"
+        R"svg(font-size="14" fill="#1f1f1f">{}</text>)svg",
         (kTop + floor) / 2, escaped(plot_.y_label));
   }
 
@@ -142,7 +144,8 @@ class Drawing {
     if (!plot_.level) return;
     put(R"(<line x1="{0}" y1="{2:.1f}" x2="{1:.1f}" y2="{2:.1f}" stroke="#888888" stroke-dasharray="3 3"/>)", kLeft,
         right_, down(*plot_.level));
-    put(R"(<text x="{}" y="{:.1f}" font-size="12" fill="#666666" stroke="#ffffff" stroke-width="4" paint-order="stroke">target {:g}</text>)",
+    put(R"(<text x="{}" y="{:.1f}" font-size="12" fill="#666666" stroke="#ffffff" )"
+        R"(stroke-width="4" paint-order="stroke">target {:g}</text>)",
         kLeft + 8, down(*plot_.level) - 6, *plot_.level);  // training begins below it
   }
 
@@ -158,7 +161,8 @@ class Drawing {
       fmt::format_to(std::back_inserter(points), "{}{:.1f},{:.1f}", points.empty() ? "" : " ", across(x), down(y));
       fmt::format_to(std::back_inserter(dots), R"(<circle cx="{:.1f}" cy="{:.1f}" r="3"/>)", across(x), down(y));
     }
-    put(R"(<polyline points="{}" fill="none" stroke="{}" stroke-width="2" stroke-linejoin="round"{}><title>{}</title></polyline>)",
+    put(R"(<polyline points="{}" fill="none" stroke="{}" stroke-width="2" stroke-linejoin="round")"
+        R"({}><title>{}</title></polyline>)",
         points, colour(i), dash(i), escaped(plot_.lines[i].name));
     put(R"(<g fill="{}">{}</g>)", colour(i), dots);
   }

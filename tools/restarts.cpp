@@ -69,7 +69,8 @@ cluster::Hosts hosts_for(cluster::Hosts hosts, int workers, int failed) {
   }
   for (; slots > workers; slots--) {
     const auto fewest = std::min_element(hosts.begin(), hosts.end(), [](const auto& a, const auto& b) {
-      return (a.second > 0 ? a.second : cluster::kMostWorkers + 1) < (b.second > 0 ? b.second : cluster::kMostWorkers + 1);
+      return (a.second > 0 ? a.second : cluster::kMostWorkers + 1) <
+             (b.second > 0 ? b.second : cluster::kMostWorkers + 1);
     });
     fewest->second--;
   }

@@ -8,7 +8,8 @@ int main(int argc, char** argv) {
   MPI_Init(&argc, &argv);
   int rank = 0;
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
-  for (const double until = MPI_Wtime() + 0.1; MPI_Wtime() < until;) {  /* long enough for the system to give each process a core */
+  /* long enough for the system to give each process a core */
+  for (const double until = MPI_Wtime() + 0.1; MPI_Wtime() < until;) {
   }
   FILE* out = rank == 0 ? fopen(argv[1], "w") : NULL;
   for (char* item = strtok(argv[2], ","); item != NULL; item = strtok(NULL, ",")) {

@@ -1,6 +1,6 @@
 // label: unit
-// A rank that is killed in the middle of a step, wherever that is: those who are left end with the parameters of a run in
-// which nobody died. Ranks are processes here, forked before libtorch has made threads, and die of SIGKILL.
+// A rank that is killed in the middle of a step, wherever that is: those who are left end with the parameters of a run
+// in which nobody died. Ranks are processes here, forked before libtorch has made threads, and die of SIGKILL.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -89,19 +89,17 @@ void train(const Plan& plan, int pipe) {
   const auto sets = data::open(world.local(), "synthetic:" + std::to_string(kSamples));
   torch::manual_seed(7);
   Net net;
-  auto train = parallel(world, net, plan.optimizer,
-                        {.exchange = {.bucket_bytes = 4096,
-                                      .clip = plan.clip,
-                                      .virtual_workers = plan.virtual_workers,
-                                      .elastic = true},
-                         .accumulate = plan.accumulate});
+  auto train = parallel(
+      world, net, plan.optimizer,
+      {.exchange = {.bucket_bytes = 4096, .clip = plan.clip, .virtual_workers = plan.virtual_workers, .elastic = true},
+       .accumulate = plan.accumulate});
   data::Feed feed(train, sets.train, {.batch = kBatch, .dtype = torch::kFloat64});
   Outcome outcome;
   outcome.each_once = true;
   for (int64_t e = 0; e < kEpochs; e++) {
     for (auto& batch : feed.epoch(e)) {
-      const Step done = train.step(
-          batch, [&] { return torch::nn::functional::cross_entropy(net.forward(batch.x), batch.y); });
+      const Step done =
+          train.step(batch, [&] { return torch::nn::functional::cross_entropy(net.forward(batch.x), batch.y); });
       outcome.regroups += done.regrouped ? 1 : 0;
       if (done.updated) outcome.updates = done.number;
     }
@@ -117,12 +115,9 @@ void train(const Plan& plan, int pipe) {
     }
   });
   if (!train.group().first()) return;
-  const int64_t head[] = {outcome.updates,
-                          train.group().size(),
-                          outcome.regroups,
-                          static_cast<int64_t>(passed.size()),
-                          outcome.each_once ? 1 : 0,
-                          static_cast<int64_t>(parameters.size())};
+  const int64_t head[] = {outcome.updates,           train.group().size(),
+                          outcome.regroups,          static_cast<int64_t>(passed.size()),
+                          outcome.each_once ? 1 : 0, static_cast<int64_t>(parameters.size())};
   send(pipe, head, 6);
   send(pipe, parameters.data(), parameters.size());
   for (const auto& [mark, hits] : passed) {
@@ -172,8 +167,8 @@ Finished run(const Plan& plan) {
   const bool told = receive(ends[0], head, 6);
   EXPECT_TRUE(told) << "nobody came to the end";
   if (told) {
-    result.outcome = {head[0], head[1], head[2], head[3], head[4] != 0,
-                      std::vector<double>(static_cast<size_t>(head[5]))};
+    result.outcome = {head[0], head[1],      head[2],
+                      head[3], head[4] != 0, std::vector<double>(static_cast<size_t>(head[5]))};
     EXPECT_TRUE(result.outcome.each_once) << "a sample was lost, or came twice";
     EXPECT_TRUE(receive(ends[0], result.outcome.parameters.data(), result.outcome.parameters.size()));
     for (int64_t i = 0; i < head[3]; i++) {
@@ -181,7 +176,8 @@ Finished run(const Plan& plan) {
       EXPECT_TRUE(receive(ends[0], text.data(), text.size()));
       const std::string line = text.data();
       const size_t tab = line.find('\t'), next = line.find('\t', tab + 1);
-      result.marks.push_back({0, line.substr(0, tab), std::stoull(line.substr(tab + 1)), std::stoi(line.substr(next + 1))});
+      result.marks.push_back(
+          {0, line.substr(0, tab), std::stoull(line.substr(tab + 1)), std::stoi(line.substr(next + 1))});
     }
   }
   close(ends[0]);
@@ -205,7 +201,9 @@ double furthest(const std::vector<double>& a, const std::vector<double>& b) {
 bool thorough() { return getenv("TRIREME_LONG") != nullptr; }
 
 /// With virtual workers bits are the same, whoever died; otherwise sums are rounded in another order.
-double tolerance(const std::string& name) { return name.starts_with("virtual") ? std::numeric_limits<double>::denorm_min() : 1e-12; }
+double tolerance(const std::string& name) {
+  return name.starts_with("virtual") ? std::numeric_limits<double>::denorm_min() : 1e-12;
+}
 
 class Elastic : public testing::TestWithParam<const char*> {};
 
@@ -239,7 +237,8 @@ TEST_P(Elastic, ADeathAtAnyPlaceLeavesTheParametersOfAnUndisturbedRun) {
       const int victim = static_cast<int>(turn + static_cast<size_t>(seed)) % 3;
       const int hit = mark.hit <= 2 ? 1 : 1 + (static_cast<int>(turn) * 7 + seed * 5) % (mark.hit - 1);
       plan.deaths = {{victim, mark.place, mark.number, hit}};
-      SCOPED_TRACE(fmt::format("{}: rank {} dies at '{}' {} for the {}. time", name, victim, mark.place, mark.number, hit));
+      SCOPED_TRACE(
+          fmt::format("{}: rank {} dies at '{}' {} for the {}. time", name, victim, mark.place, mark.number, hit));
       const Finished disturbed = run(plan);
       EXPECT_EQ(disturbed.killed, 1);
       EXPECT_EQ(disturbed.outcome.updates, kSteps);
@@ -271,8 +270,8 @@ TEST_P(Elastic, DeathsOneAfterAnotherAndInTheMiddleOfARecovery) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Ways, Elastic, testing::Values("adam", "momentum", "clip", "accumulate", "virtual",
-                                         "virtual_clip"),
+INSTANTIATE_TEST_SUITE_P(Ways, Elastic,
+                         testing::Values("adam", "momentum", "clip", "accumulate", "virtual", "virtual_clip"),
                          [](const auto& way) { return std::string(way.param); });
 
 }  // namespace

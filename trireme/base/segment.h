@@ -5,8 +5,8 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <vector>
 #include <utility>
+#include <vector>
 
 #include <trireme/base/descriptor.h>
 #include <trireme/base/lock.h>

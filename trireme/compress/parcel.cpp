@@ -53,9 +53,8 @@ class Packer {
 
 bool is_coded(const space::Slot& slot, std::span<const std::string> excludes) {
   if (slot.shape.size() < 2) return false;
-  return std::none_of(excludes.begin(), excludes.end(), [&](const std::string& pattern) {
-    return fnmatch(pattern.c_str(), slot.name.c_str(), 0) == 0;
-  });
+  return std::none_of(excludes.begin(), excludes.end(),
+                      [&](const std::string& pattern) { return fnmatch(pattern.c_str(), slot.name.c_str(), 0) == 0; });
 }
 
 Parcel plan_parcel(const space::Layout& layout, size_t first, size_t last, space::Range range, const Packing& packing,
@@ -73,8 +72,7 @@ void encode(Parcel& parcel, ErrorFeedback& codec, const std::byte* gradients, st
     const std::span<std::byte> to = message.subspan(item.at, item.bytes);
     if (!item.coded) {
       std::memcpy(to.data(), gradients + item.range.begin, item.bytes);
-      flags[item.slot] == 0 ? codec.keep(item.strip)
-                            : codec.add_rest(item.strip, reinterpret_cast<float*>(to.data()));
+      flags[item.slot] == 0 ? codec.keep(item.strip) : codec.add_rest(item.strip, reinterpret_cast<float*>(to.data()));
     } else if (flags[item.slot] == 0) {
       codec.encode_nothing(item.strip, to);
       codec.keep(item.strip);

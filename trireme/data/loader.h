@@ -35,12 +35,12 @@ struct LoaderOptions {
 struct Batch {
   torch::Tensor x, y;
   double weight = 0;
-  size_t step = 0;                             // within the epoch
-  int64_t piece = 0;                           // within the epoch: step · workers + whose share it was cut for; with
-                                               // virtual workers, which of them
-  int micro = 0;                               // within the step
+  size_t step = 0;    // within the epoch
+  int64_t piece = 0;  // within the epoch: step · workers + whose share it was cut for; with
+                      // virtual workers, which of them
+  int micro = 0;      // within the step
   int64_t epoch = 0;
-  double signs = 0;  // of its samples: the sum of sign_of()
+  double signs = 0;                            // of its samples: the sum of sign_of()
   std::shared_ptr<const std::string> terms{};  // what the loaders of all ranks must agree on; null: not from a loader
   size_t samples() const { return x.defined() ? static_cast<size_t>(x.size(0)) : 0; }
 };
@@ -56,8 +56,8 @@ size_t batch_to_test(const Dataset& set);
 
 /// A data set, and how its epochs become batches.
 struct Stock {
-  /// Throws InvalidArgument when batch, workers and samples do not fit together. `ranks`: pieces of a step. `changes`: ranks
-  /// come and go, so that they need not agree on how many there are.
+  /// Throws InvalidArgument when batch, workers and samples do not fit together. `ranks`: pieces of a step. `changes`:
+  /// ranks come and go, so that they need not agree on how many there are.
   Stock(Dataset set, int ranks, const LoaderOptions& options, bool changes = false);
 
   Dataset set;

@@ -1,5 +1,5 @@
-// A crew that changes while it trains: those who are left, and those who come, go on with the state of the last step that
-// was made.
+// A crew that changes while it trains: those who are left, and those who come, go on with the state of the last step
+// that was made.
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace trireme {
 
-/// A crew's exchange counts from when its state is whole: one that lost a rank before that is thrown away. An exchange goes
-/// before its group does.
+/// A crew's exchange counts from when its state is whole: one that lost a rank before that is thrown away. An exchange
+/// goes before its group does.
 struct Parallel::Impl::Attempt {
   Attempt() = default;
   Attempt(const Group& its, comm::shm::Communicator* its_local, std::unique_ptr<exchange::Exchange> its_exchange)
@@ -58,8 +58,7 @@ void Parallel::Impl::move_in() {
   }
   for (int seat = 0; seat < exchange_->seats(); seat++) {
     for (size_t slot = 0; slot < parameters_.size(); slot++)
-      gradients_.push_back(
-          view_of(layout[slot], exchange_->gradients(seat), parameters_[slot].tensor.scalar_type()));
+      gradients_.push_back(view_of(layout[slot], exchange_->gradients(seat), parameters_[slot].tensor.scalar_type()));
     if (seat == 0) placement_.emplace(gradients_);
   }
   arrivals_.emplace(
@@ -109,8 +108,8 @@ void Parallel::Impl::share_memo() {
   memo_ = {number, std::move(text)};
 }
 
-/// The one that group_ is, or the next that does not lose a rank meanwhile. `before`: of the crew whose state it goes on
-/// with, or nothing where this rank comes anew.
+/// The one that group_ is, or the next that does not lose a rank meanwhile. `before`: of the crew whose state it goes
+/// on with, or nothing where this rank comes anew.
 void Parallel::Impl::enter_crew(Attempt& before, const space::Layout& layout) {
   for (Attempt tried; true;) {
     comm::shm::Communicator* const local = &group_.local();

@@ -203,8 +203,9 @@ void Parallel::Impl::check_pipeline() const {
 void Parallel::Impl::check_ranks(World* world) const {
   const exchange::Sync& sync = options_.exchange.sync;
   if (elastic() && (world == nullptr || model_))
-    fail<InvalidArgument>("a crew that changes is all of the world, and each rank has all of the model: give parallel() "
-                          "the World, or leave elastic out");
+    fail<InvalidArgument>(
+        "a crew that changes is all of the world, and each rank has all of the model: give parallel() "
+        "the World, or leave elastic out");
   if (elastic() && options_.sync_batch_norm)
     fail<InvalidArgument>("sync_batch_norm counts on ranks that stay: leave it out, or elastic");
   if (world == nullptr && sync.needs_servers())

@@ -264,13 +264,13 @@ class Parallel::Impl {
     bool gathers;
   };
 
-  Group group_, whole_;               // see Ranks
-  const std::optional<Group> model_;  //
-  const std::optional<Group> alike_;  //
-  const std::vector<int> stages_;     //
-  const std::string mesh_;            //
+  Group group_, whole_;                               // see Ranks
+  const std::optional<Group> model_;                  //
+  const std::optional<Group> alike_;                  //
+  const std::vector<int> stages_;                     //
+  const std::string mesh_;                            //
   comm::shm::Communicator* local_ = &group_.local();  // as long as there is the group, whose epoch may have ended
-  World* const world_;  // null: these are the ranks of a group, and not of the world
+  World* const world_;                                // null: these are the ranks of a group, and not of the world
   const std::optional<space::UpdaterOptions> optimizer_;
   StepMetrics count_;
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
@@ -333,9 +333,9 @@ class Parallel::Impl {
   std::optional<int64_t> leased_;  // where work is given: the step of the piece that was taken and not done yet
   bool stopped_ = false;           // the ranks have agreed to stop
   std::optional<exchange::Balancer> balancer_;  // with ParallelOptions::balance
-  exchange::Ledger ledger_;        // of the crew, in the epoch that is under way
-  exchange::Ledger own_;           // of this rank, in the step that is under way
-  bool change_ = false;            // they have agreed to go on as another crew
+  exchange::Ledger ledger_;                     // of the crew, in the epoch that is under way
+  exchange::Ledger own_;                        // of this rank, in the step that is under way
+  bool change_ = false;                         // they have agreed to go on as another crew
   std::pair<int64_t, std::string> memo_{-1, ""};
 };
 

@@ -27,12 +27,12 @@ struct Step {
   double loss = 0;     // weighted mean over all ranks and micro-batches of this update; valid when updated. Where ranks
                        // train on their own, this rank's
   int64_t number = 0;  // updates so far, of this rank
-  bool skipped = false;  // with OnNan::skip: the update had a NaN and was not made, nor is it counted. Not updated
-                         // then; all ranks in lockstep() see it alike
-  std::string reason{};  // of a skipped update: who had it, and where
-  bool regrouped = false;  // the crew has changed (Options::elastic): group() is another one. If not updated, the step was
-                           // not made, and its samples are divided anew; a Feed does so by itself
-  double change_seconds = 0;  // that it took, from the news to the new crew
+  bool skipped = false;    // with OnNan::skip: the update had a NaN and was not made, nor is it counted. Not updated
+                           // then; all ranks in lockstep() see it alike
+  std::string reason{};    // of a skipped update: who had it, and where
+  bool regrouped = false;  // the crew has changed (Options::elastic): group() is another one. If not updated, the step
+                           // was not made, and its samples are divided anew; a Feed does so by itself
+  double change_seconds = 0;     // that it took, from the news to the new crew
   double computing_seconds = 0;  // of an update: this rank's forward and backward passes, without what is exchanged
                                  // beside them and what it waits for; 0 in a pipeline
   bool stop = false;  // some rank asked to stop: all ranks see it after the same update, or when they ask for work. Not
@@ -119,16 +119,17 @@ class Parallel {
 
   /// Whether step() goes through losses and joins: those who are left make the step anew, or go on with the next.
   bool elastic() const;
-  /// After a PeerLost of a collective outside of step(): on with those who are left. What comes back is what has become of
-  /// a step that was under way. Collective among them: others may be inside of step(), which does the same.
+  /// After a PeerLost of a collective outside of step(): on with those who are left. What comes back is what has become
+  /// of a step that was under way. Collective among them: others may be inside of step(), which does the same.
   Step change_crew();
-  /// What step() is given next is made of these samples, the sum of whose signs (data::sign_of) this is. Batches of a Feed
-  /// say so themselves.
+  /// What step() is given next is made of these samples, the sum of whose signs (data::sign_of) this is. Batches of a
+  /// Feed say so themselves.
   void count_samples(int64_t epoch, double samples, double signs);
   /// With batches of a Feed: which samples of the epoch that is under way, or was the last, steps were made with.
   const exchange::Ledger& ledger() const;
-  /// What ranks have settled together outside of steps, such as the result of an evaluation: `number` grows. After a change
-  /// of the crew all have the furthest of them, those who come anew too; so nobody does again what others have done.
+  /// What ranks have settled together outside of steps, such as the result of an evaluation: `number` grows. After a
+  /// change of the crew all have the furthest of them, those who come anew too; so nobody does again what others have
+  /// done.
   void settle_on(int64_t number, std::string what);
   /// -1: nothing yet.
   const std::pair<int64_t, std::string>& settled_on() const;

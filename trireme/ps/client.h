@@ -36,8 +36,8 @@ struct ClientOptions {
   int model = 0;        // number of the model among the job's, the same on all workers; kRoll: none, see ps/models.h
   Seconds timeout{60};  // of every wait for a server
   std::string timeout_setting = "ClientOptions::timeout";  // what error messages call it
-  bool in_place = false;  // not with replicas: see the servers' parameters instead of a copy, where all servers are on this machine. For
-                          // rules under which no parameter changes while a worker computes
+  bool in_place = false;  // not with replicas: see the servers' parameters instead of a copy, where all servers are on
+                          // this machine. For rules under which no parameter changes while a worker computes
   size_t staging_bytes =
       16 << 20;  // room for keys and rows on their way. Without tables: as much as a piece of state needs
 };
@@ -52,8 +52,8 @@ struct PushOptions {
   /// In the place of the gradient of a chunk whose server is on another machine: a message of the job's codec, which
   /// stays as it is until this is done. Empty: gradients travel as they are. The range has such chunks whole.
   Encode encode{};
-  bool hold = false;   // where workers wait for each other: done when the gradients of all are there; apply() has to
-                       // follow, and a pull of the next version. Until then they must not be written to
+  bool hold = false;  // where workers wait for each other: done when the gradients of all are there; apply() has to
+                      // follow, and a pull of the next version. Until then they must not be written to
 };
 
 struct PullOptions {
@@ -107,7 +107,9 @@ class Client {
 
   const Job& job() const { return job_; }
   /// For waits that begin from now on; null: as at first.
-  void limit_waits(const WaitLimit* limit) { limit_ = limit != nullptr ? *limit : WaitLimit{options_.timeout, options_.timeout_setting}; }
+  void limit_waits(const WaitLimit* limit) {
+    limit_ = limit != nullptr ? *limit : WaitLimit{options_.timeout, options_.timeout_setting};
+  }
   int worker() const { return worker_; }
   const std::vector<space::Bucket>& buckets() const { return buckets_; }
   const std::vector<Chunk>& chunks() const { return chunks_; }

@@ -6,7 +6,7 @@ namespace trireme::ps {
 
 compress::Parcel parcel_of(const Job& job, const Chunk& chunk, const compress::Codec& codec) {
   return compress::plan_parcel(job.layout, chunk.first, chunk.last, chunk.range,
-                     {codec, job.codec.by_matrix(), job.codec_excludes});
+                               {codec, job.codec.by_matrix(), job.codec_excludes});
 }
 
 Decoder::Decoder(const Job& job, const std::vector<Chunk>& chunks)

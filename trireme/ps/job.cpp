@@ -116,8 +116,8 @@ Job decode_json(const json& text) {
   for (const json& pattern : text.at("excludes")) job.codec_excludes.push_back(name_in(pattern));
   for (const space::Slot& slot : job.layout.slots())
     if (job.codec && slot.dtype != DType::f32)
-      fail<InvalidArgument>("compress {} is for parameters of type f32, and '{}' is {}",
-                            compress::name_of(job.codec), slot.name, name_of(slot.dtype));
+      fail<InvalidArgument>("compress {} is for parameters of type f32, and '{}' is {}", compress::name_of(job.codec),
+                            slot.name, name_of(slot.dtype));
   std::set<std::string> names;
   for (const json& table : text.at("tables")) {
     job.tables.push_back(decode_table(table));

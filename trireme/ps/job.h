@@ -23,7 +23,7 @@ struct Job {
   std::vector<SparseTable::Options> tables;
   compress::Spec codec{};  // of gradients that workers on other machines push; what it needs to know is in coded.h
   std::vector<std::string> codec_excludes;  // names of parameters that travel as they are, with * and ?
-  int replicas = 0;  // servers beside the first that have each chunk and row
+  int replicas = 0;                         // servers beside the first that have each chunk and row
 
   /// As text; equal jobs have equal texts.
   std::string encode() const;

@@ -78,7 +78,8 @@ struct Request {
   uint64_t begin = 0;  // push, pull, set: in the flat space. Of data in the worker's staging area: where they are there
   uint64_t bytes = 0;  // of the range. Of the data. take: pieces of work in the epoch. show_…: as many as are wanted,
                        // or as there is room for
-  uint64_t extra = 0;  // take: pieces per step. push with kCoded: bytes of the data. sparse_pull, show_…: where the answer goes in the staging area
+  uint64_t extra = 0;  // take: pieces per step. push with kCoded: bytes of the data. sparse_pull, show_…: where the
+                       // answer goes in the staging area
 };
 static_assert(sizeof(Request) == 64);
 

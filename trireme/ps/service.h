@@ -112,10 +112,10 @@ class Service {
       victim
     } standing = absent;  // victim: left because of another
     SeenIds seen;
-    int64_t clock = 0;  // the step that it is at, or waits for
-    int64_t begun = 0;  // the last step that it began
-    Seconds delay{0};   // of its pushes
-    Reply answer;       // the last one to take or lock, for a repeated request
+    int64_t clock = 0;    // the step that it is at, or waits for
+    int64_t begun = 0;    // the last step that it began
+    Seconds delay{0};     // of its pushes
+    Reply answer;         // the last one to take or lock, for a repeated request
     uint64_t passed = 0;  // its request to the last barrier that all came to
   };
   struct Waiting {

@@ -82,8 +82,8 @@ class SparseTable {
   /// The same for at most `most` rows. Begins at `from`, 0 or what the call before has returned; std::nullopt: these
   /// were the last. The table must not change in between.
   std::optional<size_t> for_some(size_t from, size_t most, const std::function<void(const Row&)>& visit) const;
-  /// The clock that ages rows, and when unused ones were looked for last: before rows are put back, so that they go when
-  /// they would have gone.
+  /// The clock that ages rows, and when unused ones were looked for last: before rows are put back, so that they go
+  /// when they would have gone.
   struct Ages {
     uint32_t now = 0, swept = 0;
   };

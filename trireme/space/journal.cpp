@@ -25,8 +25,8 @@ void Journal::begin(uint64_t step, std::span<const int64_t> steps) {
 
 void Journal::enter(uint64_t owned, Range piece, std::span<const std::byte* const> homes, size_t bytes) {
   const uint64_t number = page_->entries.load(std::memory_order_relaxed);
-  page_->headers[number % 2] = {page_->begun.load(std::memory_order_relaxed), owned, piece.begin, piece.end,
-                                homes.size(), bytes};
+  page_->headers[number % 2] = {
+      page_->begun.load(std::memory_order_relaxed), owned, piece.begin, piece.end, homes.size(), bytes};
   for (size_t i = 0; i < homes.size(); i++) std::memcpy(home(number, i), homes[i], bytes);
   page_->entries.store(number + 1);
   mark("journal: entry", number);

@@ -41,7 +41,8 @@ class Journal {
   void look(std::function<void()> given_up) { given_up_ = std::move(given_up); }
   /// An update begins. `steps` of each slot, as they are before it; empty where nobody counts them.
   void begin(uint64_t step, std::span<const int64_t> steps);
-  /// A part of the given owned range is about to change: `homes` have its parameters and state vectors, `bytes` of each.
+  /// A part of the given owned range is about to change: `homes` have its parameters and state vectors, `bytes` of
+  /// each.
   void enter(uint64_t owned, Range piece, std::span<const std::byte* const> homes, size_t bytes);
   /// All of the update is done.
   void end(uint64_t step);

@@ -114,7 +114,8 @@ class Page {
     for (const Panel& panel : panels_) below = draw(panel, below);
     const std::string body = std::move(out_);
     out_.clear();
-    put(R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1:.0f}" viewBox="0 0 {0} {1:.0f}" font-family="DejaVu Sans, Helvetica, Arial, sans-serif">)",
+    put(R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1:.0f}" viewBox="0 0 {0} {1:.0f}")"
+        R"( font-family="DejaVu Sans, Helvetica, Arial, sans-serif">)",
         kPageWidth, below);
     put(R"(<title>{}</title>)", for_xml(title_));
     put(R"(<rect width="{}" height="{:.0f}" fill="#ffffff"/>)", kPageWidth, below);
@@ -182,7 +183,8 @@ class Page {
         put(R"(<rect x="{:.1f}" y="{:.1f}" width="{:.1f}" height="3" fill="#9a9a9a"/>)", x, y + kBar / 2 - 1.5, width);
       return;
     }
-    put(R"(<rect x="{:.2f}" y="{:.1f}" width="{:.2f}" height="{}" fill="{}" stroke="#ffffff" stroke-width="{}"><title>{}: {:.4g} to {:.4g}</title></rect>)",
+    put(R"(<rect x="{:.2f}" y="{:.1f}" width="{:.2f}" height="{}" fill="{}" stroke="#ffffff" )"
+        R"(stroke-width="{}"><title>{}: {:.4g} to {:.4g}</title></rect>)",
         x, y, width, kBar, fill(span.action, panel.timeline.chunks), width > 4 ? 1 : 0, describe(span.action),
         span.begin, span.end);
     const std::string number = std::to_string(span.action.micro);

@@ -49,7 +49,12 @@ std::optional<std::pair<int, std::string>> worker_of(const std::string& name) {
 }
 
 Adapted::Adapted(Source& kept, const space::Layout& layout, int workers, int ranks, std::vector<int> keepers)
-    : kept_(kept), layout_(layout), workers_(workers), ranks_(ranks), keepers_(std::move(keepers)), about_(kept.about()) {
+    : kept_(kept),
+      layout_(layout),
+      workers_(workers),
+      ranks_(ranks),
+      keepers_(std::move(keepers)),
+      about_(kept.about()) {
   about_.workers = workers;
   std::set<std::string> bases;
   for (const std::string& vector : kept_.contents().vectors()) {
@@ -82,8 +87,7 @@ std::string Adapted::compared() const {
   const auto owners = [](int count) {
     return count == 0 ? std::string("one state for all workers") : fmt::format("a state for each of {} workers", count);
   };
-  return fmt::format("the state was kept as {}, and goes on as {}: {}", owners(kept_.about().workers),
-                     owners(workers_),
+  return fmt::format("the state was kept as {}, and goes on as {}: {}", owners(kept_.about().workers), owners(workers_),
                      kept_.about().workers == 0 ? "each has a copy" : "what workers had of their own is averaged");
 }
 
@@ -122,8 +126,7 @@ void Adapted::read(const std::string& vector, Range range, std::span<std::byte> 
   const double divisor = base_of(vector) == kResidual ? 1 : static_cast<double>(origins.size());
   for (const space::Slot& slot : layout_.slots()) {
     const Range part = intersect(slot.range, range);
-    if (!part.empty())
-      add_all(origins, part, slot.dtype, divisor, into.subspan(part.begin - range.begin, part.size()));
+    if (!part.empty()) add_all(origins, part, slot.dtype, divisor, into.subspan(part.begin - range.begin, part.size()));
   }
 }
 

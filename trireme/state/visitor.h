@@ -23,9 +23,9 @@
 namespace trireme::state {
 
 inline const std::string kParameters = "parameters";
-inline const std::string kSteps = "optimizer/steps";  // of each slot, where the optimizer counts them
+inline const std::string kSteps = "optimizer/steps";        // of each slot, where the optimizer counts them
 inline const std::string kResidual = "optimizer/residual";  // of_worker(machine, …): what its codecs keep for later
-inline const std::string kStep = "step";              // a scalar: updates so far
+inline const std::string kStep = "step";                    // a scalar: updates so far
 /// What a vector or scalar of one worker's is called.
 std::string of_worker(int worker, const std::string& name);
 

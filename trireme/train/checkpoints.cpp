@@ -160,7 +160,8 @@ void Checkpoints::meet(int64_t done) {
   follow_crew();
   bool due = options_.every.steps > 0 && done % options_.every.steps == 0;
   if (options_.every.seconds > 0 && seconds_since(saved_) >= kNearEnough * options_.every.seconds)
-    due = due || !saver_->busy();  // what is due by the clock may wait until the one before is written; training may not
+    due =
+        due || !saver_->busy();  // what is due by the clock may wait until the one before is written; training may not
   if (decide(due ? 1 : 0, "whether to save") == 0) return;
   const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
   save(done / steps, static_cast<size_t>(done % steps), {});

@@ -360,8 +360,13 @@ void Run::compare_data(const data::Splits& splits) {
     fail<Mismatch>(
         "{} on this machine (rank {}) has as many {} as on rank 0's machine, but other {} in them. Copy the same files "
         "to all machines",
-        options_.data, world_.rank(), splits.tokenizer ? "tokens" : splits.schema ? "rows" : "samples",
-        splits.tokenizer ? "text" : splits.schema ? "names, categories or numbers" : "images or labels");
+        options_.data, world_.rank(),
+        splits.tokenizer ? "tokens"
+        : splits.schema  ? "rows"
+                         : "samples",
+        splits.tokenizer ? "text"
+        : splits.schema  ? "names, categories or numbers"
+                         : "images or labels");
 }
 
 std::string Run::servers_text() const {

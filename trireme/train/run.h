@@ -75,7 +75,8 @@ class Run {
   void save(Parallel& train, const data::Splits& splits);
   /// Of the model, each with samples of its own, and the number of this worker's.
   int copies() const { return mesh_ ? mesh_->size("data") : world_.group().size(); }
-  /// Parts of a step's batch, each with a pass of its own, but for accumulation and pipelines; likewise of the test set.
+  /// Parts of a step's batch, each with a pass of its own, but for accumulation and pipelines; likewise of the test
+  /// set.
   int pieces() const { return asked().virtual_workers > 0 ? asked().virtual_workers : copies(); }
   int copy() const { return mesh_ ? mesh_->coordinate("data") : world_.group().rank(); }
   /// Workers compute with parameters of others: all of them run the same.

@@ -8,17 +8,18 @@ namespace trireme::train {
 namespace {
 
 int missing(const std::vector<int>& from, const std::vector<int>& in) {
-  return static_cast<int>(std::count_if(from.begin(), from.end(), [&](int rank) {
-    return std::find(in.begin(), in.end(), rank) == in.end();
-  }));
+  return static_cast<int>(std::count_if(from.begin(), from.end(),
+                                        [&](int rank) { return std::find(in.begin(), in.end(), rank) == in.end(); }));
 }
 
-std::string counted(int count, const char* what) { return fmt::format("{} worker{} {}", count, count == 1 ? "" : "s", what); }
+std::string counted(int count, const char* what) {
+  return fmt::format("{} worker{} {}", count, count == 1 ? "" : "s", what);
+}
 
 }  // namespace
 
-/// A part that can be done again from where the run is: its steps have been made whole, and the rest leaves nothing half
-/// done. All ranks that are left come here, or go on inside of a step.
+/// A part that can be done again from where the run is: its steps have been made whole, and the rest leaves nothing
+/// half done. All ranks that are left come here, or go on inside of a step.
 void Run::through_changes(Parallel& train, const std::function<void()>& part) {
   crew_ = train.group().ranks();
   if (!train.elastic()) return part();
@@ -46,8 +47,8 @@ void Run::follow(Parallel& train, const Step& change) {
   std::string who = lost > 0 ? counted(lost, "lost") : "";
   if (joined > 0) who += (who.empty() ? "" : ", ") + counted(joined, "joined");
   listener_.note(fmt::format("{}: {} on with step {}, after {:.0f} ms{}{}", who,
-                             counted(static_cast<int>(now.size()), now.size() == 1 ? "goes" : "go"), position_ + 1, change.change_seconds * 1e3, change.reason.empty() ? "" : ". ",
-                             change.reason));
+                             counted(static_cast<int>(now.size()), now.size() == 1 ? "goes" : "go"), position_ + 1,
+                             change.change_seconds * 1e3, change.reason.empty() ? "" : ". ", change.reason));
 }
 
 /// This worker comes when others have trained for a while.

@@ -30,10 +30,10 @@ std::string refusal(const Body& body) {
 }
 
 TEST(Header, IsAsTheSpecificationHasIt) {
-  const Header header = parse(
-      R"({"b":{"dtype":"U8","shape":[3],"data_offsets":[8,11]},"__metadata__":{"k":"v"},)"
-      R"("a":{"shape":[2,1],"data_offsets":[0,8],"dtype":"F32"},"none":{"dtype":"I64","shape":[0,7],"data_offsets":[8,8]}}   )",
-      11);
+  const Header header = parse(R"({"b":{"dtype":"U8","shape":[3],"data_offsets":[8,11]},"__metadata__":{"k":"v"},)"
+                              R"("a":{"shape":[2,1],"data_offsets":[0,8],"dtype":"F32"},)"
+                              R"("none":{"dtype":"I64","shape":[0,7],"data_offsets":[8,8]}}   )",
+                              11);
   ASSERT_EQ(header.tensors.size(), 3u);
   EXPECT_EQ(header.tensors[0].describe(), "a F32[2,1]");
   EXPECT_EQ(header.tensors[1].name, "none");

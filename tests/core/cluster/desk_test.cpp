@@ -572,7 +572,8 @@ TEST(DeskCrews, AgentsHearThatTheWorkIsDone) {
   EXPECT_EQ(late.line->rank, 1);
   EXPECT_EQ(late.line->dismissal, "");
   desk.leave("secret", worker.id, 0, "", -1);
-  for (const Agent* agent : {&a, &late}) EXPECT_EQ(agent->line->dismissal, "the job is over: the crew has done its work");
+  for (const Agent* agent : {&a, &late})
+    EXPECT_EQ(agent->line->dismissal, "the job is over: the crew has done its work");
   const Agent later(desk, -1, 1, "d", "10.0.0.4");
   EXPECT_EQ(later.id, 0u);
   EXPECT_NE(later.line->text.find("a job that is over"), std::string::npos) << later.line->text;

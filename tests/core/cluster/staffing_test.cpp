@@ -83,9 +83,7 @@ TEST(BackOff, ADeathAfterALongLifeIsReplacedAtOnce) {
   EXPECT_EQ(next_start(at(20), 1, 2, back_off).start, 1);
 }
 
-TEST(BackOff, SoIsThatOfOneThatHadGotSomewhere) {
-  EXPECT_EQ(after_death({3, at(0)}, at(2), at(1), true).early, 0);
-}
+TEST(BackOff, SoIsThatOfOneThatHadGotSomewhere) { EXPECT_EQ(after_death({3, at(0)}, at(2), at(1), true).early, 0); }
 
 TEST(BackOff, EarlyDeathsAreWaitedForTwiceAsLongEachTime) {
   BackOff back_off;

@@ -1,11 +1,11 @@
 #pragma once
 // Certificates for a test, in a folder that goes with it.
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <sstream>
 #include <string>
-
-#include <unistd.h>
 
 #include <trireme/cluster/coordination/tls.h>
 #include <trireme/comm/network/engine.h>

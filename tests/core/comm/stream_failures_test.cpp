@@ -155,9 +155,9 @@ TEST(StreamDoor, StrangersAreHarmlessCountedAndNamedOnce) {
     };
     for (int i = 0; i < 20; i++) say("GET / HTTP/1.1\r\n\r\n");
     say(std::string(100'000, '\xff'));
-    say("");                                         // half open
+    say("");                                          // half open
     say(std::string("\x16\x03\x01\xff\xff\x01", 6));  // the beginning of a long greeting
-    for (int i = 0; i < 20; i++) {                   // a scan: comes and goes
+    for (int i = 0; i < 20; i++) {                    // a scan: comes and goes
       say("");
       strangers.pop_back();
     }

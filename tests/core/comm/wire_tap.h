@@ -28,8 +28,7 @@ inline Descriptor loopback_socket(int& port) {
     if (connect(socket.get(), any, size) != 0) fail<IoError>("cannot connect: {}", errno_text());
     return socket;
   }
-  if (bind(socket.get(), any, size) != 0 || listen(socket.get(), 16) != 0 ||
-      getsockname(socket.get(), any, &size) != 0)
+  if (bind(socket.get(), any, size) != 0 || listen(socket.get(), 16) != 0 || getsockname(socket.get(), any, &size) != 0)
     fail<IoError>("cannot listen: {}", errno_text());
   port = ntohs(address.sin_port);
   return socket;

@@ -233,8 +233,7 @@ class EveryExchange : public testing::TestWithParam<Crew> {};
 /// Where the same run twice gives the same bits: all together, or one alone.
 bool repeats(const Crew& crew) {
   const bool together = crew.sync == Sync::shared || crew.sync == Sync::allreduce || crew.sync == Sync::central ||
-                        crew.sync == Sync::server || crew.sync.kind == Sync::local ||
-                        crew.sync.kind == Sync::diloco;
+                        crew.sync == Sync::server || crew.sync.kind == Sync::local || crew.sync.kind == Sync::diloco;
   return together || crew.ranks == 1;
 }
 

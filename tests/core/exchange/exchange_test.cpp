@@ -112,8 +112,8 @@ void expect_near(const Layout& layout, const Values& got, const Values& wanted, 
 
 /// Where each rank sees the last update of all at once; otherwise it knows only what it was given with its own.
 bool sees_all(const Crew& crew) {
-  return crew.sync.lockstep() || crew.sync.kind == Sync::hogwild || crew.sync.kind == Sync::local || crew.sync.kind == Sync::diloco ||
-         crew.sync.kind == Sync::elastic;
+  return crew.sync.lockstep() || crew.sync.kind == Sync::hogwild || crew.sync.kind == Sync::local ||
+         crew.sync.kind == Sync::diloco || crew.sync.kind == Sync::elastic;
 }
 
 void expect_trained(const Crew& crew, const Layout& layout, const Trained& got, const Trained& wanted,

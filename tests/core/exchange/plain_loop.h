@@ -156,7 +156,7 @@ inline Trained plain_loop(const space::Layout& layout, const space::UpdaterOptio
   const auto n = static_cast<size_t>(ranks);
   const bool diloco = sync.kind == Sync::diloco;
   const bool alone = diloco || sync.kind == Sync::local || sync.kind == Sync::elastic;  // each rank has parameters of
-                                                                                         // its own
+                                                                                        // its own
   const bool own_state = alone || sync.kind == Sync::hogwild;
   std::vector<Values> p(alone ? n : 1, start);
   std::vector<PlainState> states(own_state ? n : 1, PlainState(start));

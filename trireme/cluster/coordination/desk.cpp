@@ -91,7 +91,8 @@ struct Desk::State {
   bool over TRIREME_GUARDED_BY(mutex) = false;        // the crew has done its work
   std::string crew_reason TRIREME_GUARDED_BY(mutex);  // of its last change
   TRIREME_GUARDED_BY(mutex) int target = 1, next_number = 0;
-  std::map<uint64_t, int> called TRIREME_GUARDED_BY(mutex);  // by agent: workers that it was asked for and has not brought
+  std::map<uint64_t, int> called
+      TRIREME_GUARDED_BY(mutex);  // by agent: workers that it was asked for and has not brought
   std::deque<std::string> events TRIREME_GUARDED_BY(mutex);
   bool closed TRIREME_GUARDED_BY(mutex) = false;
   std::unordered_map<uint64_t, Counted> counted TRIREME_GUARDED_BY(mutex);  // by member
@@ -101,7 +102,7 @@ struct Desk::State {
   // and then lets the words go. Who comes while another one waits for the disk has its changes written with others'.
 
   const std::shared_ptr<Outbox> outbox = std::make_shared<Outbox>();
-  Mutex journal_mutex;  // before `mutex`
+  Mutex journal_mutex;                                                // before `mutex`
   std::vector<Outbox::Word> going TRIREME_GUARDED_BY(journal_mutex);  // words whose changes are being written
   ImageChanges image TRIREME_GUARDED_BY(mutex);
   std::set<std::string> dirty TRIREME_GUARDED_BY(mutex);            // keys of values that have changed

@@ -97,10 +97,10 @@ struct Child {
   Slate slate;
   std::vector<Pipe> streams;
   Lines lines;
-  std::optional<int> status;  // of waitpid, once it ended
-  double ended = 0;           // seconds after the start
-  bool pressed = false;       // it ended after it was asked to
-  bool dispensable = false;   // it ended badly, and the others went on
+  std::optional<int> status;                  // of waitpid, once it ended
+  double ended = 0;                           // seconds after the start
+  bool pressed = false;                       // it ended after it was asked to
+  bool dispensable = false;                   // it ended badly, and the others went on
   std::optional<Clock::time_point> given_up;  // of an elastic job: since when nobody waits for it any more
   bool cast_off = false;                      // and it was killed for that
 

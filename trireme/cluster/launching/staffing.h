@@ -34,13 +34,13 @@ struct Elasticity {
 /// What whoever decides about the crew says at one moment.
 struct CrewView {
   uint64_t epoch = 0;
-  std::vector<int> ranks;  // of the crew, in order; also those that have come to a good end
-  int target = 0;          // workers that are wanted here
-  int more = 0;            // that somebody has asked for besides, so far
-  bool complete = false;   // all of the first crew had come
-  bool over = false;       // the crew has done its work
+  std::vector<int> ranks;   // of the crew, in order; also those that have come to a good end
+  int target = 0;           // workers that are wanted here
+  int more = 0;             // that somebody has asked for besides, so far
+  bool complete = false;    // all of the first crew had come
+  bool over = false;        // the crew has done its work
   std::vector<int> lost{};  // given up, or dead: nobody waits for them any more
-  std::string failure;     // why the job cannot go on, a sentence; "": it does
+  std::string failure;      // why the job cannot go on, a sentence; "": it does
 };
 
 constexpr int kMostWorkers = 256;      // that a launcher keeps at a time, spares included

@@ -12,10 +12,10 @@
 namespace trireme::comm::stream {
 namespace {
 
-constexpr Seconds kStrangersLimit{5};    // who has not said who it is until then is turned away
-constexpr size_t kMostStrangers = 256;   // at a time, beside those who are expected
+constexpr Seconds kStrangersLimit{5};   // who has not said who it is until then is turned away
+constexpr size_t kMostStrangers = 256;  // at a time, beside those who are expected
 constexpr Seconds kBeforeAnotherTry{0.1};
-constexpr Seconds kLook{0.25};  // how often it is asked whether the job goes on
+constexpr Seconds kLook{0.25};                     // how often it is asked whether the job goes on
 constexpr const char* kOfAccepting = " accepted";  // a proof is of a claim, and of one side
 
 void send_parcel(Channel& channel, Part part, const std::string& body) {
@@ -195,8 +195,7 @@ class Assembly {
 
   void judge(const Attempt& attempt, const Verdict& verdict) const {
     if (!verdict.refusal.empty()) fail<InvalidArgument>("turned this rank away, which {}", verdict.refusal);
-    if (!same(verdict.proof,
-              credentials_.proof(attempt.channel->binding(), attempt.hello.claim() + kOfAccepting)))
+    if (!same(verdict.proof, credentials_.proof(attempt.channel->binding(), attempt.hello.claim() + kOfAccepting)))
       fail<InvalidArgument>("has another token than ours: give all ranks of a job the same TRIREME_TOKEN");
   }
 
@@ -248,9 +247,10 @@ class Assembly {
     if (!first_.empty()) return;
     first_ = fmt::format("{} (from {})", why, candidate.address);
     if (meeting_.note)
-      meeting_.note(fmt::format("rank {} has turned away a connection from {} that is none of group '{}': {}. Others "
-                                "are counted (`trireme ctl status`: strangers)",
-                                meeting_.rank, candidate.address, meeting_.name, why));
+      meeting_.note(
+          fmt::format("rank {} has turned away a connection from {} that is none of group '{}': {}. Others "
+                      "are counted (`trireme ctl status`: strangers)",
+                      meeting_.rank, candidate.address, meeting_.name, why));
   }
 
   const network::Meeting& meeting_;

@@ -67,7 +67,7 @@ class Outbox {
  private:
   void advance(uint32_t tag);
   std::deque<Flight*> ready_;
-  ByTag<Flight*> waiting_;                         // for grants, or behind one that does
+  ByTag<Flight*> waiting_;                        // for grants, or behind one that does
   std::unordered_map<uint32_t, size_t> granted_;  // that nothing has used yet
 };
 

@@ -110,8 +110,7 @@ std::shared_ptr<SSL_CTX> make_context(const network::Secrets& secrets, bool by_c
        "TLS 1.3");
   SSL_CTX_set_num_tickets(context.get(), 0);  // nothing is resumed
   SSL_CTX_set_session_cache_mode(context.get(), SSL_SESS_CACHE_OFF);
-  SSL_CTX_set_session_id_context(context.get(), reinterpret_cast<const unsigned char*>(kIdentity),
-                                 kContextBytes);
+  SSL_CTX_set_session_id_context(context.get(), reinterpret_cast<const unsigned char*>(kIdentity), kContextBytes);
   // With the token alone too: a certificate instead of it is none of an authority that we know.
   SSL_CTX_set_verify(context.get(), SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, nullptr);
   if (by_certificate) {
@@ -151,8 +150,8 @@ struct Channel::Pipe {
   size_t left = 0;                   // of these, bytes that have gone
   std::unique_ptr<std::byte[]> arrived = std::make_unique_for_overwrite<std::byte[]>(kReadAhead);
   size_t begin = 0, end = 0;  // of what was read and not taken
-  int error = 0;                     // of the socket
-  bool ended = false;                // the other side writes no more
+  int error = 0;              // of the socket
+  bool ended = false;         // the other side writes no more
 
   static Pipe& of(BIO* bio) { return *static_cast<Pipe*>(BIO_get_data(bio)); }
 

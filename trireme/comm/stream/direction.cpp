@@ -10,7 +10,7 @@
 namespace trireme::comm::stream {
 namespace {
 
-constexpr Seconds kForever{1e6};       // until the bell rings
+constexpr Seconds kForever{1e6};        // until the bell rings
 constexpr Seconds kShortFarewell{0.3};  // of a group that has failed: some of its peers may hear nothing any more
 
 }  // namespace

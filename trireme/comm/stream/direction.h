@@ -32,10 +32,10 @@ class Direction {
   struct Peer {
     size_t number = 0;
     std::unique_ptr<Channel> channel{};
-    Mutex use{};                                            // of the connection; taken before mutex_
-    bool looks_for_room TRIREME_GUARDED_BY(use) = false;    // the socket's buffer was full
-    bool again TRIREME_GUARDED_BY(use) = false;             // there is more to do, whatever the socket says
-    bool over TRIREME_GUARDED_BY(use) = false;              // nothing will be read or written any more
+    Mutex use{};                                          // of the connection; taken before mutex_
+    bool looks_for_room TRIREME_GUARDED_BY(use) = false;  // the socket's buffer was full
+    bool again TRIREME_GUARDED_BY(use) = false;           // there is more to do, whatever the socket says
+    bool over TRIREME_GUARDED_BY(use) = false;            // nothing will be read or written any more
   };
 
   /// `channels` by rank; null: no peer.

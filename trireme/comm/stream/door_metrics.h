@@ -6,8 +6,9 @@ namespace trireme::comm::stream {
 
 struct DoorMetrics {
   explicit DoorMetrics(metrics::Registry* registry)
-      : strangers(registry, {"strangers", "connections",
-                             "Turned away while ranks met: not of this job, or not what they said"}) {}
+      : strangers(registry,
+                  {"strangers", "connections", "Turned away while ranks met: not of this job, or not what they said"}) {
+  }
   metrics::Counter strangers;
 };
 

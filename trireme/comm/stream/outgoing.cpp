@@ -6,9 +6,9 @@
 namespace trireme::comm::stream {
 namespace {
 
-constexpr size_t kStaged = 16 << 10;    // bytes of one record of TLS
-constexpr size_t kAtOnce = 128 << 10;   // of a long message, between two looks at the socket
-constexpr Seconds kFarewell{1};         // for the others to read what was sent
+constexpr size_t kStaged = 16 << 10;   // bytes of one record of TLS
+constexpr size_t kAtOnce = 128 << 10;  // of a long message, between two looks at the socket
+constexpr Seconds kFarewell{1};        // for the others to read what was sent
 
 }  // namespace
 

@@ -38,8 +38,8 @@ void Poller::ring() { eventfd_write(bell_.get(), 1); }
 const std::vector<Poller::Event>& Poller::wait(const Deadline& deadline) {
   std::array<epoll_event, 64> found{};
   const double most = std::min(deadline.left().count() * 1e3, 1e9);
-  const int count = epoll_wait(epoll_.get(), found.data(), static_cast<int>(found.size()),
-                               static_cast<int>(std::ceil(most)));
+  const int count =
+      epoll_wait(epoll_.get(), found.data(), static_cast<int>(found.size()), static_cast<int>(std::ceil(most)));
   events_.clear();
   for (int i = 0; i < count; i++) {
     const epoll_event& event = found[static_cast<size_t>(i)];

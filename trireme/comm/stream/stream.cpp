@@ -43,10 +43,7 @@ std::unique_ptr<network::Transport> connect(const network::Meeting& meeting) {
 }
 
 void add() {
-  network::add_engine({.name = "stream",
-                       .description = "encrypted streams",
-                       .connect = connect,
-                       .secure = true});
+  network::add_engine({.name = "stream", .description = "encrypted streams", .connect = connect, .secure = true});
 }
 
 }  // namespace trireme::comm::stream

@@ -53,9 +53,7 @@ Replica::Replica(Models& models, const Seat& seat, const Surroundings& around)
 
 Replica::~Replica() = default;
 
-bool Replica::finished() const {
-  return !fault_.empty() || (models_.finished() && held_.empty());
-}
+bool Replica::finished() const { return !fault_.empty() || (models_.finished() && held_.empty()); }
 
 std::string Replica::describe() const {
   if (!fault_.empty()) return fmt::format("part {}: no longer here: {}", seat_.shard, fault_);
