@@ -8,8 +8,8 @@ set(proto_sources ${proto_out}/coordinator.pb.cc ${proto_out}/coordinator.grpc.p
 file(MAKE_DIRECTORY ${proto_out})
 add_custom_command(
   OUTPUT ${proto_sources} ${proto_out}/coordinator.pb.h ${proto_out}/coordinator.grpc.pb.h
-  COMMAND protobuf::protoc --proto_path=${PROJECT_SOURCE_DIR}/trireme/cluster/coordination --cpp_out=${proto_out} --grpc_out=${proto_out}
-          --plugin=protoc-gen-grpc=${GRPC_CPP_PLUGIN} ${proto}
+  COMMAND protobuf::protoc --proto_path=${PROJECT_SOURCE_DIR}/trireme/cluster/coordination --cpp_out=${proto_out}
+          --grpc_out=${proto_out} --plugin=protoc-gen-grpc=${GRPC_CPP_PLUGIN} ${proto}
   DEPENDS ${proto} VERBATIM)
 target_sources(trireme_core PRIVATE ${proto_sources})
 target_include_directories(trireme_core SYSTEM PRIVATE ${proto_out})

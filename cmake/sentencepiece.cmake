@@ -1,5 +1,5 @@
-# Tokenizers of sentencepiece, where it is installed: a file of its own that the core loads when it needs it, because the
-# library's protobuf must not meet the one of gRPC and libtorch (trireme/data/sentencepiece/plugin.h). Not under
+# Tokenizers of sentencepiece, where it is installed: a file of its own that the core loads when it needs it, because
+# the library's protobuf must not meet the one of gRPC and libtorch (trireme/data/sentencepiece/plugin.h). Not under
 # sanitizers, which do not know RTLD_DEEPBIND.
 include(GNUInstallDirs)
 set_source_files_properties(trireme/data/tokenizer.cpp PROPERTIES COMPILE_DEFINITIONS

@@ -1,6 +1,6 @@
-# unite(TARGET): the target's sources that have the same UNITY_GROUP become one file, which includes them. As CMake's own
-# UNITY_BUILD, but with paths below the project: so the compiler cache knows the file again in a clone in another folder.
-# A source with flags of its own stays by itself.
+# unite(TARGET): the target's sources that have the same UNITY_GROUP become one file, which includes them. As CMake's
+# own UNITY_BUILD, but with paths below the project: so the compiler cache knows the file again in a clone in another
+# folder. A source with flags of its own stays by itself.
 function(unite target)
   get_target_property(sources ${target} SOURCES)
   set(kept)

@@ -1,8 +1,10 @@
 #!/usr/bin/python3
-"""Checks the Kubernetes manifests: fields and types against a strict schema of what is used here, and whether the files agree with each other.
+"""Checks the Kubernetes manifests: fields and types against a strict schema of what is used here, and whether the files
+agree with each other.
 
-An unknown field is refused: the API server only warns about a misspelt one, and then runs without it. To use a field, add it to the schema below (the
-names are those of the Kubernetes API reference). Usage: deploy/check_manifests.py [FOLDER]; exit code 1 and a line for each fault.
+An unknown field is refused: the API server only warns about a misspelt one, and then runs without it. To use a field,
+add it to the schema below (the names are those of the Kubernetes API reference). Usage: deploy/check_manifests.py
+[FOLDER]; exit code 1 and a line for each fault.
 """
 import pathlib
 import re
@@ -324,7 +326,10 @@ def check_container(where, container, secrets):
     for variable in container.get("env", []):
         reference = variable.get("valueFrom", {}).get("secretKeyRef")
         if reference and reference["key"] not in secrets.get(reference["name"], []):
-            yield f"{where}: {variable['name']} refers to key {reference['key']!r} of Secret {reference['name']!r}, which kustomization.yaml does not make"
+            yield (
+                f"{where}: {variable['name']} refers to key {reference['key']!r} of Secret {reference['name']!r}, "
+                "which kustomization.yaml does not make"
+            )
     ports = [port["containerPort"] for port in container.get("ports", [])]
     for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
         target = container.get(kind, {}).get("grpc", {}).get("port")
@@ -367,7 +372,8 @@ def check_job(resources):
         for c in template["spec"]["containers"]:
             by_command.setdefault((c.get("args") or [None])[0], []).append((owner, one, c))
     if sorted(by_command, key=str) != ["coordinator", "train"] or any(len(found) != 1 for found in by_command.values()):
-        yield f"expected one container that runs 'coordinator' and one that runs 'train', found {sorted(by_command, key=str)}"
+        found = sorted(by_command, key=str)
+        yield f"expected one container that runs 'coordinator' and one that runs 'train', found {found}"
         return
     (_, _, coordinator), (owner, workers, worker) = by_command["coordinator"][0], by_command["train"][0]
     environment = {variable["name"]: variable.get("value") for variable in worker.get("env", [])}

@@ -51,7 +51,11 @@ def free_port():
 class Job:
     def __init__(self, case, ranks, checkpoint, every):
         variables = dict(
-            os.environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1"
+            os.environ,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(free_port()),
+            WORLD_SIZE=str(ranks),
+            OMP_NUM_THREADS="1",
         )
         self.ranks = [
             subprocess.Popen(

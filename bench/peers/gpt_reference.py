@@ -28,7 +28,11 @@ def write(path, tensors):
     header, blobs, at = {}, [], 0
     for name, tensor in tensors.items():
         array = tensor.detach().contiguous().numpy()
-        header[name] = {"dtype": names[array.dtype], "shape": list(array.shape), "data_offsets": [at, at + array.nbytes]}
+        header[name] = {
+            "dtype": names[array.dtype],
+            "shape": list(array.shape),
+            "data_offsets": [at, at + array.nbytes],
+        }
         blobs.append(array.tobytes())
         at += array.nbytes
     text = json.dumps(header).encode()

@@ -50,9 +50,7 @@ def two_stages(layers, width, heads, context, vocabulary):
     first = Embedding(context, vocabulary, width)
     blocks = [Masked(width, heads, context) for _ in range(layers)]
     half = (layers + 1) // 2
-    return nn.Sequential(
-        nn.Sequential(first, *blocks[:half]), nn.Sequential(*blocks[half:], Head(width, first.tokens))
-    )
+    return nn.Sequential(nn.Sequential(first, *blocks[:half]), nn.Sequential(*blocks[half:], Head(width, first.tokens)))
 
 
 def run(spec, micro):

@@ -1,7 +1,8 @@
 """PyTorch's RPC parameter server: samples per second of asynchronous training. Usage: rpc_server.py OUT CASE
 
-Rank 0 is the server: it keeps the parameters and applies each gradient as it arrives, under a lock (SGD with momentum). The other ranks are workers: one call
-pushes the gradients and brings the new parameters back, as in PyTorch's tutorial on asynchronous RPC.
+Rank 0 is the server: it keeps the parameters and applies each gradient as it arrives, under a lock (SGD with momentum).
+The other ranks are workers: one call pushes the gradients and brings the new parameters back, as in PyTorch's tutorial
+on asynchronous RPC.
 """
 import json, os, sys, threading, time
 

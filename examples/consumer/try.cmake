@@ -7,7 +7,7 @@ function(run)
   endif()
 endfunction()
 run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${prefix})
-run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${BUILD}/consumer/build -DCMAKE_PREFIX_PATH=${prefix} -DCMAKE_BUILD_TYPE=Release
-    -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
+run(${CMAKE_COMMAND} -G Ninja -S ${SOURCE} -B ${BUILD}/consumer/build -DCMAKE_PREFIX_PATH=${prefix}
+    -DCMAKE_BUILD_TYPE=Release -DCMAKE_CXX_COMPILER_LAUNCHER=ccache)
 run(${CMAKE_COMMAND} --build ${BUILD}/consumer/build)
 run(${prefix}/bin/trireme launch -n 2 -- ${BUILD}/consumer/build/consumer)

@@ -46,7 +46,8 @@ RULES = [
 MODELS = [  # that the lines about trained models use
     "trireme train linear --data flowers.csv --workers 1 --epochs 5 --save flowers.safetensors",
     "trireme train lenet --data synthetic:64 --workers 1 --max-steps 1 --save lenet.safetensors",
-    "trireme train gpt:tiny --data text:book.txt --workers 1 --max-steps 2 --save gpt.safetensors --checkpoint runs/gpt",
+    "trireme train gpt:tiny --data text:book.txt --workers 1 --max-steps 2 --save gpt.safetensors "
+    "--checkpoint runs/gpt",
     *(
         f"trireme train linear --data synthetic:64 --workers 1 --max-steps 500 --epochs 500 --checkpoint runs/{name} "
         "--checkpoint-every 250steps"
@@ -115,11 +116,15 @@ def shortened(text):
     text = re.sub(r"(train resnet\S+ .*)--data fashion-mnist", r"\1--data synthetic:64", text)  # tests on 10,000 images
     text = re.sub(r"^(trireme bench allreduce\b)", r"\1 --rounds 1 --sizes 4096 --ranks 2", text)
     text = re.sub(r"^(trireme bench (?:train|ps)\b)", r"\1 --rounds 1", text)
-    text = re.sub(r"^(trireme bench compress)\b(?!.*--hosts)", r"\1 --rounds 1 --codecs fp16,topk:0.01 --gradients lenet", text)
+    text = re.sub(
+        r"^(trireme bench compress)\b(?!.*--hosts)", r"\1 --rounds 1 --codecs fp16,topk:0.01 --gradients lenet", text
+    )
     text = re.sub(r"^(trireme bench checkpoint\b)", r"\1 --rounds 1 --turns 1 --width 64", text)
     small = "--rounds 1 --layers 1 --model-width 32 --heads 2 --context 16 --samples 4 --steps 2"
     text = re.sub(r"^(trireme bench (?:model|pipeline)\b)", rf"\1 {small}", text)
-    text = re.sub(r"^(trireme bench elastic) --tries \d+", r"\1 --rounds 1 --case lenet-32 --tries 2 --peer-tries 1", text)
+    text = re.sub(
+        r"^(trireme bench elastic) --tries \d+", r"\1 --rounds 1 --case lenet-32 --tries 2 --peer-tries 1", text
+    )
     text = re.sub(r"^(trireme bench balance)", r"\1 --rounds 1 --case lenet-32 --seconds 1", text)
     if text.startswith("trireme chaos "):
         text = re.sub(r"--kills \d+", "--kills 1", text).replace("fashion-mnist", "synthetic:2000")
@@ -130,7 +135,8 @@ def shortened(text):
 
 
 def prepare(folder):
-    """What a reader has: the repository's recipes, a table, programs of his own, a list of hosts, and `trireme` in the path."""
+    """What a reader has: the repository's recipes, a table, programs of his own, a list of hosts, and `trireme` in the
+    path."""
     build = pathlib.Path(support.TRIREME).resolve().parent
     shutil.copytree(support.ROOT / "recipes", folder / "recipes")
     (folder / "deploy" / "kubernetes").mkdir(parents=True)

@@ -7,7 +7,8 @@ import numpy
 
 import support
 
-# Worker 1 sleeps: a step of even shares takes many times as long as one of fitting shares, whatever else the machine does.
+# Worker 1 sleeps: a step of even shares takes many times as long as one of fitting shares, whatever else the machine
+# does.
 SLOW = ["--straggler", "1:80"]
 DATA = ["linear", "--data", "synthetic:1000", "--batch", 64, "--dtype", "f64", "--lr", "1e-3"]
 
@@ -38,7 +39,8 @@ class Balance(support.CommandTest):
                 result = support.run("train", *args, "--balance", mode, "--progress", "plain", cwd=self.folder)
                 self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
                 said = (
-                    r"(?m)^rank 1 \(host .+, process \d+\) is slow: the others waited \d+ % of the last \d+ steps for it "
+                    r"(?m)^rank 1 \(host .+, process \d+\) is slow: "
+                    r"the others waited \d+ % of the last \d+ steps for it "
                     rf"\([\d.e+]+ ms a step of [\d.e+]+ ms\){share}$"
                 )
                 self.assertRegex(result.stdout, said)

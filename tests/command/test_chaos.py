@@ -1,4 +1,5 @@
-"""trireme chaos: workers of a real job are killed and stopped, and nothing is lost; and what it says when something is."""
+"""trireme chaos: workers of a real job are killed and stopped, and nothing is lost; and what it says when something
+is."""
 import json
 import signal
 import time

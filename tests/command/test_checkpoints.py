@@ -79,13 +79,19 @@ class Checkpoints(support.CommandTest):
         self.assertEqual(self.train(*keeping, "--resume", self.runs)["sha256"], whole["sha256"])
 
     def test_other_crews(self):
-        """The same samples in the same steps, whatever crew goes on; with the sums of others, the same up to rounding."""
+        """The same samples in the same steps, whatever crew goes on; with the sums of others, the same up to
+        rounding."""
         args = ["mlp:32", *DATA, "--dtype", "f64", "--epochs", 2]
         whole, _ = self.parameters(*args, "--workers", 2)
         begin = [*args, "--workers", 2, "--checkpoint", self.runs, "--checkpoint-every", "30steps"]
         self.train(*begin, "--max-steps", 90)
-        for crew in (["--workers", 1], ["--workers", 3], ["--workers", 2, "--sync", "server", "--servers", 2],
-                     ["--workers", 4, "--sync", "allreduce"], ["--workers", 3, "--sync", "central"]):
+        for crew in (
+            ["--workers", 1],
+            ["--workers", 3],
+            ["--workers", 2, "--sync", "server", "--servers", 2],
+            ["--workers", 4, "--sync", "allreduce"],
+            ["--workers", 3, "--sync", "central"],
+        ):
             with self.subTest(crew=crew):
                 found, report = self.parameters(*args, *crew, "--resume", self.runs / "step-000000090")
                 self.assertEqual(report["updates"], 126)
@@ -98,8 +104,22 @@ class Checkpoints(support.CommandTest):
         for sync in ("async", "stale:2", "hogwild", "local:5", "elastic:5,0.3"):
             with self.subTest(sync=sync):
                 self.runs = self.folder / f"runs-{sync.split(':')[0]}"
-                args = ["mlp:32", *DATA, "--workers", 2, "--sync", sync, "--epochs", 3, "--lr", 0.02,
-                        "--checkpoint", self.runs, "--checkpoint-every", "40steps"]
+                args = [
+                    "mlp:32",
+                    *DATA,
+                    "--workers",
+                    2,
+                    "--sync",
+                    sync,
+                    "--epochs",
+                    3,
+                    "--lr",
+                    0.02,
+                    "--checkpoint",
+                    self.runs,
+                    "--checkpoint-every",
+                    "40steps",
+                ]
                 code, out, err = self.stopped(*args, after=40)
                 self.assertEqual(code, 128 + signal.SIGTERM, out + err)
                 report = self.train(*args, "--resume", "latest")
@@ -109,8 +129,23 @@ class Checkpoints(support.CommandTest):
 
     def test_grace(self):
         """When time is up, what is being written is given up: the run ends, and goes on with what was complete."""
-        args = ["mlp:3000,3000", "--data", "synthetic:400", "--batch", 50, "--lr", 0.001, "--workers", 2,
-                "--epochs", 1000, "--checkpoint", self.runs, "--checkpoint-every", "100000steps"]
+        args = [
+            "mlp:3000,3000",
+            "--data",
+            "synthetic:400",
+            "--batch",
+            50,
+            "--lr",
+            0.001,
+            "--workers",
+            2,
+            "--epochs",
+            1000,
+            "--checkpoint",
+            self.runs,
+            "--checkpoint-every",
+            "100000steps",
+        ]
         self.train(*args, "--max-steps", 2)
         flags = ["--resume", "latest", "--grace", "1ms", "--progress", "plain"]
         process = support.start("train", *args, *flags, cwd=self.folder)
@@ -172,8 +207,22 @@ class Checkpoints(support.CommandTest):
         workers take each step together."""
         support.write_bad_csv(self.folder / "bad.csv")
         data = ["--data", "bad.csv", "--label", "kind", "--normalize", "no", "--test", 0, "--batch", 20, "--no-shuffle"]
-        args = ["mlp:8", *data, "--optimizer", "sgd", "--lr", 0.1, "--loss", "mse", "--epochs", 2, "--workers", 2,
-                "--checkpoint-every", "3steps"]
+        args = [
+            "mlp:8",
+            *data,
+            "--optimizer",
+            "sgd",
+            "--lr",
+            0.1,
+            "--loss",
+            "mse",
+            "--epochs",
+            2,
+            "--workers",
+            2,
+            "--checkpoint-every",
+            "3steps",
+        ]
         hashes = set()
         for mode in ([], ["--sync", "allreduce"], ["--sync", "server", "--servers", 2]):
             with self.subTest(mode=mode):

@@ -1,4 +1,5 @@
-"""`trireme compare`: one training per way of synchronising, and a table, CSV and a plot that say the same as the reports."""
+"""`trireme compare`: one training per way of synchronising, and a table, CSV and a plot that say the same as the
+reports."""
 import csv
 import json
 import os
@@ -49,12 +50,16 @@ def scratch_folders():
 WORKER = """#!/usr/bin/python3
 import json, sys
 flags = dict(arg[2:].split("=", 1) for arg in sys.argv if arg.startswith("--") and "=" in arg)
-epochs = [{"epoch": e + 1, "loss": 1.5, "test_loss": None if e else 2.5, "test_accuracy": 0.25 * e, "samples_per_second": 1e5 / (e + 1), "seconds": e + 1} for e in range(3)]
+epochs = [{"epoch": e + 1, "loss": 1.5, "test_loss": None if e else 2.5, "test_accuracy": 0.25 * e,
+           "samples_per_second": 1e5 / (e + 1), "seconds": e + 1} for e in range(3)]
 report = {"epochs": epochs}
 if flags["sync"] == "allreduce":
     report["warning"] = "the loss grows"
 if flags["sync"] != "shared":
-    report["metrics"] = {"rank 0": {"updates": 3}, **{f"server {s}": {f"model {m}": {"staleness": {"count": 250, "sum": 314 + 10 * (m - s), "max": 3 + 2 * s + 2 * m}, "dropped": 308.5} for m in range(2)} for s in range(2)}}
+    stale = lambda s, m: {"count": 250, "sum": 314 + 10 * (m - s), "max": 3 + 2 * s + 2 * m}
+    model = lambda s, m: {"staleness": stale(s, m), "dropped": 308.5}
+    servers = {f"server {s}": {f"model {m}": model(s, m) for m in range(2)} for s in range(2)}
+    report["metrics"] = {"rank 0": {"updates": 3}, **servers}
 open(flags["report"], "w").write("{" if flags["sync"] == "central" else json.dumps(report))
 """
 
@@ -277,7 +282,8 @@ class Compare(support.CommandTest):
 
     def test_recipe(self):
         (self.folder / "small.toml").write_text(
-            'model = "mlp:16"\ndata = "synthetic:200"\nworkers = 2\nepochs = 5\nsync = "central"\noverlap = false\nreport = "kept/a.json"\n'
+            'model = "mlp:16"\ndata = "synthetic:200"\nworkers = 2\nepochs = 5\nsync = "central"\noverlap = false\n'
+            'report = "kept/a.json"\n'
         )
         result = support.run("compare", "small.toml", "--epochs", 1, "--sync", "shared,allreduce", cwd=self.folder)
         self.assertEqual(result.returncode, 0, result.stderr)

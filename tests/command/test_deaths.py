@@ -1,4 +1,5 @@
-"""Workers and commands that die, hang or are interrupted: the end comes soon, says who and why, and leaves nothing behind."""
+"""Workers and commands that die, hang or are interrupted: the end comes soon, says who and why, and leaves nothing
+behind."""
 import os
 import signal
 import sys
@@ -160,7 +161,8 @@ class Launch(support.CommandTest):
 
     def test_variables_arguments_and_prefixes(self):
         result = self.python(
-            "print(*[os.environ[n] for n in ('WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', 'TRIREME_RANK', 'TRIREME_SIZE')], "
+            "print(*[os.environ[n] for n in ('WORLD_SIZE', 'LOCAL_RANK', 'LOCAL_WORLD_SIZE', 'MASTER_ADDR', "
+            "'TRIREME_RANK', 'TRIREME_SIZE')], "
             "int(os.environ['MASTER_PORT']) > 0, sys.argv[1:])\nprint('to stderr', file=sys.stderr)",
             ranks=3,
         )
@@ -178,7 +180,8 @@ class Launch(support.CommandTest):
     def test_exit_code_and_last_lines_of_the_first_failed(self):
         started = time.monotonic()
         result = self.python(
-            "if rank == 1:\n  print('first line')\n  print('my last words', file=sys.stderr)\n  sys.exit(7)\ntime.sleep(30)"
+            "if rank == 1:\n  print('first line')\n"
+            "  print('my last words', file=sys.stderr)\n  sys.exit(7)\ntime.sleep(30)"
         )
         self.assertEqual(result.returncode, 7)
         self.assertLess(time.monotonic() - started, SOON + 1)
@@ -196,7 +199,8 @@ class Launch(support.CommandTest):
     def test_rank_that_ignores_the_end(self):
         started = time.monotonic()
         result = self.python(
-            "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nif rank == 1: time.sleep(0.3); sys.exit(3)\ntime.sleep(30)"
+            "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            "if rank == 1: time.sleep(0.3); sys.exit(3)\ntime.sleep(30)"
         )
         self.assertEqual(result.returncode, 3)
         self.assertLess(time.monotonic() - started, SOON + 1)

@@ -186,7 +186,18 @@ class Interrupted(support.CommandTest):
         self.expect_nothing_left(pids)
 
     def test_with_checkpoints_nothing_is_lost(self):
-        args = ["train", "mlp:32", "--data", "synthetic:4000", "--workers", 2, "--epochs", 100000, "--checkpoint", "runs"]
+        args = [
+            "train",
+            "mlp:32",
+            "--data",
+            "synthetic:4000",
+            "--workers",
+            2,
+            "--epochs",
+            100000,
+            "--checkpoint",
+            "runs",
+        ]
         process, pids = self.begin(*args, ready="checkpoint runs/")
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=20)

@@ -37,15 +37,18 @@ class Runs(LanguageTest):
         result = support.run("train", BERT, "--data", f"text:{TEXT}", "--workers", 2, "--max-steps", 1, cwd=self.folder)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("text: 53,589 tokens (bytes), 1,507 training and 167 test samples of 32", result.stdout)
-        self.assertIn("vocabulary 256 (embedded as 320, with a mask token); adamw at a learning rate of 0.003",
-                      result.stdout)
+        self.assertIn(
+            "vocabulary 256 (embedded as 320, with a mask token); adamw at a learning rate of 0.003", result.stdout
+        )
         self.assertRegex(result.stdout, r"perplexity \d+\.\d\d  test accuracy 0\.\d+  [\d,]+ tokens/s")
 
     def test_compressed_text_is_the_same_text(self):
         (self.folder / "a.gz").write_bytes(gzip.compress(TEXT.read_bytes()))
         flags = ("--workers", 2, "--batch", 256, "--max-steps", 2)
-        self.assertEqual(self.train(SMALL, "--data", "text:a.gz", *flags)["sha256"],
-                         self.train(SMALL, "--data", f"text:{TEXT}", *flags)["sha256"])
+        self.assertEqual(
+            self.train(SMALL, "--data", "text:a.gz", *flags)["sha256"],
+            self.train(SMALL, "--data", f"text:{TEXT}", *flags)["sha256"],
+        )
 
 
 def logits(tensors, tokens, heads, causal):
@@ -85,10 +88,12 @@ class Python(LanguageTest):
         samples = (len(held_out) - 1) // 32
         x, y = (held_out[i : i + samples * 32].view(samples, 32) for i in (0, 1))
         out = logits(tensors, x, heads=2, causal=True)
-        self.assertAlmostEqual(float(F.cross_entropy(out.flatten(0, 1), y.flatten())),
-                               report["epochs"][-1]["test_loss"], places=10)
-        self.assertAlmostEqual(float((out.argmax(-1) == y).double().mean()),
-                               report["epochs"][-1]["test_accuracy"], places=10)
+        self.assertAlmostEqual(
+            float(F.cross_entropy(out.flatten(0, 1), y.flatten())), report["epochs"][-1]["test_loss"], places=10
+        )
+        self.assertAlmostEqual(
+            float((out.argmax(-1) == y).double().mean()), report["epochs"][-1]["test_accuracy"], places=10
+        )
 
     def test_torchscript_of_bert(self):
         path, _ = self.learned(BERT, "--batch", 256, "--max-steps", 2)
@@ -103,13 +108,16 @@ class Tokenizers(LanguageTest):
     def test_a_sentencepiece_model_travels_with_the_saved_one(self):
         subprocess.run(
             ["spm_train", f"--input={TEXT}", "--model_prefix=m", "--vocab_size=300", "--minloglevel=2"],
-            cwd=self.folder, check=True, capture_output=True,
+            cwd=self.folder,
+            check=True,
+            capture_output=True,
         )
         path, report = self.learned(SMALL, "--tokenizer", "m.model", "--batch", 64, "--epochs", 2)
         self.assertLess(report["epochs"][-1]["test_perplexity"], 300)
         (self.folder / "m.model").unlink()
-        self.assertAlmostEqual(self.evaluation(path, "--data", f"text:{TEXT}")["loss"],
-                               report["epochs"][-1]["test_loss"], places=5)
+        self.assertAlmostEqual(
+            self.evaluation(path, "--data", f"text:{TEXT}")["loss"], report["epochs"][-1]["test_loss"], places=5
+        )
         text = self.succeeds("generate", path, "--prompt", "It was the", "--tokens", 30)
         self.assertTrue(text.startswith("It was the"))
         self.assertGreater(len(text.split()), 5)

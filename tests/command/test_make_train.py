@@ -1,4 +1,5 @@
-"""`make train` needs little: few packages, few targets. `make test` goes on in the same folder and compiles nothing of that again."""
+"""`make train` needs little: few packages, few targets. `make test` goes on in the same folder and compiles nothing of
+that again."""
 import json
 import os
 import pathlib
@@ -35,7 +36,8 @@ class MakeTrain(support.CommandTest):
         ).stdout
 
     def asked_of_apt(self, *options):
-        """What scripts/setup would install on a machine that has nothing: the real script, between a dpkg that knows no package and an apt-get that tells."""
+        """What scripts/setup would install on a machine that has nothing: the real script, between a dpkg that knows no
+        package and an apt-get that tells."""
         for name, body in (("dpkg-query", "exit 1"), ("apt-get", 'echo "$@" >> "$LOG"'), ("sudo", 'exec "$@"')):
             (self.folder / name).write_text(f"#!/bin/sh\n{body}\n")
             (self.folder / name).chmod(0o755)

@@ -83,9 +83,7 @@ class Division(LanguageTest):
         meshes = ((1, 1), (2, 1), (2, 2), (4, 1), (4, 2), (4, 4))
         for (workers, tensor), zero in itertools.product(meshes, (0, 1, 2, 3)):
             with self.subTest(workers=workers, tensor=tensor, zero=zero):
-                divided, its = self.model(
-                    workers, "--dtype", "f64", "--tensor", tensor, "--zero", zero, "--clip", 0.5
-                )
+                divided, its = self.model(workers, "--dtype", "f64", "--tensor", tensor, "--zero", zero, "--clip", 0.5)
                 self.assertEqual(its["mesh"], {"data": workers // tensor, "pipeline": 1, "tensor": tensor})
                 self.assertEqual(its["zero"], zero)
                 self.assertEqual(its["parameters"], report["parameters"])

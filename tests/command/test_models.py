@@ -1,4 +1,5 @@
-"""Several models in one program (tests/programs/several_models.cpp), in every mode: by turns and one after another, and who is named when it goes wrong."""
+"""Several models in one program (tests/programs/several_models.cpp), in every mode: by turns and one after another, and
+who is named when it goes wrong."""
 import os
 import pathlib
 import re
@@ -111,7 +112,8 @@ class Deaths(InTheSecondModel):
                 )  # 3 s, one for those who do not end by themselves, and a busy machine
                 self.assertRegex(
                     text,
-                    r"worker 1 has not pushed its gradient of '\S+' of model 1 for step \d+|rank 1 \(process \d+, \w+\) did not come",
+                    r"worker 1 has not pushed its gradient of '\S+' of model 1 for step \d+|"
+                    r"rank 1 \(process \d+, \w+\) did not come",
                 )
                 self.assertIn("A longer JoinOptions::timeout helps", text)
                 self.assertNotIn("--timeout", text)

@@ -212,7 +212,8 @@ class Parity(support.CommandTest):
         self.assert_near(ours, theirs, F64)
 
     def test_clipping_in_every_mode(self):
-        """By the norm of the mean gradient where workers update together; where each does so alone, one worker is an ordinary program."""
+        """By the norm of the mean gradient where workers update together; where each does so alone, one worker is an
+        ordinary program."""
         initial = self.initial("mlp:40,30")
         theirs, _ = train_with_torch(
             "mlp:40,30", "momentum", initial, self.images, self.labels, torch.float64, STEPS, seed=3, clip=1.5
@@ -302,7 +303,8 @@ class Parity(support.CommandTest):
         pathlib.Path("/usr/share/datasets/fashion-mnist").exists(), "apt-get install dataset-fashion-mnist"
     )
     def test_fashion_mnist_after_an_epoch(self):
-        # The rate falls to 0 within the epoch: at full rate the accuracy jumps by a point from one step to the next, whoever computes.
+        # The rate falls to 0 within the epoch: at full rate the accuracy jumps by a point from one step to the next,
+        # whoever computes.
         args = [
             "lenet",
             "--data",

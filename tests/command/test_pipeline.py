@@ -188,7 +188,9 @@ class Refusals(LanguageTest):
         two = (*TINY, *SHORT, "--workers", 2, "--pipeline", 2)
         (self.folder / "bad.schedule").write_text(DEADLOCK)
         self.refuses(*two, "--schedule", "file:bad.schedule", says=("bad.schedule", "deadlock", "stage 0", "stage 1"))
-        self.refused("train", *two, "--schedule", "file:none.schedule", says=("cannot open none.schedule", "--save"), code=2)
+        self.refused(
+            "train", *two, "--schedule", "file:none.schedule", says=("cannot open none.schedule", "--save"), code=2
+        )
         self.succeeds("schedule", "gpipe", "--stages", 2, "--micro", 4, "--save", "good.schedule")
         self.assertEqual(self.train(*two, "--schedule", "file:good.schedule")["micro"], 4)
         self.refuses(*two, "--schedule", "file:good.schedule", "--micro", 8, says=("good.schedule", "8"))

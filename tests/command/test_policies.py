@@ -187,7 +187,8 @@ class Policies(support.CommandTest):
 
     def test_a_stopped_worker_is_found_within_the_limit_of_a_step(self):
         rank = r"rank 1 \(process \d+, stopped .*\) did not come to .* within 1 s; rank 0 gave up waiting"
-        worker = r"worker 1.*: worker 0 has waited 1 s for"  # as a server says it; between epochs, workers wait for each other
+        # as a server says it; between epochs, workers wait for each other
+        worker = r"worker 1.*: worker 0 has waited 1 s for"
         either = f"{rank}|{worker}"
         for sync, says in {"shared": rank, "server": either, "async": rank, "stale:1": either}.items():
             with self.subTest(sync=sync):
@@ -241,11 +242,13 @@ class Policies(support.CommandTest):
 
     def test_what_the_data_cannot_give(self):
         self.refused(
-            "train", *("mlp:8", "--data", self.csv(), "--label", "kind", "--test", 0, "--stop", "accuracy=0.9"),
+            "train",
+            *("mlp:8", "--data", self.csv(), "--label", "kind", "--test", 0, "--stop", "accuracy=0.9"),
             says=["there is no test set"],
         )
         self.refused(
-            "train", *("mlp:8", "--data", self.csv(), "--label", "a", "--loss", "mse", "--stop", "accuracy=0.9"),
+            "train",
+            *("mlp:8", "--data", self.csv(), "--label", "a", "--loss", "mse", "--stop", "accuracy=0.9"),
             says=["numbers are predicted here"],
         )
 

@@ -41,7 +41,9 @@ class Replicas(support.CommandTest):
             if line.startswith("epoch 1 "):
                 break
         job = job_of(servers_of(process)[0])
-        complete = lambda: len(parts(job)) == servers and all(len(part) == 2 for part in parts(job).values())  # noqa: E731
+        complete = lambda: len(parts(job)) == servers and all(
+            len(part) == 2 for part in parts(job).values()
+        )  # noqa: E731
         for kill in range(kills):
             self.assertTrue(support.wait_until(complete, 20, 0.1), f"kill {kill}: {parts(job)}")
             time.sleep(1.1 if kill else 0)  # one that dies at once is not replaced
@@ -80,7 +82,16 @@ class Replicas(support.CommandTest):
     def test_what_cannot_be_is_refused(self):
         self.refused("train", *SMALL, "--sync", "async", "--replicas", 1, says=["2 servers at least"], code=2)
         self.refused(
-            "train", *SMALL, "--sync", "async", "--servers", 4, "--replicas", 2, says=["one backup of each part"], code=2
+            "train",
+            *SMALL,
+            "--sync",
+            "async",
+            "--servers",
+            4,
+            "--replicas",
+            2,
+            says=["one backup of each part"],
+            code=2,
         )
         self.refused("train", *SMALL, "--replicas", 1, says=["--replicas", "parameter servers"], code=2)
         self.refused(

@@ -66,7 +66,8 @@ class Reproducible(support.CommandTest):
 
     def test_recipe_equals_flags(self):
         recipe = self.write_recipe(
-            'model = "mlp:32"\ndata = "synthetic:300"\nworkers = 2\nbatch = 32\nepochs = 2\nlr = 0.1\nnesterov = true\noverlap = false\n'
+            'model = "mlp:32"\ndata = "synthetic:300"\nworkers = 2\nbatch = 32\nepochs = 2\nlr = 0.1\n'
+            'nesterov = true\noverlap = false\n'
             '[schedule_of_lr]\nlr-schedule = "cosine"\n'
         )
         flags = [*SMALL, "--workers", 2, "--lr", "0.1", "--nesterov", "--no-overlap", "--lr-schedule", "cosine"]

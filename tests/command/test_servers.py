@@ -99,8 +99,8 @@ class Modes(support.CommandTest):
             "--sync",
             "round-robin",
         ]
-        # The order of workers is fixed, and so are the bits, unless one of them was quick enough to take a piece that is
-        # the other's as a rule: then once more. With a wrong rate they would never be the same.
+        # The order of workers is fixed, and so are the bits, unless one of them was quick enough to take a piece that
+        # is the other's as a rule: then once more. With a wrong rate they would never be the same.
         shares, full = set(), set()
         for _ in range(6):
             shares.add(self.train(*half)["sha256"])

@@ -183,7 +183,21 @@ class Zoo(UseTest):
     def train_model(self, spec, *flags, data=None):
         path = self.folder / f"{spec.replace(':', '-')}.safetensors"
         report = self.train(
-            *(spec, "--data", data or self.data, "--workers", 2, "--batch", 32, "--epochs", 2, "--lr", 0.01, "--save", path),
+            *(
+                spec,
+                "--data",
+                data or self.data,
+                "--workers",
+                2,
+                "--batch",
+                32,
+                "--epochs",
+                2,
+                "--lr",
+                0.01,
+                "--save",
+                path,
+            ),
             *flags,
         )
         return path, report["epochs"][-1]
@@ -465,7 +479,10 @@ class Tables(UseTest):
             "tiny.safetensors": (b"abc", ["3 bytes"]),
             "text.safetensors": (b"this is no model at all", ["no safetensors file"]),
             "header.safetensors": (made(header.replace(b'"1.bias"', b'"1.bias', 1)), ["header"]),
-            "named.safetensors": (made(header.replace(b'"1.bias"', b'"1.buas"', 1)), ["1.bias F32[8] is missing", "1.buas"]),
+            "named.safetensors": (
+                made(header.replace(b'"1.bias"', b'"1.buas"', 1)),
+                ["1.bias F32[8] is missing", "1.buas"],
+            ),
             "shape.safetensors": (made(header.replace(b'"[4]"', b'"[5]"', 1)), ["not those of mlp:8"]),
             "version.safetensors": (made(header.replace(rb"\"version\":1", rb"\"version\":9", 1)), ["schema"]),
             "foreign.safetensors": (struct.pack("<Q", len(foreign)) + foreign + b"1234", ["does not say which model"]),
@@ -476,7 +493,9 @@ class Tables(UseTest):
         self.side_by_side({name: lambda n=name, s=says: refuse(n, s) for name, (_, says) in cases.items()})
         self.refused("evaluate", "none.safetensors", "--data", "flowers.csv", says=["no file or folder 'none.saf"])
         (self.folder / "folder").mkdir()
-        self.refused("predict", "folder", "--data", "flowers.csv", says=["no checkpoint in folder", "empty", "--checkpoint"])
+        self.refused(
+            "predict", "folder", "--data", "flowers.csv", says=["no checkpoint in folder", "empty", "--checkpoint"]
+        )
         export = ("checkpoint", "export", "flowers.safetensors")
         self.refused(*export, "--out", "m.onnx", says=[".pt", ".safetensors"], code=2)
         self.refused(*export, says=["--out"], code=2)
@@ -511,9 +530,7 @@ class Tables(UseTest):
             copy = support.read_safetensors(self.folder / f"{name}.safetensors")
             self.assertEqual(set(copy), set(saved))
             self.assertTrue(all(numpy.array_equal(copy[tensor], saved[tensor]) for tensor in saved), name)
-            self.assertEqual(
-                *(header_of(self.folder / f"{n}.safetensors")["__metadata__"] for n in (name, "flowers"))
-            )
+            self.assertEqual(*(header_of(self.folder / f"{n}.safetensors")["__metadata__"] for n in (name, "flowers")))
         for name in ("folder", "one"):
             self.assertTrue(all(map(torch.equal, outputs[name], outputs["file"])), name)
 

@@ -1,14 +1,15 @@
 """Several hosts on one machine: network namespaces with host names of their own, joined by a switch.
 
-    with Hosts(2) as hosts:                     # hosts "a" and "b", 10.77.0.1 and 10.77.0.2, which resolve each other's names
+    with Hosts(2) as hosts:                     # "a" and "b", 10.77.0.1 and 10.77.0.2, which know each other's names
         hosts.limit("b", "1gbit")               # both directions of b's cable
         server = hosts.run("a", ["./server"])   # a Popen
         client = hosts.run("b", ["./client", "a"], env={...}, stdout=subprocess.PIPE)
         hosts.down("b")                         # pulls b's cable: nobody is told
 
-What the hosts share: files, process ids, the boot id, memory and cores. What is their own: addresses, ports, abstract unix sockets, the host name.
-The switch is a namespace too, so nothing here can collide with the machine's own addresses or with another test. Leaving the context kills every
-process that is inside (and nothing else), and removes the namespaces and the name files.
+What the hosts share: files, process ids, the boot id, memory and cores. What is their own: addresses, ports, abstract
+unix sockets, the host name. The switch is a namespace too, so nothing here can collide with the machine's own addresses
+or with another test. Leaving the context kills every process that is inside (and nothing else), and removes the
+namespaces and the name files.
 """
 import itertools
 import os
@@ -74,7 +75,8 @@ class Hosts:
         return f"{self.prefix}-{host}"
 
     def run(self, host, argv, env=None, **options):
-        """Starts argv on that host; a Popen whose pid is the program's own. `env` replaces the environment, as with Popen."""
+        """Starts argv on that host; a Popen whose pid is the program's own. `env` replaces the environment, as with
+        Popen."""
         options.setdefault("stdin", subprocess.DEVNULL)
         process = subprocess.Popen(
             [
@@ -109,7 +111,8 @@ class Hosts:
     def limit(self, host, rate):
         """The speed of the host's cable, each direction by itself: "1gbit", "200mbit"."""
         for namespace, device in self._cable(host):
-            # A bucket of about 2 ms: smaller ones do not reach the rate with a coarse clock, larger ones let bursts through.
+            # A bucket of about 2 ms: smaller ones do not reach the rate with a coarse clock, larger ones let bursts
+            # through.
             _call(
                 "tc",
                 "-n",

@@ -1,4 +1,5 @@
-"""A Slurm of our own for the length of a test: munged, slurmctld and a slurmd for each node, configured in a temporary folder.
+"""A Slurm of our own for the length of a test: munged, slurmctld and a slurmd for each node, configured in a temporary
+folder.
 
     with Hosts(2) as hosts, Slurm(hosts) as slurm:      # nodes are the hosts
         print(slurm.srun("-N", 2, "-n", 2, "hostname").stdout)
@@ -232,7 +233,8 @@ class Slurm:
         ]
         for node, port in zip(self.nodes, ports[1:]):
             lines.append(
-                f"NodeName={node} NodeHostname={where[node][0]} NodeAddr={where[node][1]} Port={port} CPUs={self.cpus} State=UNKNOWN"
+                f"NodeName={node} NodeHostname={where[node][0]} NodeAddr={where[node][1]} "
+                f"Port={port} CPUs={self.cpus} State=UNKNOWN"
             )
         lines.append(f"PartitionName=all Nodes={','.join(self.nodes)} Default=YES MaxTime=INFINITE State=UP")
         (folder / "cgroup.conf").write_text(

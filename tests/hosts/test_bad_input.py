@@ -1,4 +1,5 @@
-"""What goes wrong on several hosts because somebody gave something wrong: an end within seconds, a sentence that says where and what to do, and nothing left."""
+"""What goes wrong on several hosts because somebody gave something wrong: an end within seconds, a sentence that says
+where and what to do, and nothing left."""
 import signal
 import subprocess
 import sys
@@ -20,7 +21,8 @@ kept = []
 for i in range(50):
     s = socket.create_connection(("a", int(sys.argv[1])), 5)
     try:
-        s.sendall(random.randbytes(random.randint(1, 5000)) if i % 2 else b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[:i % 25 + 1])
+        noise, preface = random.randbytes(random.randint(1, 5000)), b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+        s.sendall(noise if i % 2 else preface[:i % 25 + 1])
     except OSError:
         pass  # it hung up on us
     kept.append(s) if i % 3 == 0 else s.close()

@@ -20,7 +20,9 @@ class Balance(training.HostsTest):
                     "a:1,b:1", *ARGS, "--sync", sync, "--balance", "auto", "--straggler", "1:80"
                 )
                 self.assertIn("2 machines", printed)
-                self.assertRegex(printed, r"rank 1 \(host .+, process \d+\) is slow: the others waited \d+ % of the last")
+                self.assertRegex(
+                    printed, r"rank 1 \(host .+, process \d+\) is slow: the others waited \d+ % of the last"
+                )
                 self.assertLess(report["balance"]["shares"][1], 20, json.dumps(report["balance"]))
                 for name, value in support.read_safetensors(alone).items():
                     numpy.testing.assert_allclose(parameters[name], value, rtol=0, atol=1e-9)

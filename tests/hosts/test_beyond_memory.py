@@ -13,7 +13,9 @@ EXAMPLE = pathlib.Path(__file__).resolve().parents[2] / "examples" / "beyond_mem
 
 class BeyondMemory(unittest.TestCase):
     def test_stage_3_trains_where_stage_0_is_killed(self):
-        done = subprocess.run([EXAMPLE, "--steps", "2"], capture_output=True, text=True, timeout=250, env={**os.environ})
+        done = subprocess.run(
+            [EXAMPLE, "--steps", "2"], capture_output=True, text=True, timeout=250, env={**os.environ}
+        )
         self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
         whole, shared = (json.loads(line) for line in done.stdout.splitlines())
         self.assertEqual((whole["zero"], whole["trained"]), (0, False))
@@ -26,7 +28,11 @@ def no_limits():
     if reason := hosts.unavailable():
         return reason
     kinds = pathlib.Path("/proc/filesystems").read_text()
-    return None if "cgroup" in kinds and os.access("/sys/fs/cgroup", os.W_OK) else "there are no memory cgroups to write to"
+    return (
+        None
+        if "cgroup" in kinds and os.access("/sys/fs/cgroup", os.W_OK)
+        else "there are no memory cgroups to write to"
+    )
 
 
 if __name__ == "__main__":

@@ -56,7 +56,17 @@ class Checkpoints(training.HostsTest):
 
     def test_with_servers_on_both(self):
         whole, _ = self.alone("--workers", 2)
-        keeping = [*ARGS, "--sync", "server", "--servers", 2, "--checkpoint", self.runs, "--checkpoint-every", "25steps"]
+        keeping = [
+            *ARGS,
+            "--sync",
+            "server",
+            "--servers",
+            2,
+            "--checkpoint",
+            self.runs,
+            "--checkpoint-every",
+            "25steps",
+        ]
         self.train("a:1,b:1", *keeping, "--max-steps", 50)
         again, _, _ = self.train("a:1,b:1", *keeping, "--resume", "latest")
         self.same(again, whole)
@@ -90,8 +100,9 @@ class Checkpoints(training.HostsTest):
         newest = self.steps()[-1]
         verified = support.run("checkpoint", "verify", self.runs / f"step-{newest:09}")
         self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
-        again = support.run("train", *keeping[:-2], "--workers", 2, "--resume", "latest", "--report", "r.json",
-                            cwd=self.folder)
+        again = support.run(
+            "train", *keeping[:-2], "--workers", 2, "--resume", "latest", "--report", "r.json", cwd=self.folder
+        )
         self.assertEqual(again.returncode, 0, again.stderr)
         report = json.loads((self.folder / "r.json").read_text())
         self.assertTrue(report["resumed"].endswith(f"step-{newest:09}"), report["resumed"])
@@ -117,10 +128,34 @@ class Checkpoints(training.HostsTest):
         """A row that makes NaN, on one host's worker: all go back to the checkpoint, and past that batch."""
         support.write_bad_csv(self.folder / "bad.csv")
         data = ["--data", self.folder / "bad.csv", "--label", "kind", "--normalize", "no", "--test", 0, "--batch", 20]
-        args = ["mlp:8", *data, "--no-shuffle", "--optimizer", "sgd", "--lr", 0.1, "--loss", "mse", "--epochs", 2,
-                "--checkpoint-every", "3steps", "--on-nan", "rollback"]
-        alone = support.run("train", *args, "--workers", 2, "--checkpoint", self.folder / "alone", "--save",
-                            self.folder / "alone.safetensors", cwd=self.folder)
+        args = [
+            "mlp:8",
+            *data,
+            "--no-shuffle",
+            "--optimizer",
+            "sgd",
+            "--lr",
+            0.1,
+            "--loss",
+            "mse",
+            "--epochs",
+            2,
+            "--checkpoint-every",
+            "3steps",
+            "--on-nan",
+            "rollback",
+        ]
+        alone = support.run(
+            "train",
+            *args,
+            "--workers",
+            2,
+            "--checkpoint",
+            self.folder / "alone",
+            "--save",
+            self.folder / "alone.safetensors",
+            cwd=self.folder,
+        )
         self.assertEqual(alone.returncode, 0, alone.stderr)
         found, report, _ = self.train("a:1,b:1", *args, "--checkpoint", self.runs)
         decisions = [(d["step"], d["decision"]) for d in report["decisions"]]
@@ -145,13 +180,23 @@ class Checkpoints(training.HostsTest):
                 self.runs = self.folder / f"runs-{len(args)}-{args[0][:3]}"
                 whole, _, _ = self.train("a:1,b:1", *args)
                 keeping = [*args, "--checkpoint", self.runs]
-                first = self.start("train", keeping[0], "--hosts", "a:1,b:1", "--remote", self.blind(), *keeping[1:],
-                                   "--max-steps", 35)
+                first = self.start(
+                    "train", keeping[0], "--hosts", "a:1,b:1", "--remote", self.blind(), *keeping[1:], "--max-steps", 35
+                )
                 out, error = first.communicate(timeout=60)
                 self.assertEqual(first.returncode, 0, out + error)
                 self.assertIn(f"1 of 2 ranks do not see {self.runs}: what only they have goes to rank 0", out)
-                refused = self.start("train", keeping[0], "--hosts", "a:1,b:1", "--remote", self.blind(), *keeping[1:],
-                                     "--resume", "latest")
+                refused = self.start(
+                    "train",
+                    keeping[0],
+                    "--hosts",
+                    "a:1,b:1",
+                    "--remote",
+                    self.blind(),
+                    *keeping[1:],
+                    "--resume",
+                    "latest",
+                )
                 out, error = refused.communicate(timeout=60)
                 self.assertNotEqual(refused.returncode, 0, out)
                 self.assertIn(str(self.runs), error)

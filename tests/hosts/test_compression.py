@@ -40,7 +40,8 @@ class Compression(training.HostsTest):
             self.assertGreater(rank["codec_before_bytes"], 3 * rank["codec_after_bytes"])
 
     def test_in_every_mode(self):
-        """As good as it is, where gradients are pushed to servers too. Server 0 is on host a, with one of the workers."""
+        """As good as it is, where gradients are pushed to servers too. Server 0 is on host a, with one of the
+        workers."""
         for sync, more, holders in (
             ("allreduce", [], 2),
             ("shared", ["--zero", 2], 2),

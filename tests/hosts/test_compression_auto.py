@@ -41,7 +41,9 @@ class ChoosesCodecs(training.HostsTest):
         hashes = set()
         for way in ["--compress", "auto"], []:
             report = self.folder / "report.json"
-            result = support.run("train", *map(str, ARGS), "--workers", "2", *way, "--report", str(report), cwd=self.folder)
+            result = support.run(
+                "train", *map(str, ARGS), "--workers", "2", *way, "--report", str(report), cwd=self.folder
+            )
             self.assertEqual(result.returncode, 0, result.stderr)
             hashes.add(json.loads(report.read_text())["sha256"])
             if way:

@@ -1,4 +1,5 @@
-"""Ranks, hosts and cables that die: every survivor has an error that names who, soon after the heartbeat limit, and nothing stays behind."""
+"""Ranks, hosts and cables that die: every survivor has an error that names who, soon after the heartbeat limit, and
+nothing stays behind."""
 import os
 import pathlib
 import signal
@@ -26,7 +27,8 @@ class Deaths(training.HostsTest):
         self.fail("it ended before the first epoch: " + process.stderr.read())
 
     def expect_end(self, process, since, within, says):
-        """A survivor says so within that time; the end of everything, on both sides of a cut cable, comes soon after."""
+        """A survivor says so within that time; the end of everything, on both sides of a cut cable, comes soon
+        after."""
         text = process.stderr.readline()
         self.assertLess(time.monotonic() - since, within + BUSY, text)
         _, rest = process.communicate(timeout=LIMIT + within + 20)

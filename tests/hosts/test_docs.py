@@ -1,7 +1,9 @@
-"""The commands of the pages that are about several hosts, as they are written there (tests/command/docs.py), for a few steps.
+"""The commands of the pages that are about several hosts, as they are written there (tests/command/docs.py), for a few
+steps.
 
-What stands in for a reader's network: hosts a, b and c of this machine; an `ssh` that enters them; a Slurm of the test's own. `...` in a line is the
-token that another line has printed or made, 10.0.0.1 is the address of host a, and /shared the test's folder.
+What stands in for a reader's network: hosts a, b and c of this machine; an `ssh` that enters them; a Slurm of the
+test's own. `...` in a line is the token that another line has printed or made, 10.0.0.1 is the address of host a, and
+/shared the test's folder.
 """
 import os
 import re
@@ -63,7 +65,8 @@ TOGETHER = {  # (host, line): all at a time, after the exports
             ("a", COORDINATOR),
             (
                 "a",
-                "mpirun -x TRIREME_COORDINATOR=a:7070 -x TRIREME_TOKEN --host a:2,b:2 -n 4 trireme train lenet --workers 4",
+                "mpirun -x TRIREME_COORDINATOR=a:7070 -x TRIREME_TOKEN --host a:2,b:2 -n 4 "
+                "trireme train lenet --workers 4",
             ),
         ],
     ),
@@ -72,7 +75,8 @@ TOGETHER = {  # (host, line): all at a time, after the exports
         [
             (
                 host,
-                "torchrun --no_python --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d --rdzv_endpoint a:29500 ./my_training",
+                "torchrun --no_python --nnodes 2 --nproc_per_node 2 --rdzv_backend c10d "
+                "--rdzv_endpoint a:29500 ./my_training",
             )
             for host in "ab"
         ],

@@ -1,5 +1,5 @@
-"""`trireme train` on several hosts whose workers die, come and go: those who are left go on, each sample counts once, and
-nobody stays behind on any host."""
+"""`trireme train` on several hosts whose workers die, come and go: those who are left go on, each sample counts once,
+and nobody stays behind on any host."""
 import json
 import os
 import random
@@ -272,8 +272,8 @@ class WhoDoesNotFit(ElasticTest):
 
 
 class Chaos(ElasticTest):
-    """Bad luck from a seed: workers and whole hosts are killed, stopped and cut off, and others come. The bits are those
-    of a run in which nothing happened."""
+    """Bad luck from a seed: workers and whole hosts are killed, stopped and cut off, and others come. The bits are
+    those of a run in which nothing happened."""
 
     SLOTS = {"b": 1, "c": 2}
 
@@ -365,7 +365,8 @@ class Restarts(ElasticTest):
 
 @unittest.skipIf(TRIES == 0, "TRIES=100 measures how long it takes")
 class Times(ElasticTest):
-    """From a kill to the next step that those who are left have made. They tell on the machine's clock when that was."""
+    """From a kill to the next step that those who are left have made. They tell on the machine's clock when that
+    was."""
 
     def one_try(self, job, strike):
         """Seconds."""
@@ -406,8 +407,10 @@ class Times(ElasticTest):
     def tell(self, what, times):
         times = sorted(round(1000 * seconds) for seconds in times)
         last = times[min(len(times) - 1, int(0.99 * len(times)))]
-        print(f"{what}: {len(times)} tries, median {statistics.median(times)} ms, p99 {last}, longest {times[-1]}",
-              flush=True)
+        print(
+            f"{what}: {len(times)} tries, median {statistics.median(times)} ms, p99 {last}, longest {times[-1]}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Meshes whose ranks are on two hosts: groups that train a model each, with batch norm over the group; one model in parts."""
+"""Meshes whose ranks are on two hosts: groups that train a model each, with batch norm over the group; one model in
+parts."""
 import training
 from training import support
 

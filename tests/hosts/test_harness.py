@@ -1,4 +1,5 @@
-"""The hosts that other tests rely on: they talk, names resolve, cables have a speed and can be pulled, and nothing stays behind."""
+"""The hosts that other tests rely on: they talk, names resolve, cables have a speed and can be pulled, and nothing
+stays behind."""
 import os
 import pathlib
 import signal
@@ -92,7 +93,8 @@ class Network(unittest.TestCase):
                 [
                     sys.executable,
                     "-c",
-                    "import socket, time; s = socket.create_server(('', 5001)); print('ready', flush=True); time.sleep(60)",
+                    "import socket, time; s = socket.create_server(('', 5001)); "
+                    "print('ready', flush=True); time.sleep(60)",
                 ],
                 stdout=subprocess.PIPE,
                 text=True,

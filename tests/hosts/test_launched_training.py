@@ -1,4 +1,5 @@
-"""One training, started by every launcher that there is: each gives what one process gives, and the first line says who started it."""
+"""One training, started by every launcher that there is: each gives what one process gives, and the first line says who
+started it."""
 import json
 import os
 import shlex
@@ -74,7 +75,8 @@ class Launched(training.HostsTest):
         self.assertEqual(len(lines), 1, text)
         self.assertTrue(
             lines[0].startswith(
-                f"started by {launcher}: {ranks} ranks on {machines} machine{'s' if machines > 1 else ''}; shared memory"
+                f"started by {launcher}: {ranks} ranks on {machines} machine{'s' if machines > 1 else ''}; "
+                "shared memory"
             ),
             lines[0],
         )
@@ -98,7 +100,8 @@ class ByMpirun(Launched):
         """What ssh is on real hosts: hands its words to a shell there, and little of the environment."""
         script = self.folder / "agent"
         script.write_text(
-            f'#!/bin/sh\nhost=$1\nshift\nexec {training.ON_HOST} {self.hosts.prefix} "$host" env -i PATH="$PATH" HOME="$HOME" sh -c "$*"\n'
+            f'#!/bin/sh\nhost=$1\nshift\nexec {training.ON_HOST} {self.hosts.prefix} "$host" env -i '
+            'PATH="$PATH" HOME="$HOME" sh -c "$*"\n'
         )
         script.chmod(0o755)
         return script

@@ -1,4 +1,5 @@
-"""What srun, mpirun and torchrun really set, and what the command makes of it. The tables of tests/core/cluster/environment_test.cpp were taken from here."""
+"""What srun, mpirun and torchrun really set, and what the command makes of it. The tables of
+tests/core/cluster/environment_test.cpp were taken from here."""
 import os
 import pathlib
 import re

@@ -55,14 +55,16 @@ class Parity(training.HostsTest):
         self.check("a:2,b:2", "mlp:40,30", "--dtype", "f64", "--optimizer", "adam", "--lr", 0.002, workers=4)
 
     def test_on_a_slow_cable_first_layers_overtake(self):
-        """The rest of the parameters is still on its way when the next forward pass begins: operators have to wait for it."""
+        """The rest of the parameters is still on its way when the next forward pass begins: operators have to wait for
+        it."""
         for host in ("a", "b"):
             self.hosts.limit(host, "300mbit")
             self.addCleanup(self.hosts.unlimit, host)
         self.check("a:1,b:1", "mlp:128,4096", "--dtype", "f64", "--bucket-bytes", 100000)
 
     def test_weight_gradients_of_large_layers_come_first(self):
-        """The weight is used once more after its gradient has departed, by both workers of a host, and its rows as they arrive."""
+        """The weight is used once more after its gradient has departed, by both workers of a host, and its rows as they
+        arrive."""
         for host in ("a", "b"):
             self.hosts.limit(host, "1gbit")
             self.addCleanup(self.hosts.unlimit, host)

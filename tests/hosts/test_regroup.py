@@ -1,5 +1,5 @@
-"""The crew changes, on three hosts: a rank is killed in the middle of a collective, or one comes from another host, and a new group
-in the same processes reduces again."""
+"""The crew changes, on three hosts: a rank is killed in the middle of a collective, or one comes from another host, and
+a new group in the same processes reduces again."""
 import os
 import pathlib
 import signal
@@ -95,7 +95,8 @@ class Regroup(unittest.TestCase):
         times = sorted(self.one_try(forks, victim) for victim in [1, 0, 3, 2, 1] * ((TRIES + 4) // 5))
         tenth = len(times) // 10
         print(
-            f"from the notice to the new group, 4 ranks on 3 hosts: {len(times)} tries, median {statistics.median(times):.1f} ms, "
+            f"from the notice to the new group, 4 ranks on 3 hosts: {len(times)} tries, "
+            f"median {statistics.median(times):.1f} ms, "
             f"10 % {times[tenth]:.1f}, 90 % {times[-1 - tenth]:.1f}, longest {times[-1]:.1f}"
         )
 
