@@ -72,9 +72,9 @@ int main(int argc, char** argv) {
   watch.join();
   rest = held(world);
   size_t largest = 0;
-  for (const auto& bucket : train.exchange().buckets()) largest = std::max(largest, bucket.range.size());
+  for (const auto& bucket : train.exchange().flat().buckets()) largest = std::max(largest, bucket.range.size());
   const size_t window =
-      stage < 2 ? 0 : trireme::exchange::window_of(options, train.exchange().layout().bytes(), largest);
+      stage < 2 ? 0 : trireme::exchange::window_of(options, train.exchange().flat().layout().bytes(), largest);
   std::cout << "rank " << world.rank() << " of " << world.size() << ": segment "
             << (rest.segment - before.segment) / parameters << " at most "
             << (most.segment - before.segment) / parameters << ", resident "

@@ -98,7 +98,7 @@ TEST(Groups, TheWorldReducesWhatPartsOfItHave) {
     const Group alone = world.split(world.rank());
     auto net = net_of(1);
     auto train = parallel(alone, *net, sgd({.lr = 0.1}));
-    auto* const mine = reinterpret_cast<double*>(train.exchange().gradients());
+    auto* const mine = reinterpret_cast<double*>(train.exchange().flat().gradients());
     mine[0] = 1 + world.rank();
     std::vector<double> all(3);
     world.comm().all_gather(mine, all.data(), 1, DType::f64, "numbers");

@@ -573,7 +573,8 @@ TEST(MeshParallel, GoesOnWithWhatIsKeptInSharedMemory) {
     for (int64_t step = 0; step < 3; step++) one_step(train, net, mesh, recipe, step);
     std::string mine;
     for (const std::string& name : exchange::KeptState::models(*world.local().memory()))
-      if (exchange::KeptState(world.local().memory(), name).fingerprint() == train.exchange().layout().fingerprint())
+      if (exchange::KeptState(world.local().memory(), name).fingerprint() ==
+          train.exchange().flat().layout().fingerprint())
         mine = name;
     world.comm().barrier("found");
     auto again = parallel(mesh, other, recipe.optimizer, recipe.options());

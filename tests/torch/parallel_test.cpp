@@ -196,7 +196,7 @@ TEST(Parallel, FrozenAndTiedParameters) {
   test::run_ranks(2, [](World& world) {
     Tied net;
     auto train = parallel(world, net, sgd({.lr = 0.1}));
-    EXPECT_EQ(train.exchange().layout().size(), 2u);
+    EXPECT_EQ(train.exchange().flat().layout().size(), 2u);
     const auto before = net.one->weight.detach().clone();
     world.comm().barrier("looked");
     train.step([&] { return (net.one->weight.sum() + net.again.sum()) * net.frozen.mean(); });

@@ -112,7 +112,7 @@ TEST(VirtualWorkers, AnUpdateTakesAsManyCallsAsARankHasPieces) {
   test::run_ranks(3, [&](World& world) {
     torch::nn::Linear net(4, 1);
     auto train = parallel(world, *net, sgd(), {.exchange = {.virtual_workers = 8}});
-    const exchange::Pieces run = train.exchange().runs()[static_cast<size_t>(world.rank())];
+    const exchange::Pieces run = train.exchange().virtual_workers()->runs()[static_cast<size_t>(world.rank())];
     for (int update = 1; update <= 2; update++)
       for (int call = 1; call <= run.size(); call++) {
         const Step step = train.step([&] { return net(torch::ones({2, 4})).mean(); });

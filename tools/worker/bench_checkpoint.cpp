@@ -143,7 +143,7 @@ int measure_snapshots(const std::string& out, int turns) {
         Record warm;
         all.turn(kWays[who], turn == 0 ? warm : records[who]);
       }
-    const double mb = static_cast<double>(train.exchange().layout().bytes()) / 1e6;
+    const double mb = static_cast<double>(train.exchange().flat().layout().bytes()) / 1e6;
     std::ofstream file;
     if (world.first()) file.open(out, std::ios::app);
     for (size_t i = 0; world.first() && i < kWays.size(); i++) file << line_of(kWays[i], records[i], mb);

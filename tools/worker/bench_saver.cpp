@@ -202,7 +202,7 @@ class Turns {
 
   void bare_write(Found& found) {
     if (group_.rank() == 0) {
-      if (bytes_ == 0) bytes_ = 2 * train_.exchange().layout().bytes();
+      if (bytes_ == 0) bytes_ = 2 * train_.exchange().flat().layout().bytes();
       const std::string path = dir_ + "/bare";
       found.disk_write_s = write_bare(path, bytes_);
       unlink(path.c_str());

@@ -139,7 +139,7 @@ int measure_step(const std::string& out, const StepMeasure& what) {
   std::string reason;
   {
     const auto train = subject.prepare(world, options);
-    bytes = train->exchange().layout().bytes();
+    bytes = train->exchange().flat().layout().bytes();
     until_chosen(subject, *train);
     ms = timed(subject, *train, std::min(20, c.steps), c.steps);
     if (const exchange::Compression* chosen = train->exchange().compression()) reason = chosen->judgement.reason;

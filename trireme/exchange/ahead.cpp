@@ -20,8 +20,8 @@ bool Exchange::may_guess(double squares) const {
 
 void Exchange::update_ahead(double squares, size_t end, const OfBucket& update, const std::function<bool()>& known) {
   if (!may_guess(squares)) return;
-  if (!went_ahead_) updater_->begin_guess(options_.ahead_bytes);
-  went_ahead_ = true;
+  if (!outcome_.went_ahead) updater_->begin_guess(options_.ahead_bytes);
+  outcome_.went_ahead = true;
   for (; ahead_ < end && updater_->can_guess(ahead_); ahead_++) {
     if (options_.ahead != Ahead::always && known()) return;
     update(ahead_);
@@ -39,9 +39,9 @@ void Exchange::clip_and_update(double squares, const OfBucket& update, const OfB
   // In the order of the parts, whatever the machines: every rank has the same bits.
   const std::optional<double> factor = factor_by(std::accumulate(all.begin(), all.end(), 0.0));
   would_hold_ = factor == 1.0;
-  went_ahead_ = ahead_ > 0;
-  taken_back_ = went_ahead_ && !would_hold_;
-  if (taken_back_) {
+  outcome_.went_ahead = ahead_ > 0;
+  outcome_.taken_back = outcome_.went_ahead && !would_hold_;
+  if (outcome_.taken_back) {
     updater_->take_back();
     ahead_ = 0;
   }

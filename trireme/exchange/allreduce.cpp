@@ -9,7 +9,7 @@ Allreduce::Allreduce(const Group& group, const space::Layout& layout,
                      const std::optional<space::UpdaterOptions>& optimizer, const Options& options)
     : Exchange(layout, options, {}), group_(group.all) {
   berth_.emplace(group.all, group.local, layout_.fingerprint());
-  flat_ = own_flat(group.local.rank());
+  vectors_ = own_vectors(group.local.rank());
   source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
   if (optimizer)
     updater_.emplace(*optimizer, bucket_ranges(), false,
@@ -31,7 +31,7 @@ void Allreduce::ready(size_t bucket) {
   look(bucket, b.range);
   if (bucket == 0) squares_ = 0;
   if (coded_) {
-    coded_->start(bucket, updater_ ? updater_->steps() : steps());
+    coded_->start(bucket, updater_ ? updater_->steps() : opened_);
     return options_.overlap ? coded_->proceed() : void();
   }
   open_.push_back({bucket, group_.start_allreduce(gradients() + b.range.begin, b.range.size() / size_of(b.dtype),
@@ -53,10 +53,9 @@ void Allreduce::look_at_sum_of(size_t bucket) {
   const void* const sum[] = {gradients() + b.range.begin};
   const size_t count = b.range.size() / size_of(b.dtype);
   const space::Source all[] = {{gradients(), nullptr}};
-  if (whole_first())
-    squares_ += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, all);
+  if (whole_first()) squares_ += space::squares_present(layout_, b.first, b.last, b.range, b.dtype, nullptr, all);
   const bool leaves = !whole_first() && !updater_;  // to an optimizer of the user's, which does not look
-  if (leaves && watches() && !space::kernels().finite(b.dtype, sum[0], count)) sound_ = false;
+  if (leaves && watches() && !space::kernels().finite(b.dtype, sum[0], count)) outcome_.sound = false;
 }
 
 void Allreduce::close() {
@@ -67,7 +66,7 @@ void Allreduce::close() {
   }
   group_.allreduce(flags(), layout_.size(), DType::u8, Op::max, "which parameters have gradients");
   if ((!whole_first() || clip_by(squares_)) && updater_) update_all();
-  if (coded_) coded_->settle(sound_);
+  if (coded_) coded_->settle(outcome_.sound);
   complete();
 }
 

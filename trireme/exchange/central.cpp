@@ -7,7 +7,7 @@ Central::Central(const Group& group, const space::Layout& layout, const space::U
                  const Options& options)
     : Exchange(layout, options, {}), group_(group.all) {
   berth_.emplace(group.all, group.local, layout_.fingerprint());
-  flat_ = own_flat(group.local.rank());
+  vectors_ = own_vectors(group.local.rank());
   source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
   std::vector<space::Range> all = bucket_ranges();
   if (group_.rank() == 0) incoming_ = space::Arena::of_process(layout_.bytes());
@@ -38,9 +38,9 @@ void Central::close() {
     if (!whole_first() || clip_here()) update_all();
   }
   publish();
-  uint8_t sound = sound_ ? 1 : 0;
+  uint8_t sound = outcome_.sound ? 1 : 0;
   if (watches()) group_.broadcast(&sound, 1, DType::u8, 0, "whether all gradients were finite");
-  sound_ = sound != 0;
+  outcome_.sound = sound != 0;
 }
 
 Exchange::Share Central::share_of(int rank, size_t bucket) const {

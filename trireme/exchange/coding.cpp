@@ -4,7 +4,6 @@
 
 #include <trireme/base/error.h>
 #include <trireme/exchange/coding.h>
-#include <trireme/exchange/exchange.h>
 
 namespace trireme::exchange {
 std::unique_ptr<compress::Codec> codec_for(const Options& options) {

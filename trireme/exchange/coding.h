@@ -8,7 +8,8 @@
 #include <trireme/base/clock.h>
 #include <trireme/comm/network/communicator.h>
 #include <trireme/compress/parcel.h>
-#include <trireme/exchange/exchange.h>
+#include <trireme/exchange/options.h>
+#include <trireme/exchange/outcome.h>
 #include <trireme/metrics/metrics.h>
 #include <trireme/space/layout.h>
 

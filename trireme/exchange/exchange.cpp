@@ -32,10 +32,7 @@ std::optional<space::UpdaterOptions> looking_ahead(std::optional<space::UpdaterO
 }  // namespace
 
 Exchange::Exchange(space::Layout layout, const Options& options, const Traits& traits)
-    : layout_(std::move(layout)),
-      options_(options),
-      traits_(traits),
-      buckets_(space::plan_buckets(layout_, options.bucket_bytes)) {
+    : State(std::move(layout), options, traits) {
   // Rounds in which nothing is sent wait for arrivals alone, and whoever waits in its backward pass has arrived
   // wherever others can be. With the other exchanges a rank may wait for what a peer does when it comes by next, which
   // would be never.
@@ -44,50 +41,22 @@ Exchange::Exchange(space::Layout layout, const Options& options, const Traits& t
 
 bool Exchange::begin(double lr, std::optional<int64_t> leased) {
   lr_ = lr;
-  std::fill(losses_.begin(), losses_.end(), 0.0);
   return begin_step(leased);
-}
-
-Reached Exchange::take_over(Exchange* /*before*/, const Reached& /*reached*/) {
-  fail<InvalidArgument>("sync '{}' cannot go on with another crew: use shared", name_of(options_.sync));
-}
-
-void Exchange::want_stop() {
-  stop_wanted_ = true;
-  source_->want_stop();
-}
-
-std::vector<space::Range> Exchange::bucket_ranges() const {
-  std::vector<space::Range> all;
-  for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
-  return all;
 }
 
 void Exchange::open() {
   land();
   for (int seat = 0; seat < seats(); seat++) std::fill_n(flags(seat), layout_.size(), uint8_t{0});
-  sound_ = true;
+  outcome_.sound = true;
   seen_.reset();
   seen_in_sum_.reset();
   ahead_ = 0;
-  went_ahead_ = taken_back_ = false;
+  outcome_.went_ahead = outcome_.taken_back = false;
   opened_++;
   if (updater_) updater_->begin_step(lr_);
   if (berth_) berth_->begin(updater_ ? updater_->steps() : opened_);
   if (!updater_) return;
   updater_->watch(watches() && !whole_first());  // a norm finds out before
-}
-
-Exchange::Flat Exchange::own_flat(int local_rank) {
-  const auto here = static_cast<size_t>(local_rank);
-  std::byte* const parameters = berth_->each("parameters", layout_.bytes(), "the model's parameters").parts[here];
-  std::byte* const gradients = berth_->each("gradients", layout_.bytes(), "the ranks' gradients").parts[here];
-  std::byte* const flags = berth_->each("flags", layout_.size(), "the gradients' flags").parts[here];
-  return {parameters, gradients, reinterpret_cast<uint8_t*>(flags)};
-}
-
-void Exchange::complete() {
-  if (berth_) berth_->end(updater_ ? updater_->steps() : opened_);
 }
 
 void Exchange::update_all() {
@@ -101,7 +70,7 @@ void Exchange::update_all() {
 void Exchange::update(size_t bucket, space::Range range, std::span<const space::Source> sources) {
   const space::Bucket& b = buckets_[bucket];
   if (!update_present(*updater_, bucket, layout_, b.first, b.last, range, b.dtype, parameters(), sources))
-    sound_ = false;
+    outcome_.sound = false;
 }
 
 bool Exchange::clip_here() {
@@ -124,7 +93,7 @@ double Exchange::of_all_parts(double squares) const {
 /// From the squares of all parts; nothing: not to be applied.
 std::optional<double> Exchange::factor_by(double squares) {
   if (!watches() || std::isfinite(squares)) return space::clip_factor(squares, options_.clip);
-  sound_ = false;
+  outcome_.sound = false;
   return {};
 }
 
@@ -168,14 +137,7 @@ void Exchange::leave_all_out() {
   for (int seat = 0; seat < seats(); seat++) std::fill_n(flags(seat), layout_.size(), uint8_t{0});
 }
 
-void Exchange::divide(const std::vector<Pieces>& runs) {
-  fail<InvalidArgument>(
-      "{} runs of pieces, but this exchange has no virtual workers: give it "
-      "Options::virtual_workers when it is made",
-      runs.size());
-}
-
-std::optional<Exchange::Flaw> Exchange::flaw() const {
+std::optional<Flaw> Exchange::flaw() const {
   if (seen_) return Flaw{*seen_, true};
   std::optional<Flaw> in_sum;
   if (seen_in_sum_) in_sum = {*seen_in_sum_, false};
@@ -199,8 +161,10 @@ std::unique_ptr<Exchange> make(const Group& group, const space::Layout& layout,
     case Sync::shared:
       if (group.one_machine()) return std::make_unique<Shared>(group, layout, *optimizer, options);
       if (options.zero > 0 && options.elastic)
-        fail<InvalidArgument>("with ZeRO (zero {}) across machines a lost one takes its part of the state with it: leave "
-                              "out zero, or let a loss end the job (--on-failure stop)", options.zero);
+        fail<InvalidArgument>(
+            "with ZeRO (zero {}) across machines a lost one takes its part of the state with it: leave "
+            "out zero, or let a loss end the job (--on-failure stop)",
+            options.zero);
       if (options.zero > 0) return std::make_unique<Sharded>(group, layout, *optimizer, options);
       return std::make_unique<Spread>(group, layout, *optimizer, options);
     case Sync::allreduce:

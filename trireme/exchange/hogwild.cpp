@@ -11,9 +11,10 @@ Hogwild::Hogwild(const Group& group, const space::Layout& layout, const space::U
         "sync 'hogwild' is for the workers of one machine, which share its memory; across machines use 'async'");
   berth_.emplace(group.all, local_, layout_.fingerprint());
   const auto here = static_cast<size_t>(local_.rank());
-  flat_.parameters = berth_->one("parameters", layout_.bytes(), "the model's parameters");
-  flat_.gradients = berth_->each("gradients", layout_.bytes(), "the ranks' gradients").parts[here];
-  flat_.present = reinterpret_cast<uint8_t*>(berth_->each("flags", layout_.size(), "the gradients' flags").parts[here]);
+  vectors_.parameters = berth_->one("parameters", layout_.bytes(), "the model's parameters");
+  vectors_.gradients = berth_->each("gradients", layout_.bytes(), "the ranks' gradients").parts[here];
+  vectors_.present =
+      reinterpret_cast<uint8_t*>(berth_->each("flags", layout_.size(), "the gradients' flags").parts[here]);
   auto pile = std::make_unique<Pile>(*berth_, local_.rank(), local_.size());
   pile_ = pile.get();
   source_ = std::move(pile);
@@ -28,8 +29,8 @@ void Hogwild::publish() {
 
 /// Whoever has taken a piece does it to the end.
 bool Hogwild::begin_step(std::optional<int64_t> leased) {
-  if (!leased) stopped_ = pile_->stopped();
-  return !stopped_;
+  if (!leased) outcome_.stopped = pile_->stopped();
+  return !outcome_.stopped;
 }
 
 void Hogwild::ready(size_t bucket) {

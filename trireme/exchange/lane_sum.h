@@ -1,14 +1,14 @@
 #pragma once
 // Sums of gradients over all ranks with a codec, where each rank has gradients and parameters of its own.
 //
-// Of each bucket a machine sums up its ranks' gradients as they are, a slice with each rank that has a lane. Lanes carry
-// the slices' messages (coding.h). Then each machine gathers the slices. The order of what is started inside a machine
-// is the same on all of its ranks: all sums, and in the end all that is gathered.
+// Of each bucket a machine sums up its ranks' gradients as they are, a slice with each rank that has a lane. Lanes
+// carry the slices' messages (coding.h). Then each machine gathers the slices. The order of what is started inside a
+// machine is the same on all of its ranks: all sums, and in the end all that is gathered.
 #include <deque>
 #include <vector>
 
 #include <trireme/exchange/coding.h>
-#include <trireme/exchange/exchange.h>
+#include <trireme/exchange/group.h>
 
 namespace trireme::exchange {
 

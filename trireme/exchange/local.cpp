@@ -44,12 +44,14 @@ Local::Local(const Group& group, const space::Layout& layout, const space::Updat
              const Options& options)
     : Exchange(layout, options, {.lockstep = false, .kept_elsewhere = true}), group_(group.all) {
   berth_.emplace(group.all, group.local, layout_.fingerprint());
-  flat_ = own_flat(group.local.rank());
+  vectors_ = own_vectors(group.local.rank());
   source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
   updater_.emplace(optimizer, bucket_ranges(), false,
                    berth_->state(optimizer.kind, layout_, buckets_, bucket_ranges(), false));
-  if (group.world != nullptr && group.world->servers() > 0)
+  if (group.world != nullptr && group.world->servers() > 0) {
     servers_.emplace(group, adding_job(group, layout_, options), false);
+    to_servers_ = &**servers_;
+  }
   if (options.sync.kind == Sync::elastic) own_ = space::Arena::of_process(layout_.bytes());
   if (options.sync.kind != Sync::diloco) return;
   agreed_ = space::Arena::of_process(layout_.bytes());
@@ -70,8 +72,8 @@ void Local::publish() {
 }
 
 bool Local::begin_step(std::optional<int64_t> /*leased*/) {
-  if (options_.sync.kind == Sync::elastic) stopped_ = !(*servers_)->begin(steps_, stop_wanted_);
-  return !stopped_;
+  if (options_.sync.kind == Sync::elastic) outcome_.stopped = !(*servers_)->begin(steps_, source_->stop_wanted());
+  return !outcome_.stopped;
 }
 
 void Local::close() {
@@ -84,9 +86,9 @@ void Local::close() {
 void Local::meet() {
   if (options_.sync.kind == Sync::elastic) return draw_nearer();
   average();
-  uint8_t stop = stop_wanted_ ? 1 : 0;  // here all ranks are at the same step
+  uint8_t stop = source_->stop_wanted() ? 1 : 0;  // here all ranks are at the same step
   group_.allreduce(&stop, 1, DType::u8, Op::max, "stop");
-  stopped_ = stop != 0;
+  outcome_.stopped = stop != 0;
 }
 
 void Local::average() {

@@ -21,16 +21,10 @@ class Local final : public Exchange {
   ~Local() override;
 
   void publish() override;
-  void limit_waits(const WaitLimit* limit) override {
-    if (servers_) (*servers_)->limit_waits(limit);
-  }
   void ready(size_t) override {}
   void close() override;
   void settle() override;
   void resume() override;
-  std::vector<metrics::Snapshot> counted_by_servers() override {
-    return servers_ ? (*servers_)->counted() : std::vector<metrics::Snapshot>{};
-  }
 
  private:
   bool begin_step(std::optional<int64_t> leased) override;

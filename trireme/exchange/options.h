@@ -31,7 +31,7 @@ struct Options {
   bool overlap = true;            // work on complete buckets while the backward pass goes on
   double clip = 0;  // norm above which a gradient is scaled down; 0: none. In lockstep the norm of the step's
                     // gradient, so that no update begins before all of it is there; otherwise of each rank's own
-  OnNan on_nan = OnNan::stop;  // unless ignore: look for NaN and infinity in gradients, see sound(). skip costs what
+  OnNan on_nan = OnNan::stop;  // unless ignore: look for NaN and infinity in gradients, see Outcome. skip costs what
                                // clip does: gradients are read once more, and updates begin after the backward pass
   int zero = 0;  // stage of ZeRO, with Sync::shared: across machines each rank alone keeps its part of the optimizer's
                  // state (1), of summed gradients too (2), of parameters too (3); see docs/zero.md
@@ -42,16 +42,16 @@ struct Options {
                                 // docs/virtual.md); 0: one of each rank, in their order
   bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
                                 // need them. Where that cannot be had, the buckets stay until close()
-  bool elastic = false;       // with Sync::shared: those who are left after a loss go on with the step that it was lost
-                              // in, or the next (Exchange::take_over). No update begins before all gradients are there
-  Ahead ahead = Ahead::idle;  // not with elastic: a step that is not decided changes nothing
+  bool elastic = false;  // with Sync::shared: those who are left after a loss go on with the step that it was lost
+                         // in, or the next (Succession::take_over). No update begins before all gradients are there
+  Ahead ahead = Ahead::idle;               // not with elastic: a step that is not decided changes nothing
   size_t ahead_bytes = size_t{256} << 20;  // of parameters and state that are kept to take an update back: what is
                                            // more is not updated ahead
   Rate rate = Rate::share;  // what one gradient counts where they are applied one by one: how staleness is weighed;
                             // begin() has the rate itself
   Terms terms{};            // of the caller's: what ranks must agree on besides
   std::vector<std::string> notes{};  // of the caller's: names of scalars that are kept beside the model in shared
-                                     // memory (Exchange::note), four at most
+                                     // memory (State::note), four at most
 
   // Between machines, with Sync::shared and Sync::allreduce: what makes fewer bytes of gradients there
   // (docs/compression.md).

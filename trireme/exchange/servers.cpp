@@ -91,7 +91,8 @@ Servers::Servers(const Group& group, const space::Layout& layout, const space::U
   traits_.lockstep = client_->job().rules.order == ps::Order::together;
   traits_.gives_work = client_->job().rules.order == ps::Order::on_arrival;
   traits_.shared = client_->in_place();
-  flat_ = {client_->parameters(), client_->gradients(), client_->present()};
+  to_servers_ = &*client_;
+  vectors_ = {client_->parameters(), client_->gradients(), client_->present()};
   if (traits_.gives_work)
     source_ = std::make_unique<ServersWork>(*client_);
   else
@@ -124,13 +125,13 @@ bool Servers::begin_step(std::optional<int64_t> leased) {
   if (leased)
     step_ = *leased;
   else if (!traits_.lockstep)
-    stopped_ = !client_->begin(step_, stop_wanted_);
-  return !stopped_;
+    outcome_.stopped = !client_->begin(step_, source_->stop_wanted());
+  return !outcome_.stopped;
 }
 
 void Servers::push(size_t bucket) {
   const bool hold = whole_first() && traits_.lockstep;
-  landed_ = false;
+  outcome_.landed = false;
   ps::PushOptions options{.step = step_, .lr = lr_, .pull = !hold, .watch = watches() && !hold, .hold = hold};
   if (coding_) {
     // A worker that takes its work may push more than once in a step.
@@ -199,12 +200,12 @@ void Servers::land() {
   applied_.wait();
   for (const ps::Pending& pending : pushes_) {
     pending.wait();
-    if (!pending.sound()) sound_ = false;
+    if (!pending.sound()) outcome_.sound = false;
   }
   pushes_.clear();
-  landed_ = true;
+  outcome_.landed = true;
   if (!coding_) return;
-  coding_->settle(traits_.lockstep ? sound_ : applies_);
+  coding_->settle(traits_.lockstep ? outcome_.sound : applies_);
   encoded_++;
 }
 

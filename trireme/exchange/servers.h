@@ -47,8 +47,6 @@ class Servers final : public Exchange {
   void await(space::Range part) override;
   void land() override;
   void settle() override;
-  std::vector<metrics::Snapshot> counted_by_servers() override { return client_->counted(); }
-  ps::Client* client() override { return &*client_; }
 
  private:
   bool begin_step(std::optional<int64_t> leased) override;

@@ -32,7 +32,7 @@ Sharded::Sharded(const Group& group, const space::Layout& layout, const space::U
       pinned_(buckets_.size()),
       published_(buckets_.size()) {
   traits_.patient = true;
-  traits_.gathers = stage3();
+  if (stage3()) paging_ = this;
   source_ = std::make_unique<OwnShare>(all_.rank(), all_.size());
   if (options_.backward_waits && options_.zero >= 2) options_.overlap = false;  // ready() would wait for sums
   total_ = berth_->each("total", sizeof(Told), "what ranks of all machines tell");
@@ -107,7 +107,6 @@ void Sharded::find_limits() {
 // ---- parameters that somebody has written ----
 
 void Sharded::publish_bucket(size_t bucket) {
-  if (!stage3()) return;
   const space::Bucket& b = buckets_[bucket];
   if (local_.rank() == 0) {
     lane_->broadcast(parameters() + b.range.begin, b.range.size(), DType::u8, 0, b.name);
@@ -151,7 +150,7 @@ void Sharded::open() {
   std::fill(squares_.begin(), squares_.end(), 0.0);
   ready_ = summed_here_ = departed_ = relieved_ = 0;
   flawed_ = 0;
-  landed_ = false;
+  outcome_.landed = false;
   expect_gradients(0);
 }
 
@@ -202,8 +201,9 @@ void Sharded::start_sum(size_t bucket) {
   if (slice.empty()) return travelling_.push_back(std::move(sum));
   if (coding_) {
     const bool tells = last(bucket) && local_.rank() == speaker_;
-    sum.work = coding_->depart(bucket, gradients(), {lane_flags_.data() + b.first, b.last - b.first},
-                               tells ? std::span<const double>(told_) : std::span<const double>(), updater_->steps());
+    sum.work =
+        coding_->depart(bucket, gradients(), {lane_flags_.data() + b.first, b.last - b.first},
+                        tells ? std::span<const double>(outcome_.told) : std::span<const double>(), updater_->steps());
     return travelling_.push_back(std::move(sum));
   }
   comm::network::Along along{.flags = {lane_flags_.data() + b.first, b.last - b.first}, .sums = {}};
@@ -211,7 +211,7 @@ void Sharded::start_sum(size_t bucket) {
     sum.flags = lane_->start_allreduce(along.flags.data(), along.flags.size(), DType::u8, Op::max, b.name);
     along.flags = {};
   }
-  if (last(bucket) && local_.rank() == speaker_) along.sums = told_;
+  if (last(bucket) && local_.rank() == speaker_) along.sums = outcome_.told;
   sum.work = lane_->start_reduce_scatter(gradients() + slice.begin, gradients() + slices_[bucket].begin,
                                          counts_[bucket], b.dtype, Op::sum, along, b.name);
   travelling_.push_back(std::move(sum));
@@ -225,11 +225,11 @@ void Sharded::land_sum() {
   if (coding_ && travelling_.front().work)
     coding_->land(bucket, gradients(),
                   {lane_flags_.data() + buckets_[bucket].first, buckets_[bucket].last - buckets_[bucket].first},
-                  tells ? std::span<double>(told_) : std::span<double>());
+                  tells ? std::span<double>(outcome_.told) : std::span<double>());
   travelling_.pop_front();
   waiting_.push_back(bucket);
   if (!tells) return;
-  total() = told_;
+  total() = outcome_.told;
   milestones(local_.rank()).told.store(step_);
   local_.rounds().ring();
 }
@@ -261,10 +261,10 @@ void Sharded::update_next() {
     squares_[bucket] = space::squares_present(layout_, b.first, b.last, slices_[bucket], b.dtype, nullptr, sum);
     return;
   }
-  const bool sound_before = std::exchange(sound_, true);
+  const bool sound_before = std::exchange(outcome_.sound, true);
   update_slice(bucket, slices_[bucket], sum);
-  if (!sound_) look_at_sum(bucket, slices_[bucket]);
-  sound_ = sound_ && sound_before;
+  if (!outcome_.sound) look_at_sum(bucket, slices_[bucket]);
+  outcome_.sound = outcome_.sound && sound_before;
   if (options_.zero >= 2) give_back_gradients(slices_[bucket]);
   if (!stage3()) gatherer_->start(bucket);
 }
@@ -294,7 +294,7 @@ void Sharded::close_clipped() {
     update(b, slices_[b], sum);
   };
   clip_and_update(squares_together(), update_sum, [&](size_t b) {
-    if (!sound_) return look_at_sum(b, slices_[b]);
+    if (!outcome_.sound) return look_at_sum(b, slices_[b]);
     if (!stage3()) gatherer_->start(b);
   });
   finish_updates();
@@ -309,7 +309,7 @@ void Sharded::finish_updates() {
   }
   if (window_) act(window_->clear());
   if (!watches() || whole_first() || second_lane_ == nullptr) return;
-  flawed_ = sound_ ? 0 : 1;
+  flawed_ = outcome_.sound ? 0 : 1;
   verdict_ = second_lane_->start_allreduce(&flawed_, 1, DType::i64, Op::max, "whether gradients are finite");
 }
 
@@ -317,11 +317,11 @@ void Sharded::hear() {
   local_.rounds().await(
       speaker_, [&] { return static_cast<int32_t>(milestones(speaker_).told.load() - step_) >= 0; },
       [] { return "what ranks of all machines tell"; });
-  told_ = total();
+  outcome_.told = total();
 }
 
 void Sharded::land() {
-  if (landed_) return;
+  if (outcome_.landed) return;
   gatherer_->land();
   if (verdict_) std::exchange(verdict_, nullptr)->wait();
   if (flawed_ != 0) note_flaw();
@@ -332,9 +332,9 @@ void Sharded::land() {
     local_.rounds().await(
         peer, [&] { return static_cast<int32_t>(milestones(peer).ended.load() - step_) >= 0; },
         [] { return "the end of its update"; });
-  landed_ = true;
-  if (!whole_first()) sound_ = sound_here();
-  if (coding_) coding_->settle(sound_);
+  outcome_.landed = true;
+  if (!whole_first()) outcome_.sound = sound_here();
+  if (coding_) coding_->settle(outcome_.sound);
   gatherer_->poll();
 }
 
@@ -344,7 +344,7 @@ void Sharded::await(space::Range part) {
     use(parts);
     return release();
   }
-  if (landed_) return;
+  if (outcome_.landed) return;
   for (size_t b = 0; b < buckets_.size(); b++)
     if (!intersect(part, buckets_[b].range).empty()) gatherer_->await(b);
 }
@@ -360,7 +360,6 @@ void Sharded::act(const Window::Actions& actions) {
 }
 
 void Sharded::begin_pass(Pass pass) {
-  if (!window_) return;
   pass_ = pass;
   uses_.clear();
   std::fill(pinned_.begin(), pinned_.end(), 0);
@@ -368,7 +367,6 @@ void Sharded::begin_pass(Pass pass) {
 }
 
 void Sharded::use(std::span<const space::Range> parts) {
-  if (!window_) return Shared::use(parts);
   std::vector<size_t> buckets;
   for (size_t b = 0; b < buckets_.size(); b++)
     if (std::any_of(parts.begin(), parts.end(),
@@ -395,7 +393,6 @@ void Sharded::release() {
 }
 
 void Sharded::replay(const std::function<void()>& open, const std::function<void()>& ready) {
-  if (!window_) return;
   const std::vector<Window::Event> events = window_->learned(static_cast<int>(pass_));
   if (events.empty())
     fail<InvalidArgument>(

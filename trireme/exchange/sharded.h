@@ -6,7 +6,8 @@
 // (shares.h), which its rank alone updates, with optimizer state that nobody else has. Then
 //   stages 1, 2  an all-gather brings all new parts to all machines, while backward and the next forward pass go on;
 //   stages 2, 3  gradients are given back to the machine, page by page, as soon as they are summed;
-//   stage 3      parameters of others are given back too: use() gathers them when an operator needs them (window.h).
+//   stage 3      parameters of others are given back too: use() gathers them when an operator needs them (paging.h,
+//   window.h).
 // With a codec (part_coding.h) what a machine has of another one's part travels as a message, and is added up there.
 // Parameters travel as they are.
 //
@@ -25,19 +26,14 @@
 
 namespace trireme::exchange {
 
-class Sharded final : public Shared {
+class Sharded final : public Shared, private Paging {
  public:
   Sharded(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
           const Options& options);
   /// Waits for what still travels: it points into this object.
   ~Sharded() override;
 
-  void publish_bucket(size_t bucket) override;
   void publish() override;
-  void begin_pass(Pass pass) override;
-  void use(std::span<const space::Range> parts) override;
-  void release() override;
-  void replay(const std::function<void()>& open, const std::function<void()>& ready) override;
   void open() override;
   void ready(size_t bucket) override;
   void close() override;
@@ -56,6 +52,12 @@ class Sharded final : public Shared {
     std::unique_ptr<comm::Work> flags, work;  // flags: where they are too many to travel along. Both null: no slice
     bool done() const { return (!flags || flags->test()) && (!work || work->test()); }
   };
+
+  void begin_pass(Pass pass) override;
+  void use(std::span<const space::Range> parts) override;
+  void release() override;
+  void replay(const std::function<void()>& open, const std::function<void()>& ready) override;
+  void publish_bucket(size_t bucket) override;
 
   void work(size_t bucket) override;
   void proceed() override;

@@ -73,13 +73,16 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
                          layout_.size(), local_.rank());
     handed_ = berth_->one("handed", layout_.size() * sizeof(int64_t), "the steps of parameters");
     updater_->write_down(&transaction_->own());
+    succession_ = this;
   }
-  if (options_.chooses() && group.one_machine())
+  if (options_.chooses() && group.one_machine()) {
     uncompressed_ = {
         .judgement = {.reason = "nothing is compressed: all ranks are on one machine, where nothing travels"},
         .settled = true};
-  flat_ = {parameters, gradients_of(local_.rank()), flags_of(local_.rank())};
-  flat_.count = seats;
+    compression_ = &*uncompressed_;
+  }
+  vectors_ = {parameters, gradients_of(local_.rank()), flags_of(local_.rank())};
+  vectors_.count = seats;
   take_seats(group);
   source_ = pieces == 0 ? std::make_unique<OwnShare>(group.all.rank(), ranks)
                         : std::make_unique<OwnShare>(runs_[static_cast<size_t>(group.all.rank())], pieces, 1);
@@ -93,10 +96,11 @@ size_t Shared::grain_of(const Options& options) {
 void Shared::take_seats(const Group& group) {
   for (int rank = 0; rank < local_.size(); rank++) seated_.push_back({rank, 0});
   if (options_.virtual_workers == 0) return;
+  virtual_workers_ = this;
   const auto pieces = static_cast<size_t>(options_.virtual_workers);
   if (seats() > 1) {
     seats_ = berth_->each("seats", static_cast<size_t>(seats() - 1) * seat_bytes(), "sums over pieces", true);
-    flat_.seats = seats_.parts[static_cast<size_t>(local_.rank())];
+    vectors_.seats = seats_.parts[static_cast<size_t>(local_.rank())];
   }
   piece_losses_ = berth_->each("piece losses", pieces * sizeof(double), "the pieces' losses");
   losses_.resize(pieces);
@@ -117,7 +121,6 @@ void Shared::take_seats(const Group& group) {
 
 void Shared::divide(const std::vector<Pieces>& runs) {
   const int pieces = options_.virtual_workers;
-  if (pieces == 0) return Exchange::divide(runs);
   std::vector<Pieces> sorted = runs;
   std::sort(sorted.begin(), sorted.end(), [](Pieces a, Pieces b) { return a.begin < b.begin; });
   int next = 0;
@@ -154,6 +157,11 @@ void Shared::publish() {
   local_.barrier("parameters");
   if (transaction_ && !std::exchange(began_, true)) begin_crew();
   complete();
+}
+
+bool Shared::begin_step(std::optional<int64_t> /*leased*/) {
+  std::fill(losses_.begin(), losses_.end(), 0.0);
+  return true;
 }
 
 void Shared::open() {
@@ -211,8 +219,8 @@ void Shared::close() {
   if (!whole_first()) {
     complete();
     local_.rounds().await_finished(last_round_);
-    sound_ = sound_here();
-    if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
+    outcome_.sound = sound_here();
+    if (options_.zero >= 2 && outcome_.sound) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
     return;
   }
   if (transaction_)
@@ -222,7 +230,7 @@ void Shared::close() {
         squares_together(), [&](size_t b) { update_gathered(b); }, [](size_t) {});
   complete();
   local_.barrier("updated");
-  if (options_.zero >= 2 && sound_) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
+  if (options_.zero >= 2 && outcome_.sound) give_back_gradients({0, round_up(layout_.bytes(), kPage)});
 }
 
 bool Shared::sound_here() const {
@@ -263,10 +271,10 @@ void Shared::work_next() {
 
 /// What the ranks of this machine tell, in their order.
 void Shared::hear_machine() {
-  told_ = {};
+  outcome_.told = {};
   for (int rank = 0; rank < local_.size(); rank++)
-    for (size_t i = 0; i < told_.size(); i++) told_[i] += note_of(rank).told[i];
-  if (!losses_.empty()) told_[0] = sum_over(piece_losses());
+    for (size_t i = 0; i < outcome_.told.size(); i++) outcome_.told[i] += note_of(rank).told[i];
+  if (!losses_.empty()) outcome_.told[0] = sum_over(piece_losses());
 }
 
 std::vector<double> Shared::piece_losses() const {
@@ -287,7 +295,7 @@ void Shared::work(size_t bucket) {
 
 void Shared::update_slice(size_t bucket, space::Range range, std::span<const space::Source> sources) {
   update(bucket, range, sources);
-  if (!sound_) note_flaw();
+  if (!outcome_.sound) note_flaw();
 }
 
 std::vector<space::Source> Shared::sources_of(size_t bucket, std::span<const Seated> seated) const {

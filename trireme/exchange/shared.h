@@ -18,7 +18,7 @@ namespace trireme::exchange {
 ///
 /// With virtual workers a rank has more than one gradient: sums over some of its pieces, each in a seat. Whoever sums a
 /// slice over ranks goes by the tree over all seats that are roots.
-class Shared : public Exchange {
+class Shared : public Exchange, protected VirtualWorkers, private Succession {
  public:
   Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
          const Options& options);
@@ -29,14 +29,9 @@ class Shared : public Exchange {
   void ready(size_t bucket) override;
   void close() override;
   void go_ahead(const std::function<bool()>& enough) override;
-  void rewritten(int64_t updates, int64_t position) override;
-  Reached give_up() override;
-  Reached reached() const override { return transaction_ ? transaction_->last().reached : Reached{}; }
-  Reached take_over(Exchange* before, const Reached& reached) override;
-  const Compression* compression() const override { return uncompressed_ ? &*uncompressed_ : nullptr; }
-  void divide(const std::vector<Pieces>& runs) override;
 
  protected:
+  void divide(const std::vector<Pieces>& runs) override;
   /// Of this rank: `slices` by bucket, empty where it has nothing to do.
   Shared(const Group& group, const space::Layout& layout, const space::UpdaterOptions& optimizer,
          const Options& options, const std::function<space::Range(space::Range)>& slice_of);
@@ -66,7 +61,7 @@ class Shared : public Exchange {
   /// Counts the squares of a part of a slice that gradients() has the sum of; `present`, by slot of the layout: there
   /// is one.
   void count_squares(size_t bucket, space::Range part, const uint8_t* present);
-  /// What ranks of this machine tell of each piece's loss, zero for others': in place of told_[0].
+  /// What ranks of this machine tell of each piece's loss, zero for others': in place of outcome_.told[0].
   std::vector<double> piece_losses() const;
   /// This rank's slice of a bucket, or a part of it. If something is left out, the machine will hear.
   void update_slice(size_t bucket, space::Range range, std::span<const space::Source> sources);
@@ -102,7 +97,7 @@ class Shared : public Exchange {
   virtual void bring(bool /*has*/, std::span<int64_t> /*steps*/) {}
   /// This rank's part of a bucket at which all ranks of the machine have arrived.
   virtual void work(size_t bucket);
-  /// The next bucket's. Of the last one, told_ has the machine's sums then.
+  /// The next bucket's. Of the last one, outcome_.told has the machine's sums then.
   void work_next();
   /// All buckets at which everybody has arrived.
   void work_arrived();
@@ -131,6 +126,11 @@ class Shared : public Exchange {
     uint32_t flawed;  // the last step in which it left something out
   };
   Note& note_of(int rank) const { return *reinterpret_cast<Note*>(notes_.parts[static_cast<size_t>(rank)]); }
+  bool begin_step(std::optional<int64_t> leased) override;
+  void rewritten(int64_t updates, int64_t position) override;
+  Reached reached() const override { return transaction_->last().reached; }
+  Reached give_up() override;
+  Reached take_over(Exchange* before, const Reached& reached) override;
   std::vector<space::Source> sources_of(size_t bucket) const { return sources_of(bucket, seated_); }
   bool sources_of(size_t slot, std::vector<const std::byte*>& sources) const;
   bool can_give_back(size_t bucket) const;

@@ -52,10 +52,12 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
   lane_of_.resize(static_cast<size_t>(all_.size()));
   all_.all_gather(&lane, lane_of_.data(), 1, DType::i32, "the ranks' lanes");
   metrics::Registry* const registry = group.world != nullptr ? &group.world->registry() : nullptr;
-  if (options_.chooses())
+  if (options_.chooses()) {
     chooser_.emplace(layout_, buckets_, slices_, options_, kPieceBytes, all_, lane_, registry);
-  else if (options_.codes() && lane_ != nullptr)
+    compression_ = &chooser_->compression();
+  } else if (options_.codes() && lane_ != nullptr) {
     coding_.emplace(layout_, buckets_, slices_, options_, piece_bytes_, *lane_, registry);
+  }
   if (options_.virtual_workers == 0 && !options_.codes()) return;
   int32_t machine = lane_ != nullptr ? lane_->rank() : 0;
   local_.broadcast(&machine, 1, DType::i32, 0, "this machine's number");
@@ -127,7 +129,7 @@ void Spread::open() {
   if (step_ >= kFirstPlan && std::has_single_bit(step_)) plan();
   if (std::has_single_bit(step_)) measure_anew();
   ready_ = departed_ = 0;
-  landed_ = false;
+  outcome_.landed = false;
   for (size_t b = 0; b < trips_.size(); b++) trips_[b] = {.rest = slices_[b]};
   opened_ = Clock::now();
 }
@@ -184,7 +186,7 @@ void Spread::close() {
   }
   if (sums_first()) return close_whole();
   await(buckets_.back().range);
-  told_ = total();
+  outcome_.told = total();
 }
 
 /// All sums are needed before the first update. A slice and its lane's squares are the same on all machines, so is the
@@ -196,9 +198,9 @@ void Spread::close_whole() {
   };
   if (transaction_) {
     const bool applies = !whole_first() || clip_by(squares_together());
-    if (local_.rank() == speaker_) total() = told_;
+    if (local_.rank() == speaker_) total() = outcome_.told;
     local_.barrier("sums are here");
-    told_ = total();
+    outcome_.told = total();
     update_whole(applies);
     for (size_t b = 0; b < buckets_.size(); b++) settled(b);
   } else {
@@ -206,7 +208,7 @@ void Spread::close_whole() {
         squares_together(), [&](size_t b) { update_gathered(b); }, settled);
   }
   land();
-  told_ = total();
+  outcome_.told = total();
 }
 
 std::vector<space::Source> Spread::sources_on(int rank, size_t bucket) {
@@ -239,7 +241,7 @@ void Spread::bring(bool has, std::span<int64_t> steps) {
 }
 
 void Spread::await(space::Range part) {
-  if (landed_) return;
+  if (outcome_.landed) return;
   for (size_t bucket = 0; bucket < buckets_.size(); bucket++)
     if (const space::Range here = intersect(part, buckets_[bucket].range); !here.empty()) await(bucket, here);
 }
@@ -257,14 +259,14 @@ void Spread::await(size_t bucket, space::Range part) {
 }
 
 void Spread::land() {
-  if (landed_) return;
+  if (outcome_.landed) return;
   while (!travelling_.empty()) land_first();
   complete();
   await({0, layout_.bytes()});
-  landed_ = true;
-  if (!whole_first()) sound_ = sound_here();
-  if (coding_) coding_->settle(sound_);
-  if (chooser_) chooser_->settle(sound_);
+  outcome_.landed = true;
+  if (!whole_first()) outcome_.sound = sound_here();
+  if (coding_) coding_->settle(outcome_.sound);
+  if (chooser_) chooser_->settle(outcome_.sound);
 }
 
 void Spread::work(size_t bucket) {
@@ -319,7 +321,7 @@ void Spread::depart_roots(size_t bucket, space::Range range, bool first) {
     piece.flags =
         lane_->start_all_gather(own_flags_[bucket].data(), all_flags_[bucket].data(), flags, DType::u8, b.name);
   if (first && last(bucket) && local_.rank() == speaker_) {
-    all_told_.assign(told_.begin(), told_.end());
+    all_told_.assign(outcome_.told.begin(), outcome_.told.end());
     const std::vector<double> losses = piece_losses();
     all_told_.insert(all_told_.end(), losses.begin(), losses.end());
     piece.told = lane_->start_allreduce(all_told_.data(), all_told_.size(), DType::f64, Op::sum, "losses of pieces");
@@ -346,8 +348,8 @@ std::vector<space::Source> Spread::land_roots(Piece& piece) {
   }
   if (piece.told) {
     piece.told->wait();
-    std::copy_n(all_told_.begin(), told_.size(), told_.begin());
-    told_[0] = sum_over(std::span<const double>(all_told_).subspan(told_.size()));
+    std::copy_n(all_told_.begin(), outcome_.told.size(), outcome_.told.begin());
+    outcome_.told[0] = sum_over(std::span<const double>(all_told_).subspan(outcome_.told.size()));
   }
   std::vector<space::Source> sources;
   for (const auto& [root, place, adds] : tree_)
@@ -376,7 +378,7 @@ void Spread::depart_piece(size_t bucket) {
     if (chooser_) chooser_->add_rest(bucket, gradients(), flags);
     if (flags.size() > lane_->kMostFlags)
       lane_->allreduce(std::exchange(flags, {}).data(), b.last - b.first, DType::u8, Op::max, b.name);
-    if (last(bucket) && local_.rank() == speaker_) sums = told_;
+    if (last(bucket) && local_.rank() == speaker_) sums = outcome_.told;
   }
   trip.rest.begin = piece.end;
   trip.travelling++;
@@ -411,7 +413,7 @@ void Spread::land_first() {
 }
 
 void Spread::mark_landed(size_t bucket, uint32_t pieces) {
-  if (pieces == kAllPieces && last(bucket) && local_.rank() == speaker_) total() = told_;
+  if (pieces == kAllPieces && last(bucket) && local_.rank() == speaker_) total() = outcome_.told;
   landings(local_.rank(), bucket).store(landing(step_, pieces));
   local_.rounds().ring();
 }

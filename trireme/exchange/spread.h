@@ -37,9 +37,9 @@ class Spread final : public Shared {
   void close() override;
   void await(space::Range part) override;
   void land() override;
-  void divide(const std::vector<Pieces>& runs) override;
 
  private:
+  void divide(const std::vector<Pieces>& runs) override;
   space::Range summed(size_t bucket) const override {
     return by_root_ && !whole_first() ? space::Range{} : slices_[bucket];
   }
@@ -129,7 +129,6 @@ class Spread final : public Shared {
   }
   void begin_rewriting() override;
   comm::Communicator& group() const override { return all_; }
-  const Compression* compression() const override { return chooser_ ? &chooser_->compression() : nullptr; }
   std::vector<int32_t> lane_of_;  // by rank of all_; -1: it has none
 
   std::vector<int32_t> machine_of_;  // by rank of all_, as the lanes count: with virtual workers, or a codec

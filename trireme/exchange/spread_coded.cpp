@@ -13,7 +13,8 @@ void Spread::depart_coded(size_t bucket, space::Range range) {
   travelling_.push_back(
       {bucket, range,
        coding(bucket)->depart(bucket, number, gradients(), lane_flags_.subspan(b.first, b.last - b.first),
-                              tells ? std::span<const double>(told_) : std::span<const double>(), updater_->steps())});
+                              tells ? std::span<const double>(outcome_.told) : std::span<const double>(),
+                              updater_->steps())});
 }
 
 /// The sum of all machines' parts, where this one's was.
@@ -22,7 +23,8 @@ void Spread::land_coded(const Piece& piece) {
   const bool tells = last(piece.bucket) && local_.rank() == speaker_;
   coding(piece.bucket)
       ->land(piece.bucket, (piece.range.begin - slices_[piece.bucket].begin) / piece_bytes(piece.bucket), gradients(),
-             lane_flags_.subspan(b.first, b.last - b.first), tells ? std::span<double>(told_) : std::span<double>());
+             lane_flags_.subspan(b.first, b.last - b.first),
+             tells ? std::span<double>(outcome_.told) : std::span<double>());
 }
 
 /// What was kept is about to be another's.

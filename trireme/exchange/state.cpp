@@ -1,9 +1,10 @@
-// State shown and taken back: what all exchanges have in common.
+// State shown and taken back, and where it lies: what all exchanges have in common.
 #include <algorithm>
 #include <set>
+#include <utility>
 
 #include <trireme/base/error.h>
-#include <trireme/exchange/exchange.h>
+#include <trireme/exchange/state.h>
 #include <trireme/state/adapt.h>
 
 namespace trireme::exchange {
@@ -36,7 +37,28 @@ void all_ready(comm::Communicator& group, comm::Communicator* model, const std::
 
 }  // namespace
 
-state::OwnerMap Exchange::owners() const {
+Flat::Flat(space::Layout layout, size_t bucket_bytes)
+    : layout_(std::move(layout)), buckets_(space::plan_buckets(layout_, bucket_bytes)) {}
+
+std::vector<space::Range> Flat::bucket_ranges() const {
+  std::vector<space::Range> all;
+  for (const space::Bucket& bucket : buckets_) all.push_back(bucket.range);
+  return all;
+}
+
+State::Vectors State::own_vectors(int local_rank) {
+  const auto here = static_cast<size_t>(local_rank);
+  std::byte* const parameters = berth_->each("parameters", layout_.bytes(), "the model's parameters").parts[here];
+  std::byte* const gradients = berth_->each("gradients", layout_.bytes(), "the ranks' gradients").parts[here];
+  std::byte* const flags = berth_->each("flags", layout_.size(), "the gradients' flags").parts[here];
+  return {parameters, gradients, reinterpret_cast<uint8_t*>(flags)};
+}
+
+void State::complete() {
+  if (berth_) berth_->end(updater_ ? updater_->steps() : opened_);
+}
+
+state::OwnerMap State::owners() const {
   state::OwnerMap map;
   for (int rank = 0; rank < group().size(); rank++)
     for (size_t bucket = 0; bucket < buckets_.size(); bucket++) {
@@ -52,14 +74,14 @@ state::OwnerMap Exchange::owners() const {
   return map;
 }
 
-std::vector<int> Exchange::keepers() const {
+std::vector<int> State::keepers() const {
   std::set<int> all;
   for (int rank = 0; rank < group().size(); rank++)
     if (keeper_of(rank) != kKeepsNothing) all.insert(keeper_of(rank));
   return {all.begin(), all.end()};
 }
 
-void Exchange::add_kept(state::OwnerMap& map) const {
+void State::add_kept(state::OwnerMap& map) const {
   for (int rank = 0; rank < group().size(); rank++)
     for (size_t bucket = 0; bucket < buckets_.size() && keeper_of(rank) != kKeepsNothing; bucket++)
       for (const space::Range& part :
@@ -67,7 +89,7 @@ void Exchange::add_kept(state::OwnerMap& map) const {
         map.add(state::of_worker(keeper_of(rank), state::kResidual), part, rank);
 }
 
-void Exchange::add_kept(std::vector<state::Part>& parts) {
+void State::add_kept(std::vector<state::Part>& parts) {
   const int rank = group().rank();
   for (size_t bucket = 0; bucket < buckets_.size() && feedback() != nullptr; bucket++)
     for (const space::Range& part :
@@ -75,7 +97,7 @@ void Exchange::add_kept(std::vector<state::Part>& parts) {
       parts.push_back({state::of_worker(keeper_of(rank), state::kResidual), part, feedback()->residual(part)});
 }
 
-std::vector<state::Part> Exchange::parts() {
+std::vector<state::Part> State::parts() {
   std::vector<state::Part> parts;
   const auto add = [&](const std::string& name, const space::Bucket& b, space::Range range, std::byte* begin) {
     for (const space::Range& part : state::slot_parts(layout_, b.first, b.last, range))
@@ -107,34 +129,34 @@ std::vector<state::Part> Exchange::parts() {
   return parts;
 }
 
-state::About Exchange::about() const {
+state::About State::about() const {
   return {.layout = layout_.describe(),
           .optimizer = updater_ ? space::name_of(updater_->options().kind) : "",
           .workers = share_of(group().rank(), 0).own_state ? group().size() : 0};
 }
 
-Exchange::Scalars Exchange::scalars() {
+State::Scalars State::scalars() {
   if (!updater_) return {};
   return {
       {.name = named(state::kStep, share_of(group().rank(), 0).own_state, group().rank()), .value = updater_->steps()}};
 }
 
-Exchange::Scalars Exchange::course_scalars() const {
+State::Scalars State::course_scalars() const {
   const WorkSource::Course& course = source_->course();
   return {{kWorkCourse, course.number, -1}, {kWorkFirst, course.first_step, -1}};
 }
 
-void Exchange::restore_scalars(const std::vector<int64_t>& values) {
+void State::restore_scalars(const std::vector<int64_t>& values) {
   if (updater_) updater_->restart(values[0]);
 }
 
-void Exchange::post() {
+void State::post() {
   if (!berth_) return;
   const Scalars known = updater_ ? scalars() : Scalars();
   berth_->post(about(), known.empty() ? "" : known.front().name, options_.notes, parts());
 }
 
-void Exchange::visit(state::Visitor& visitor, const state::Extras& extras) {
+void State::visit(state::Visitor& visitor, const state::Extras& extras) {
   land();
   come_to_rest();
   visitor.about(about());
@@ -144,20 +166,20 @@ void Exchange::visit(state::Visitor& visitor, const state::Extras& extras) {
 }
 
 /// What is not in parts().
-void Exchange::visit_rest(state::Visitor& visitor, const state::Extras& extras) {
+void State::visit_rest(state::Visitor& visitor, const state::Extras& extras) {
   for (const state::Part& part : extras.parts) visitor.part(part.vector, part.range, part.bytes);
   for (const Scalar& scalar : scalars()) visitor.scalar(scalar.name, scalar.value);
   for (const auto& [name, value] : extras.scalars) visitor.scalar(name, *value);
   visit_elsewhere(visitor);
 }
 
-bool Exchange::changes_by_update(const state::Part& part) const {
+bool State::changes_by_update(const state::Part& part) const {
   const std::byte* const begin = part.bytes.data();
   return updater_->keeps(begin) || (begin >= parameters() && begin < parameters() + layout_.bytes());
 }
 
 /// In lockstep nobody waits: a part is written to only by its owner's next update, and thus after its own snapshot.
-std::shared_ptr<state::Snapshot> Exchange::snapshot(const state::OwnerMap& division, const state::Extras& extras) {
+std::shared_ptr<state::Snapshot> State::snapshot(const state::OwnerMap& division, const state::Extras& extras) {
   state::Snapshot::Builder builder(division, group().rank(), last_.get());
   last_ = builder.originals();
   if (!follows_writes()) {
@@ -179,12 +201,12 @@ std::shared_ptr<state::Snapshot> Exchange::snapshot(const state::OwnerMap& divis
   return made;
 }
 
-void Exchange::before_writing() {
+void State::before_writing() {
   if (updater_) updater_->save_originals();
 }
 
 /// Everything that restore() needs is in `source`; throws otherwise.
-void Exchange::check_source(const state::Source& source, const Scalars& scalars, const state::Extras& extras) const {
+void State::check_source(const state::Source& source, const Scalars& scalars, const state::Extras& extras) const {
   const int rank = group().rank();
   state::Wanted wanted{fmt::format("rank {}", rank), about(), {}, rank, {}};
   const state::OwnerMap all = owners();
@@ -199,7 +221,7 @@ void Exchange::check_source(const state::Source& source, const Scalars& scalars,
   check(source, wanted);
 }
 
-std::string Exchange::restore(state::Source& kept, const state::Extras& wanted) {
+std::string State::restore(state::Source& kept, const state::Extras& wanted) {
   land();
   forget_gathered();
   before_writing();

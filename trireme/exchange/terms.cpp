@@ -7,7 +7,7 @@
 #include <trireme/cluster/agreement.h>
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/world.h>
-#include <trireme/exchange/exchange.h>
+#include <trireme/exchange/options.h>
 #include <trireme/exchange/terms.h>
 
 namespace trireme::exchange {
@@ -149,7 +149,8 @@ void agree_with_newcomers(World& world, std::string_view what, const std::string
   const std::string where = first_difference(theirs, "the job", ours, fmt::format("rank {}", world.rank()));
   const bool model = where.starts_with(kParameter) || where.starts_with(kMany);
   fail<cluster::CannotJoin>(
-      "rank {} on host {} cannot join the job, which goes on without it: it has {}{}. {}. Start it with the same command, "
+      "rank {} on host {} cannot join the job, which goes on without it: it has {}{}. {}. Start it with the same "
+      "command, "
       "data and version",
       world.rank(), cluster::own_host_name(), model ? "another model" : "other ", model ? "" : what, where);
 }

@@ -14,9 +14,7 @@ struct Traits {
   bool patient = false;         // a bucket's parameters change only when all ranks of the machine have come to the next
                          // bucket's ready(), so that a backward pass may use them a little longer. The last bucket's is
                          // to come after the backward pass then
-  bool gathers = false;  // a machine holds parts of the parameters only: whoever reads some says so with use(), in
-                         // every pass that begin_pass() announced, and all ranks in the same order
-  bool tells = false;    // carries the numbers that ranks tell along with the gradients
+  bool tells = false;  // carries the numbers that ranks tell along with the gradients
 };
 
 }  // namespace trireme::exchange

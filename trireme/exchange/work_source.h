@@ -29,8 +29,8 @@ class WorkSource {
   virtual Pieces run() const { return run_; }
   /// Micro-batches of a piece.
   int micros() const { return micros_; }
-  /// Grows when the crew has changed: what was taken and not done is taken anew, as run() of pieces() that are now, from
-  /// step next_step() of the run on. Nothing: the crew never changes.
+  /// Grows when the crew has changed: what was taken and not done is taken anew, as run() of pieces() that are now,
+  /// from step next_step() of the run on. Nothing: the crew never changes.
   virtual std::optional<uint64_t> generation() const { return std::nullopt; }
   virtual int64_t next_step() const { return 0; }
   /// How the samples of a step are divided into pieces, by piece; null: evenly. As long as it is the same object; all
@@ -45,8 +45,10 @@ class WorkSource {
   virtual void begin(int64_t first_step, int64_t steps);
   /// The next piece for this rank, or that there is none. Blocks where the rules make this rank wait.
   virtual ps::Lease take() = 0;
-  /// This rank wants all to stop: where work is taken, all of them find that when they ask for the next piece.
+  /// This rank wants all to stop. Without lockstep they do after the same step, or as soon as they begin one or ask for
+  /// work; in lockstep ranks tell it with the step.
   virtual void want_stop() { stop_wanted_ = true; }
+  bool stop_wanted() const { return stop_wanted_; }
 
   struct Course {
     int64_t number = -1;      // from 0, in the order of begin()

@@ -49,26 +49,27 @@ Step Parallel::Impl::through_changes(const std::function<Step()>& step) {
 void Parallel::Impl::move_in() {
   const torch::NoGradGuard no_grad;
   local_ = &group_.local();
-  const space::Layout& layout = exchange_->layout();
+  const exchange::Flat& flat = exchange_->flat();
+  const space::Layout& layout = flat.layout();
   gradients_.clear();
   for (size_t slot = 0; slot < parameters_.size(); slot++) {
     torch::Tensor& parameter = parameters_[slot].tensor;
     parameter.mutable_grad().reset();
-    parameter.set_data(view_of(layout[slot], exchange_->parameters(), parameter.scalar_type()));
+    parameter.set_data(view_of(layout[slot], flat.parameters(), parameter.scalar_type()));
   }
-  for (int seat = 0; seat < exchange_->seats(); seat++) {
+  for (int seat = 0; seat < flat.seats(); seat++) {
     for (size_t slot = 0; slot < parameters_.size(); slot++)
-      gradients_.push_back(view_of(layout[slot], exchange_->gradients(seat), parameters_[slot].tensor.scalar_type()));
+      gradients_.push_back(view_of(layout[slot], flat.gradients(seat), parameters_[slot].tensor.scalar_type()));
     if (seat == 0) placement_.emplace(gradients_);
   }
   arrivals_.emplace(
-      exchange_->parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { use(parts); },
+      flat.parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { use(parts); },
       std::function<void()>());
 }
 
 /// Collective.
 void Parallel::Impl::join_crew(exchange::Exchange* before, const exchange::Reached& reached) {
-  const exchange::Reached now = exchange_->take_over(before, reached);
+  const exchange::Reached now = exchange_->succession()->take_over(before, reached);
   updates_ = now.updates;
   clock_ = now.position;
   ledger_ = now.ledger;
@@ -116,14 +117,15 @@ void Parallel::Impl::enter_crew(Attempt& before, const space::Layout& layout) {
     try {
       make_exchange_for(layout);
       move_in();
-      return join_crew(before.exchange.get(), before.exchange ? before.exchange->give_up() : exchange::Reached{});
+      return join_crew(before.exchange.get(),
+                       before.exchange ? before.exchange->succession()->give_up() : exchange::Reached{});
     } catch (const PeerLost&) {  // another one
       tried = Attempt(group_, local, std::move(exchange_));
     }
     mark("crew: given up");
     group_ = whole_ = world_->regroup();
     if (tried.exchange && tried.local->kept_areas()) {  // others had come through: that was a crew
-      tried.exchange->give_up();
+      tried.exchange->succession()->give_up();
       before = std::move(tried);
     }
   }
@@ -147,8 +149,8 @@ Step Parallel::Impl::change_crew() {
   std::erase(group_.attached<Trained>().exchanges, exchange_.get());
   Attempt before(group_, local_, std::move(exchange_));
   try {
-    const space::Layout layout = before.exchange->layout();
-    before.exchange->give_up();
+    const space::Layout layout = before.exchange->flat().layout();
+    before.exchange->succession()->give_up();
     mark("crew: given up");
     group_ = whole_ = world_->regroup();
     enter_crew(before, layout);
@@ -162,7 +164,7 @@ Step Parallel::Impl::change_crew() {
   unchecked_ = false;
   leased_.reset();
   Step done{.updated = clock_ > clock, .number = updates_, .regrouped = true, .change_seconds = seconds_since(start)};
-  const exchange::Reached last = exchange_->reached();
+  const exchange::Reached last = exchange_->succession()->reached();
   if (done.updated) {
     done.loss = last.loss;
     done.stop = last.stops != 0;

@@ -87,7 +87,7 @@ Parallel::Impl::Impl(const Ranks& ranks, World* world, torch::nn::Module& module
     join_anew(layout);
   } else {
     make_exchange_for(layout);
-    if (model_) assembly_.emplace(whole_, group_, *model_, all, here_, exchange_->owners());
+    if (model_) assembly_.emplace(whole_, group_, *model_, all, here_, exchange_->state().owners());
     adopt_parameters();
     adopt_buffers();
     meet_balanced();
@@ -131,8 +131,7 @@ Parallel::Impl::~Impl() {
   const torch::NoGradGuard no_grad;
   for (auto& [name, parameter] : parameters_) {
     // What is not here cannot be left behind: better nothing than zeros.
-    parameter.set_data(exchange_->traits().gathers ? torch::empty({0}, parameter.options())
-                                                   : parameter.detach().clone());
+    parameter.set_data(gathers() ? torch::empty({0}, parameter.options()) : parameter.detach().clone());
     parameter.mutable_grad().reset();
   }
 }
@@ -265,28 +264,29 @@ exchange::Terms Parallel::Impl::own_terms() const {
 /// Moves the parameters into the flat space; rank 0's values become everybody's, but for other parts of tensors.
 void Parallel::Impl::adopt_parameters() {
   const torch::NoGradGuard no_grad;
-  const space::Layout& layout = exchange_->layout();
+  const exchange::Flat& flat = exchange_->flat();
+  const space::Layout& layout = flat.layout();
   if (group_.first() && model_) share_initial(layout);
-  for (size_t bucket = 0; bucket < exchange_->buckets().size(); bucket++) {
-    for (size_t i = exchange_->buckets()[bucket].first; i < exchange_->buckets()[bucket].last; i++) {
+  for (size_t bucket = 0; bucket < flat.buckets().size(); bucket++) {
+    for (size_t i = flat.buckets()[bucket].first; i < flat.buckets()[bucket].last; i++) {
       torch::Tensor& parameter = parameters_[i].tensor;
-      torch::Tensor home = view_of(layout[i], exchange_->parameters(), parameter.scalar_type());
+      torch::Tensor home = view_of(layout[i], flat.parameters(), parameter.scalar_type());
       if (group_.first()) home.copy_(parameter);
       parameter.set_data(home);
     }
-    exchange_->publish_bucket(bucket);
+    if (gathers()) exchange_->paging()->publish_bucket(bucket);
   }
   for (size_t i = 0; i < parameters_.size(); i++)
-    gradients_.push_back(view_of(layout[i], exchange_->gradients(), parameters_[i].tensor.scalar_type()));
-  exchange_->publish();
+    gradients_.push_back(view_of(layout[i], flat.gradients(), parameters_[i].tensor.scalar_type()));
+  exchange_->state().publish();
   if (options_.exchange.zero > 0) malloc_trim(0);  // what the module's own tensors were in is the machine's again
   placement_.emplace(gradients_);
-  for (int seat = 1; seat < exchange_->seats(); seat++)
+  for (int seat = 1; seat < flat.seats(); seat++)
     for (size_t i = 0; i < parameters_.size(); i++)
-      gradients_.push_back(view_of(layout[i], exchange_->gradients(seat), parameters_[i].tensor.scalar_type()));
+      gradients_.push_back(view_of(layout[i], flat.gradients(seat), parameters_[i].tensor.scalar_type()));
   arrivals_.emplace(
-      exchange_->parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { use(parts); },
-      exchange_->traits().gathers ? [this] { exchange_->release(); } : std::function<void()>());
+      flat.parameters(), layout.bytes(), [this](std::span<const space::Range> parts) { use(parts); },
+      gathers() ? [this] { exchange_->paging()->release(); } : std::function<void()>());
 }
 
 /// What several ranks of a replica have alike begins as the first one's of them; a tensor in parts that several stages
@@ -322,8 +322,9 @@ void Parallel::Impl::listen() {
   nodes_.resize(parameters_.size());
   trained_.resize(parameters_.size());
   bucket_of_.resize(parameters_.size());
-  for (size_t b = 0; b < exchange_->buckets().size(); b++)
-    for (size_t slot = exchange_->buckets()[b].first; slot < exchange_->buckets()[b].last; slot++) bucket_of_[slot] = b;
+  const std::vector<space::Bucket>& buckets = exchange_->flat().buckets();
+  for (size_t b = 0; b < buckets.size(); b++)
+    for (size_t slot = buckets[b].first; slot < buckets[b].last; slot++) bucket_of_[slot] = b;
 }
 
 /// A parameter has wanted gradients for the first time.
@@ -333,7 +334,7 @@ void Parallel::Impl::listen_to(size_t slot) {
     if (!alive.expired()) arrived(slot);
   });
   // Autograd takes over a gradient without a copy only in the parameter's own format, and warns about any other.
-  if (exchange_->layout()[slot].channels_last)
+  if (exchange_->flat().layout()[slot].channels_last)
     parameter.register_hook(
         [](const torch::Tensor& gradient) { return gradient.contiguous(torch::MemoryFormat::ChannelsLast); });
 }
@@ -355,7 +356,7 @@ void Parallel::Impl::follow_freezing() {
 }
 
 ps::Lease Parallel::Impl::Work::take() {
-  if (impl_.stop.load()) impl_.exchange_->want_stop();
+  if (impl_.stop.load()) impl_.exchange_->source().want_stop();
   if (impl_.stopped_) return {ps::Lease::stopped};
   const StepLimit limit = impl_.limit_waits();
   const ps::Lease lease = impl_.exchange_->source().take();
@@ -385,13 +386,13 @@ void Parallel::Impl::limited(const std::function<void()>& meet) {
 
 void Parallel::Impl::exclusive(const std::function<void()>& change) {
   land();
-  exchange_->before_writing();
+  exchange_->state().before_writing();
   group_.comm().barrier("exclusive: begin");
   const torch::NoGradGuard no_grad;
   const bool one_decides = exchange_->traits().shared || exchange_->traits().kept_elsewhere;
-  exchange_->settle();
+  exchange_->state().settle();
   if (group_.first() || !one_decides) change();
-  if (one_decides) exchange_->publish();
+  if (one_decides) exchange_->state().publish();
   group_.comm().barrier("exclusive: end");
 }
 
@@ -399,19 +400,19 @@ void Parallel::Impl::settled(const std::function<void()>& look, Looks looks) {
   land();
   if (!exchange_->traits().lockstep) compare_here();
   sync_buffers();
-  if (looks == Looks::alike && exchange_->traits().gathers) {
+  if (looks == Looks::alike && gathers()) {
     const Gathering gathering(*this, exchange::Pass::look);
     look();
     return arrivals_->check();
   }
-  exchange_->settle();
+  exchange_->state().settle();
   try {
     look();
   } catch (...) {  // who goes on after that must not train with parameters that nobody gathers any more
-    if (exchange_->traits().gathers) exchange_->resume();
+    if (gathers()) exchange_->state().resume();
     throw;
   }
-  exchange_->resume();
+  exchange_->state().resume();
 }
 
 void Parallel::Impl::sync_buffers() {

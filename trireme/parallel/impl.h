@@ -60,6 +60,7 @@ class Parallel::Impl {
   /// A step, or, when the crew changes in it, what has become of it.
   Step through_changes(const std::function<Step()>& step);
   bool elastic() const { return options_.exchange.elastic; }
+  bool pushes() const { return options_.exchange.sync.pushes(); }
   /// On with the next crew: see Parallel::change_crew().
   Step change_crew();
   /// What the crew has settled, furthest of all: see Parallel::settle_on().
@@ -155,10 +156,13 @@ class Parallel::Impl {
   state::Extras extras(const BufferState* common, const BufferState& own);
   void note_position();
   void land_between_updates();
+  /// Parameters come and go: with ZeRO 3 across machines.
+  bool gathers() const { return exchange_->paging() != nullptr; }
   /// What an operator gets of the parameters may be used.
   void use(std::span<const space::Range> parts) {
     const Away away(*this);
-    exchange_->use(parts);
+    if (gathers()) return exchange_->paging()->use(parts);
+    for (const space::Range& part : parts) exchange_->await(part);
   }
   exchange::Told tell() const;
   void compare_signs(const exchange::Told& sums);
@@ -228,7 +232,7 @@ class Parallel::Impl {
   void count_update();
   void hear(Step& done);
   void hear_model();
-  bool sound() const { return exchange_->sound() && parts_sound_; }
+  bool sound() const { return exchange_->outcome().sound && parts_sound_; }
   void check_time(const Step& done) const;
   bool watches() const { return options_.exchange.on_nan != exchange::OnNan::ignore; }
   bool skips() const { return options_.exchange.on_nan == exchange::OnNan::skip; }
@@ -250,9 +254,9 @@ class Parallel::Impl {
 
   /// While one lives, operators gather what they use: with ZeRO 3. Errors of theirs: arrivals_->check().
   struct Gathering {
-    Gathering(Impl& impl, exchange::Pass pass) : impl(impl), gathers(impl.exchange_->traits().gathers) {
+    Gathering(Impl& impl, exchange::Pass pass) : impl(impl), gathers(impl.gathers()) {
       if (!gathers) return;
-      impl.exchange_->begin_pass(pass);
+      impl.exchange_->paging()->begin_pass(pass);
       impl.arrivals_->expect();
     }
     ~Gathering() {

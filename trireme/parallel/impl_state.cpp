@@ -6,7 +6,7 @@
 namespace trireme {
 
 state::OwnerMap Parallel::Impl::owners() const {
-  return with_buffers(assembly_ ? assembly_->owners() : exchange_->owners());
+  return with_buffers(assembly_ ? assembly_->owners() : exchange_->state().owners());
 }
 
 /// Ranks with different parts of a replica have the same buffers, but for those of other stages.
@@ -26,17 +26,17 @@ state::OwnerMap Parallel::Impl::with_buffers(state::OwnerMap map) const {
 void Parallel::Impl::visit(state::Visitor& visitor) {
   land_between_updates();
   const BufferState common = averaged(), own(buffers());
-  if (!assembly_) return exchange_->visit(visitor, extras(&common, own));
+  if (!assembly_) return exchange_->state().visit(visitor, extras(&common, own));
   state::WholeVisitor whole(*assembly_->map(), visitor);
-  exchange_->visit(whole, extras(&common, own));
+  exchange_->state().visit(whole, extras(&common, own));
 }
 
 std::shared_ptr<state::Snapshot> Parallel::Impl::snapshot(const state::OwnerMap& division) {
   land_between_updates();
   const BufferState common = averaged(), own(buffers());
-  if (!assembly_) return exchange_->snapshot(division, extras(&common, own));
-  const auto made =
-      exchange_->snapshot(assembly_->map()->here_of(division, whole_.rank(), group_.rank()), extras(&common, own));
+  if (!assembly_) return exchange_->state().snapshot(division, extras(&common, own));
+  const auto made = exchange_->state().snapshot(assembly_->map()->here_of(division, whole_.rank(), group_.rank()),
+                                                extras(&common, own));
   made->show_as(assembly_->map());
   return made;
 }
@@ -46,19 +46,19 @@ std::string Parallel::Impl::restore(state::Source& kept) {
   land_between_updates();
   const BufferState own(buffers());
   std::optional<state::PartSource> part;
-  if (assembly_ && kept.about().layout != exchange_->layout().describe()) part.emplace(*assembly_->map(), kept);
+  if (assembly_ && kept.about().layout != exchange_->flat().layout().describe()) part.emplace(*assembly_->map(), kept);
   state::Source& source = part ? *part : kept;
-  std::string remark = exchange_->restore(source, own_buffers() ? extras(nullptr, own) : extras(&own, own));
+  std::string remark = exchange_->state().restore(source, own_buffers() ? extras(nullptr, own) : extras(&own, own));
   own.store();
   leased_.reset();
   note_position();
-  exchange_->rewritten(updates_, clock_);
+  if (elastic()) exchange_->succession()->rewritten(updates_, clock_);
   return remark;
 }
 
 checkpoint::Contents Parallel::Impl::contents() const {
-  checkpoint::Contents contents{.layout = assembly_ ? assembly_->map()->layout() : exchange_->layout(),
-                                .vectors = with_buffers(exchange_->owners()).vectors()};
+  checkpoint::Contents contents{.layout = assembly_ ? assembly_->map()->layout() : exchange_->flat().layout(),
+                                .vectors = with_buffers(exchange_->state().owners()).vectors()};
   for (const auto& [name, buffer] : all_buffers_)
     contents.buffers.push_back({name, format_name(buffer.scalar_type()), buffer.sizes().vec()});
   contents.ties.insert(ties_.begin(), ties_.end());
@@ -66,10 +66,9 @@ checkpoint::Contents Parallel::Impl::contents() const {
 }
 
 checkpoint::CrewNote Parallel::Impl::crew() const {
-  ps::Client* const client = exchange_->client();
   return {.workers = whole_.size(),
           .machines = whole_.machines(),
-          .servers = client == nullptr ? 0 : client->job().servers,
+          .servers = pushes() ? exchange_->client()->job().servers : 0,
           .sync = exchange::name_of(options_.exchange.sync)};
 }
 
@@ -108,8 +107,8 @@ state::Extras Parallel::Impl::extras(const BufferState* common, const BufferStat
 
 /// For whoever comes later: the same, beside the model in shared memory.
 void Parallel::Impl::note_position() {
-  exchange_->note(0, updates_);
-  exchange_->note(1, clock_);
+  exchange_->state().note(0, updates_);
+  exchange_->state().note(1, clock_);
 }
 
 void Parallel::Impl::land_between_updates() {

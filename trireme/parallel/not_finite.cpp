@@ -7,7 +7,7 @@
 
 namespace trireme {
 
-Finding finding_of(double loss, const std::optional<exchange::Exchange::Flaw>& flaw) {
+Finding finding_of(double loss, const std::optional<exchange::Flaw>& flaw) {
   const Finding::Kind kind = !std::isfinite(loss) ? Finding::loss
                              : !flaw              ? Finding::nothing
                              : flaw->own          ? Finding::gradient

@@ -6,7 +6,7 @@
 #include <span>
 #include <string>
 
-#include <trireme/exchange/exchange.h>
+#include <trireme/exchange/outcome.h>
 
 namespace trireme {
 
@@ -20,7 +20,7 @@ struct Finding {
 };
 
 /// A rank's loss and gradients.
-Finding finding_of(double loss, const std::optional<exchange::Exchange::Flaw>& flaw);
+Finding finding_of(double loss, const std::optional<exchange::Flaw>& flaw);
 
 /// "the loss became NaN on rank 1 at update 7", from the findings of `first_rank` and those after it: the same for
 /// whoever has the same findings.

@@ -48,10 +48,13 @@ void Parallel::settled(const std::function<void()>& look, Looks looks) { impl_->
 bool Parallel::lockstep() const { return impl_->exchange().traits().lockstep; }
 exchange::WorkSource& Parallel::source() { return impl_->source(); }
 ps::Client& Parallel::servers() {
-  if (ps::Client* client = impl_->exchange().client()) return *client;
+  if (impl_->pushes()) return *impl_->exchange().client();
   fail<InvalidArgument>("this mode has no parameter servers: use Sync::async or another one that has");
 }
-std::vector<metrics::Snapshot> Parallel::counted_by_servers() { return impl_->exchange().counted_by_servers(); }
+std::vector<metrics::Snapshot> Parallel::counted_by_servers() {
+  ps::Client* const client = impl_->exchange().client();
+  return client == nullptr ? std::vector<metrics::Snapshot>{} : client->counted();
+}
 double Parallel::learning_rate() const { return impl_->learning_rate(); }
 const exchange::Exchange& Parallel::exchange() const { return impl_->exchange(); }
 

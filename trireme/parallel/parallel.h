@@ -196,11 +196,11 @@ class Parallel {
   /// Collective: shows this rank's part. Of buffers it shows the mean over all ranks, and this rank's own.
   void visit(state::Visitor& visitor);
   /// Collective: the same as of now, to be read in another thread while training goes on; of it this rank keeps what
-  /// `division` gives its number, as Exchange::snapshot() says. Hardly takes time where updates are made in the
+  /// `division` gives its number, as exchange::State says. Hardly takes time where updates are made in the
   /// workers.
   std::shared_ptr<state::Snapshot> snapshot(const state::OwnerMap& division);
-  /// Collective: takes this rank's part back. Returns and throws as Exchange::restore() does; nothing has changed when
-  /// it has thrown.
+  /// Collective: takes this rank's part back. Returns and throws as exchange::State::restore() does; nothing has
+  /// changed when it has thrown.
   std::string restore(state::Source& source);
 
   /// What a checkpoint of it consists of, and who would write it: the same on all ranks.

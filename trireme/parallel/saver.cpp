@@ -174,10 +174,10 @@ class Saver::Impl {
 
   /// Where each worker has parameters of its own, their mean is the model that anybody can load. Collective.
   void add_mean(state::Image& to) {
-    const space::Layout& layout = train_.exchange().layout();
+    const space::Layout& layout = train_.exchange().flat().layout();
     for (const space::Slot& slot : layout.slots()) {
       if (slot.range.empty()) continue;
-      const std::byte* const own = train_.exchange().parameters() + slot.range.begin;
+      const std::byte* const own = train_.exchange().flat().parameters() + slot.range.begin;
       std::vector<std::byte> mean(own, own + slot.range.size());
       group_.allreduce(mean.data(), slot.elements(), slot.dtype, Op::mean, slot.name);
       if (group_.rank() == 0) to.part(state::kParameters, slot.range, mean);
@@ -224,7 +224,8 @@ class Saver::Impl {
           }
         }
     if (averages_)
-      for (const space::Slot& slot : train_.exchange().layout().slots()) able.add(state::kParameters, slot.range, 0);
+      for (const space::Slot& slot : train_.exchange().flat().layout().slots())
+        able.add(state::kParameters, slot.range, 0);
     division_ = checkpoint::divide(able, plan_);
     std::vector<int> number(sees_.size(), 0);
     for (size_t rank = 0, next = 0; rank < sees_.size(); rank++)
@@ -388,7 +389,8 @@ std::unique_ptr<checkpoint::Checkpoint> open_here(const Group& group, const std:
 
 /// Its state is for that optimizer alone: what would be lost is said.
 void check_optimizer(const Loaded& loaded, const exchange::Exchange& exchange) {
-  const std::string here = exchange.updater() ? space::name_of(exchange.updater()->options().kind) : "";
+  const space::Updater* const updater = exchange.state().updater();
+  const std::string here = updater != nullptr ? space::name_of(updater->options().kind) : "";
   const std::string& kept = loaded.manifest.about.optimizer;
   if (kept == here || exchange.traits().kept_elsewhere) return;  // servers know theirs
   std::string lost;

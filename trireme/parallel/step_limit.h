@@ -33,7 +33,7 @@ class StepLimit {
   void set(const WaitLimit* limit) {
     for (const Group* group : groups_)
       if (group != nullptr) group->limit_waits(limit);
-    exchange_.limit_waits(limit);
+    if (ps::Client* const client = exchange_.client()) client->limit_waits(limit);
   }
   std::vector<const Group*> groups_;
   exchange::Exchange& exchange_;

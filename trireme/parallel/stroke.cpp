@@ -83,13 +83,13 @@ void Parallel::Impl::check_time(const Step& done) const {
 
 bool Parallel::Impl::begin(double first_weight) {
   if (options_.step_timeout.timeout.count() > 0) began_ = Clock::now();
-  if (stop.load()) exchange_->want_stop();
+  if (stop.load()) exchange_->source().want_stop();
   const bool lockstep = exchange_->traits().lockstep;  // there all stop by what they tell, after the same update
   if ((stopped_ && !lockstep) || !exchange_->begin(learning_rate() * begin_share(first_weight), leased_)) {
     stopped_ = true;
     return false;
   }
-  missing_.assign(exchange_->buckets().size(), 0);
+  missing_.assign(exchange_->flat().buckets().size(), 0);
   if (virtual_workers() > 0) take_turns();
   filled_.assign(gradients_.size(), false);
   next_bucket_ = 0;
@@ -102,9 +102,9 @@ bool Parallel::Impl::begin(double first_weight) {
 
 /// All parameters of the last update are in place.
 void Parallel::Impl::land() {
-  if (!exchange_->traits().gathers) arrivals_->dismiss();
-  if (!exchange_->landed()) exchange_->land();
-  if (std::exchange(unchecked_, false) && !exchange_->sound()) complain(loss_at_update_);
+  if (!gathers()) arrivals_->dismiss();
+  if (!exchange_->outcome().landed) exchange_->land();
+  if (std::exchange(unchecked_, false) && !exchange_->outcome().sound) complain(loss_at_update_);
 }
 
 void Parallel::Impl::open() {
@@ -118,7 +118,7 @@ void Parallel::Impl::open() {
 void Parallel::Impl::without_samples(bool last) {
   for (exchange::Exchange* one : group_.attached<Trained>().exchanges)
     if (one != exchange_.get()) one->land();  // this one: in open(), or in the middle of an update
-  if (exchange_->traits().gathers) {
+  if (gathers()) {
     if (statistics_)
       fail<InvalidArgument>(
           "rank {} has no samples here: with zero 3 and sync-batch-norm every rank needs some in every step. Choose a "
@@ -129,7 +129,7 @@ void Parallel::Impl::without_samples(bool last) {
     const auto open_first = [&] {
       if (micro_ == 0) open();
     };
-    return exchange_->replay(open_first, [&] {
+    return exchange_->paging()->replay(open_first, [&] {
       if (next_bucket_ + 1 < missing_.size()) ready_next();
     });
   }
@@ -164,11 +164,11 @@ void Parallel::Impl::backward(double weight, const std::function<torch::Tensor()
     fail<InvalidArgument>("the loss must be a single number, not a tensor of {} elements", value.numel());
   const auto number = value.item<double>();
   loss_ += weight * number;
-  if (!turns_.empty()) exchange_->tell_piece(piece(), weight * number);
+  if (!turns_.empty()) exchange_->virtual_workers()->tell(piece(), weight * number);
   laps.end("forward", count_.forward_seconds);
   if (watches() && !std::isfinite(number)) lose(number);
   if (statistics_) statistics_->share();
-  if (exchange_->traits().gathers) arrivals_->check();
+  if (gathers()) arrivals_->check();
   if (micro_ == 0) open();
   last_ = last;
   follow_freezing();
@@ -177,7 +177,7 @@ void Parallel::Impl::backward(double weight, const std::function<torch::Tensor()
   std::optional<Placement::Watch> watch;
   // Later micro-batches add to what is there. Where parameters are gathered, a gradient whose place is taken must not
   // hold up its bucket: others would wait for it who are to gather what this rank needs.
-  if (micro_ == 0 && !exchange_->traits().gathers) watch.emplace(*placement_);
+  if (micro_ == 0 && !gathers()) watch.emplace(*placement_);
   value.backward(torch::full_like(value, weight * seed_));
   laps.end("backward", count_.backward_seconds);
   count_.micro_batches.add();
@@ -202,7 +202,7 @@ void Parallel::Impl::arrived(size_t slot) {
   }
   gradient.reset();
   filled_[seat_of(slot)] = true;
-  exchange_->present(slot, turns_.empty() ? 0 : turn().seat);
+  exchange_->flat().present(slot, turns_.empty() ? 0 : turn().seat);
   passed(slot);
 }
 
@@ -218,7 +218,7 @@ void Parallel::Impl::add_up(size_t slot) {
   if (!lost_) {
     store(gradients_[slot], gradient, filled_[slot]);
     filled_[slot] = true;
-    exchange_->present(slot);
+    exchange_->flat().present(slot);
   }
   gradient.reset();
 }
@@ -239,16 +239,16 @@ void Parallel::Impl::passed(size_t slot) {
 }
 
 void Parallel::Impl::ready_next() {
-  const space::Bucket& bucket = exchange_->buckets()[next_bucket_];
+  const space::Bucket& bucket = exchange_->flat().buckets()[next_bucket_];
   for (size_t slot = bucket.first; !turns_.empty() && slot < bucket.last; slot++) fold(slot);
   if (lost_ && skips()) spoil_bucket();
   if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = tell());
   if (elastic())
-    exchange_->aim({.updates = updates_ + 1,
-                    .position = clock_ + 1,
-                    .ledger = own_.epoch == ledger_.epoch
-                                  ? ledger_
-                                  : exchange::Ledger{own_.epoch, 0, 0, ledger_.lost, ledger_.joined}});
+    exchange_->succession()->aim({.updates = updates_ + 1,
+                                  .position = clock_ + 1,
+                                  .ledger = own_.epoch == ledger_.epoch
+                                                ? ledger_
+                                                : exchange::Ledger{own_.epoch, 0, 0, ledger_.lost, ledger_.joined}});
   const Away away(*this);
   exchange_->ready(next_bucket_++);
 }
@@ -269,7 +269,7 @@ void Parallel::Impl::store_deferred() {
           parameters_[slot].name);
     keep(slot, gradient);
     filled_[seat_of(slot)] = true;
-    exchange_->present(slot, turns_.empty() ? 0 : turn().seat);
+    exchange_->flat().present(slot, turns_.empty() ? 0 : turn().seat);
   }
   deferred_.clear();
 }
@@ -284,16 +284,17 @@ Step Parallel::Impl::update() {
   if (exchange_->traits().lockstep)
     hear(done);
   else
-    done.stop = exchange_->stopped();
+    done.stop = exchange_->outcome().stopped;
   stopped_ = stopped_ || done.stop;
   if (skips() && !sound()) return skip(std::move(done));
   count_.updates.add();
   check_finite(done.loss);
-  unchecked_ = !exchange_->landed();
-  if (!exchange_->landed() && !exchange_->traits().gathers) arrivals_->expect();
-  if (exchange_->updater() == nullptr)
+  unchecked_ = !exchange_->outcome().landed;
+  if (!exchange_->outcome().landed && !gathers()) arrivals_->expect();
+  if (exchange_->state().updater() == nullptr)
     for (size_t slot = 0; slot < parameters_.size(); slot++)
-      parameters_[slot].tensor.mutable_grad() = exchange_->was_present(slot) ? gradients_[slot] : torch::Tensor();
+      parameters_[slot].tensor.mutable_grad() =
+          exchange_->flat().was_present(slot) ? gradients_[slot] : torch::Tensor();
   return done;
 }
 
@@ -306,8 +307,8 @@ void Parallel::Impl::count_update() {
 
 /// All ranks' loss, and whether one of them wants to stop.
 void Parallel::Impl::hear(Step& done) {
-  if (const exchange::Told* sums = exchange_->told())
-    told_ = *sums;
+  if (exchange_->traits().tells)
+    told_ = exchange_->outcome().told;
   else
     group_.comm().allreduce(told_.data(), told_.size(), DType::f64, Op::sum, "loss");
   if (model_) hear_model();
@@ -316,7 +317,7 @@ void Parallel::Impl::hear(Step& done) {
   done.stop = told_[1] > 0;
   change_ = told_[kChange] > 0;
   if (balancer_) balancer_->hear(exchange::told_of_stint(told_));
-  if (elastic()) ledger_ = exchange_->reached().ledger;
+  if (elastic()) ledger_ = exchange_->succession()->reached().ledger;
 }
 
 /// The same of the ranks that have the other parts of the model, and whether their gradients were sound. All have seen
@@ -326,7 +327,7 @@ void Parallel::Impl::hear_model() {
     exchange::Told told;
     double sound;
   };
-  const Heard mine{told_, exchange_->sound() ? 1.0 : 0.0};
+  const Heard mine{told_, exchange_->outcome().sound ? 1.0 : 0.0};
   std::vector<Heard> all(static_cast<size_t>(model_->size()));
   model_->comm().all_gather(&mine, all.data(), sizeof mine / sizeof(double), DType::f64, "what all parts tell");
   told_ = {};
@@ -359,10 +360,11 @@ void Parallel::Impl::return_buffers() {
 /// This rank's loss is no number, though its gradients may be some: with a NaN among them the exchange finds that the
 /// step is not sound, on all ranks alike, and applies nothing of it.
 void Parallel::Impl::spoil_bucket() {
-  for (size_t slot = exchange_->buckets()[next_bucket_].first; slot < exchange_->buckets()[next_bucket_].last; slot++) {
+  const space::Bucket& bucket = exchange_->flat().buckets()[next_bucket_];
+  for (size_t slot = bucket.first; slot < bucket.last; slot++) {
     if (!gradients_[slot].is_floating_point() || gradients_[slot].numel() == 0) continue;
     gradients_[slot].fill_(std::nan(""));
-    return exchange_->present(slot);
+    return exchange_->flat().present(slot);
   }
 }
 
@@ -396,7 +398,7 @@ void Parallel::Impl::check_finite(double loss) {
   if (!watches()) return;
   const bool lost = !std::isfinite(loss);
   if (lost) exchange_->land();
-  if (lost || (exchange_->landed() && !sound())) complain(loss_);
+  if (lost || (exchange_->outcome().landed && !sound())) complain(loss_);
 }
 
 /// In lockstep the same on all ranks. Collective then.

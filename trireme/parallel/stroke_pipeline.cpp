@@ -22,8 +22,8 @@ Step Parallel::Impl::step(double weight, const torch::Tensor& x, const torch::Te
   laps.end("schedule", count_.backward_seconds);
   sum_shared();
   Step done = update();
-  if (exchange_->went_ahead()) count_.ahead.add();
-  if (exchange_->taken_back()) count_.taken_back.add();
+  if (exchange_->outcome().went_ahead) count_.ahead.add();
+  if (exchange_->outcome().taken_back) count_.taken_back.add();
   laps.end("exchange", count_.exchange_seconds);
   check_time(done);
   return done;
@@ -77,7 +77,7 @@ void Parallel::Impl::sum_shared() {
                                              [&](const std::function<bool()>& enough) { exchange_->go_ahead(enough); });
     if (!sum.defined()) continue;
     gradients_[slot].copy_(sum);
-    exchange_->present(slot);
+    exchange_->flat().present(slot);
   }
 }
 

@@ -39,7 +39,7 @@ void Parallel::Impl::check_virtual() const {
 /// A step begins: the division may be another than before.
 void Parallel::Impl::take_turns() {
   folded_.assign(parameters_.size(), false);
-  const exchange::Pieces run = exchange_->runs()[static_cast<size_t>(group_.rank())];
+  const exchange::Pieces run = exchange_->virtual_workers()->runs()[static_cast<size_t>(group_.rank())];
   if (run == run_ && !turns_.empty()) return;
   run_ = run;
   turns_.clear();
@@ -86,8 +86,8 @@ void Parallel::Impl::fold(size_t slot) {
     filled_[to] ? gradients_[to].add_(gradients_[from]) : gradients_[to].copy_(gradients_[from]);
     filled_[to] = true;
     filled_[from] = false;
-    exchange_->present(slot, seat - 1);
-    exchange_->absent(slot, seat);
+    exchange_->flat().present(slot, seat - 1);
+    exchange_->flat().absent(slot, seat);
   }
 }
 

@@ -228,7 +228,7 @@ void Run::introduce_language(const data::Splits& splits) {
 /// What each worker has of the model, and what it is spared.
 void Run::introduce_parts(const Parallel& train) {
   if (!world_.first()) return;
-  const space::Layout& layout = train.exchange().layout();
+  const space::Layout& layout = train.exchange().flat().layout();
   const double mine = static_cast<double>(layout.elements()), all = static_cast<double>(result_.parameters);
   if (pipe_) introduce_stages();
   if (mesh_ && !pipe_)
@@ -238,7 +238,8 @@ void Run::introduce_parts(const Parallel& train) {
         options_.tensor, mine, all, 100 * (1 - mine / all)));
   if (asked().zero == 0) return;
   size_t largest = 0;
-  for (const space::Bucket& bucket : train.exchange().buckets()) largest = std::max(largest, bucket.range.size());
+  for (const space::Bucket& bucket : train.exchange().flat().buckets())
+    largest = std::max(largest, bucket.range.size());
   listener_.note(exchange::describe_holdings({.parameter_bytes = layout.bytes(),
                                               .largest_bucket = largest,
                                               .optimizer = options_.optimizer.kind,

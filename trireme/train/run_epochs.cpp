@@ -225,8 +225,8 @@ void Run::evaluate(Parallel& train, const data::Dataset& test, Patience patience
   const torch::NoGradGuard no_grad;
   net_.eval();
   const bool apart = asked().virtual_workers > 0;
-  const exchange::Pieces mine =
-      apart ? train.exchange().runs()[static_cast<size_t>(copy())] : exchange::Pieces{copy(), copy() + 1};
+  const exchange::Pieces mine = apart ? train.exchange().virtual_workers()->runs()[static_cast<size_t>(copy())]
+                                      : exchange::Pieces{copy(), copy() + 1};
   const auto order = data::epoch_order(test.count, 0, 0, false);
   const size_t batch_size = data::batch_to_test(test);
   constexpr size_t kSums = 4;  // loss, hits, workers who want to stop, targets

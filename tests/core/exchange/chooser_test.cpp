@@ -49,21 +49,21 @@ bool has(int step, size_t slot) { return slot != 2 || step % 3 != 1; }
 float* values(std::byte* flat, const space::Slot& slot) { return reinterpret_cast<float*>(flat + slot.range.begin); }
 
 void one_step(Exchange& exchange, int rank, int step, int bad) {
-  const Layout& layout = exchange.layout();
+  const Layout& layout = exchange.flat().layout();
   exchange.begin(kRate);
   exchange.open();
-  for (size_t b = 0; b < exchange.buckets().size(); b++) {
-    for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
-      float* const gradient = values(exchange.gradients(), layout[slot]);
+  for (size_t b = 0; b < exchange.flat().buckets().size(); b++) {
+    for (size_t slot = exchange.flat().buckets()[b].first; slot < exchange.flat().buckets()[b].last; slot++) {
+      float* const gradient = values(exchange.flat().gradients(), layout[slot]);
       for (size_t i = 0; i < layout[slot].elements(); i++) gradient[i] = gradient_of(rank, step, slot, i);
       if (step == bad && rank == 0 && slot == 0) gradient[5] = std::nanf("");
-      if (has(step, slot)) exchange.present(slot);
+      if (has(step, slot)) exchange.flat().present(slot);
     }
     exchange.ready(b);
   }
   exchange.close();
   exchange.land();
-  EXPECT_EQ(exchange.sound(), step != bad);
+  EXPECT_EQ(exchange.outcome().sound, step != bad);
 }
 
 /// Runs some steps with each of `spans` of them, each by a new exchange that goes on with the state of the one before;
@@ -87,10 +87,10 @@ struct Course {
       expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
         const auto me = static_cast<size_t>(rank.all.rank());
         const auto exchange = make_exchange(group_of(rank), model(), space::sgd(), options);
-        exchange->publish();
-        if (!before.empty()) exchange->restore(before[me]);
+        exchange->state().publish();
+        if (!before.empty()) exchange->state().restore(before[me]);
         for (int step = begin; step < begin + steps; step++) one_step(*exchange, rank.all.rank(), step, bad);
-        exchange->visit(kept[me]);
+        exchange->state().visit(kept[me]);
         if (exchange->compression() != nullptr) seen[me] = *exchange->compression();
         rank.all.barrier("seen");
       }));
@@ -169,9 +169,9 @@ TEST(Chooser, OneMachineHasNothingToChoose) {
     std::vector<state::Image> kept(2);
     expect_all_well(run_machines({0, 0}, [&](const OnMachine& rank) {
       const auto exchange = make_exchange(group_of(rank), model(), space::sgd(), options);
-      exchange->publish();
+      exchange->state().publish();
       for (int step = 0; step < 30; step++) one_step(*exchange, rank.all.rank(), step, -1);
-      exchange->visit(kept[static_cast<size_t>(rank.all.rank())]);
+      exchange->state().visit(kept[static_cast<size_t>(rank.all.rank())]);
       ASSERT_NE(exchange->compression() != nullptr, !options.chooses());
       if (options.chooses()) {
         EXPECT_TRUE(exchange->compression()->settled);

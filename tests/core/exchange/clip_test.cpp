@@ -72,8 +72,8 @@ std::unique_ptr<Exchange> make(const OnMachine& rank, const Layout& layout, cons
   auto exchange = make_exchange(group_of(rank), layout, optimizer, options);
   if (rank.all.rank() == 0 || !exchange->traits().shared)
     for (const space::Slot& slot : layout.slots())
-      std::fill_n(elements(exchange->parameters(), slot), slot.elements(), 1.0);
-  exchange->publish();
+      std::fill_n(elements(exchange->flat().parameters(), slot), slot.elements(), 1.0);
+  exchange->state().publish();
   return exchange;
 }
 
@@ -81,14 +81,14 @@ void step(Exchange& exchange, const std::function<bool(size_t slot)>& present,
           const std::function<double(size_t slot, size_t i)>& value, bool later) {
   exchange.begin(kRate);
   exchange.open();
-  for (size_t b = 0; b < exchange.buckets().size(); b++) {
-    for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
-      const space::Slot& s = exchange.layout()[slot];
+  for (size_t b = 0; b < exchange.flat().buckets().size(); b++) {
+    for (size_t slot = exchange.flat().buckets()[b].first; slot < exchange.flat().buckets()[b].last; slot++) {
+      const space::Slot& s = exchange.flat().layout()[slot];
       for (size_t i = 0; i < s.elements(); i++)
-        elements(exchange.gradients(), s)[i] = present(slot) ? value(slot, i) : 1e9;
-      if (present(slot)) exchange.present(slot);
+        elements(exchange.flat().gradients(), s)[i] = present(slot) ? value(slot, i) : 1e9;
+      if (present(slot)) exchange.flat().present(slot);
     }
-    if (b + 1 == exchange.buckets().size()) exchange.tell({1, 0});
+    if (b + 1 == exchange.flat().buckets().size()) exchange.tell({1, 0});
     exchange.ready(b);
   }
   exchange.close();
@@ -131,16 +131,16 @@ TEST(Clip, IsByTheNormOfTheSumOverAllRanks) {
             step(
                 *exchange, [&](size_t slot) { return has_gradient(me, t, slot); },
                 [&](size_t slot, size_t i) { return gradient(me, t, slot, i); }, overlap);
-            if (const Told* told = exchange->told()) {
-              ASSERT_EQ((*told)[0], rank.all.size());
+            if (exchange->traits().tells) {
+              ASSERT_EQ(exchange->outcome().told[0], rank.all.size());
             }
             exchange->land();
-            ASSERT_TRUE(exchange->sound());
+            ASSERT_TRUE(exchange->outcome().sound);
           }
           const Reading reading(*exchange);
           for (size_t slot = 0; slot < layout.size(); slot++)
             for (size_t i = 0; i < layout[slot].elements(); i++)
-              ASSERT_NEAR(elements(exchange->parameters(), layout[slot])[i], wanted[slot][i], 1e-11)
+              ASSERT_NEAR(elements(exchange->flat().parameters(), layout[slot])[i], wanted[slot][i], 1e-11)
                   << name_of(sync) << " " << layout[slot].name << " " << i;
           rank.all.barrier("read");
         }));
@@ -157,7 +157,8 @@ TEST(Clip, TwoRunsGiveTheSameBits) {
         step(
             *exchange, [](size_t) { return true; },
             [&](size_t slot, size_t i) { return gradient(rank.all.rank(), t, slot, i); }, false);
-      if (rank.all.rank() == 0) bytes.assign(exchange->parameters(), exchange->parameters() + layout.bytes());
+      if (rank.all.rank() == 0)
+        bytes.assign(exchange->flat().parameters(), exchange->flat().parameters() + layout.bytes());
       rank.all.barrier("read");
     }));
     return bytes;
@@ -194,7 +195,7 @@ TEST(Sound, AllRanksHearOfAGradientThatIsNotFinite) {
                     },
                     later);
                 exchange->land();
-                ASSERT_EQ(exchange->sound(), !bad) << where << ", step " << t;
+                ASSERT_EQ(exchange->outcome().sound, !bad) << where << ", step " << t;
                 if (!bad) continue;
                 const auto flaw = exchange->flaw();
                 if (flaw && flaw->own) {
@@ -207,14 +208,14 @@ TEST(Sound, AllRanksHearOfAGradientThatIsNotFinite) {
               const Reading reading(*exchange);
               for (size_t slot = 0; slot < layout.size(); slot++)
                 for (size_t i = 0; i < layout[slot].elements(); i++)
-                  ASSERT_TRUE(std::isfinite(elements(exchange->parameters(), layout[slot])[i])) << where;
+                  ASSERT_TRUE(std::isfinite(elements(exchange->flat().parameters(), layout[slot])[i])) << where;
               const double ranks = rank.all.size(), norm = 0.5 * ranks * std::sqrt(3000 + 7 + 270000 + 100),
                            factor = clip > 0 ? clip / (norm + 1e-6) : 1;
               const double five = 1 - 5 * kRate * 0.5 * ranks * factor, six = 1 - 6 * kRate * 0.5 * ranks;
-              EXPECT_NEAR(elements(exchange->parameters(), layout[4])[0], clip > 0 ? five : six, 1e-9)
+              EXPECT_NEAR(elements(exchange->flat().parameters(), layout[4])[0], clip > 0 ? five : six, 1e-9)
                   << where << ": with clip nothing of the step is applied";
-              EXPECT_NEAR(elements(exchange->parameters(), layout[bad_slot])[layout[bad_slot].elements() - 1], five,
-                          1e-9)
+              EXPECT_NEAR(elements(exchange->flat().parameters(), layout[bad_slot])[layout[bad_slot].elements() - 1],
+                          five, 1e-9)
                   << where;
               rank.all.barrier("read");
             }));
@@ -245,10 +246,10 @@ TEST(Sound, SkippedItIsAsIfTheStepHadNotBeen) {
                 },
                 false);
             exchange->land();
-            ASSERT_EQ(exchange->sound(), !bad) << name_of(sync) << ", step " << t;
+            ASSERT_EQ(exchange->outcome().sound, !bad) << name_of(sync) << ", step " << t;
           }
           const Reading reading(*exchange);
-          if (me == 0) bytes.assign(exchange->parameters(), exchange->parameters() + layout.bytes());
+          if (me == 0) bytes.assign(exchange->flat().parameters(), exchange->flat().parameters() + layout.bytes());
           rank.all.barrier("read");
         }));
         return bytes;
@@ -266,9 +267,9 @@ TEST(Sound, NobodyLooksWhenNanIsIgnored) {
         step(
             *exchange, [](size_t) { return true; }, [](size_t slot, size_t) { return slot == 4 ? std::nan("") : 0.5; },
             false);
-        EXPECT_TRUE(exchange->sound());
-        EXPECT_TRUE(std::isnan(elements(exchange->parameters(), layout[4])[0]));
-        EXPECT_LT(elements(exchange->parameters(), layout[0])[0], 1)
+        EXPECT_TRUE(exchange->outcome().sound);
+        EXPECT_TRUE(std::isnan(elements(exchange->flat().parameters(), layout[4])[0]));
+        EXPECT_LT(elements(exchange->flat().parameters(), layout[0])[0], 1)
             << "a norm that is not finite must not make the update 0";
         rank.all.barrier("read");
       }));

@@ -56,30 +56,30 @@ Options coded(const std::string& codec, const Sync& sync = Sync::shared) {
 
 /// `bad`: in this step rank 0 has a NaN.
 void one_step(Exchange& exchange, int rank, int step, int bad = -1) {
-  const Layout& layout = exchange.layout();
+  const Layout& layout = exchange.flat().layout();
   exchange.begin(static_cast<double>(kRate));
-  if (exchange.traits().gathers) use_in_order(exchange);
+  if (exchange.paging() != nullptr) use_in_order(exchange);
   exchange.open();
-  for (size_t b = 0; b < exchange.buckets().size(); b++) {
-    for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
-      float* const gradient = values(exchange.gradients(), layout[slot]);
+  for (size_t b = 0; b < exchange.flat().buckets().size(); b++) {
+    for (size_t slot = exchange.flat().buckets()[b].first; slot < exchange.flat().buckets()[b].last; slot++) {
+      float* const gradient = values(exchange.flat().gradients(), layout[slot]);
       for (size_t i = 0; i < layout[slot].elements(); i++) gradient[i] = noise(rank, step, slot, i);
       if (step == bad && rank == 0 && slot == 0) gradient[5] = std::nanf("");
-      if (has(rank, step, slot)) exchange.present(slot);
+      if (has(rank, step, slot)) exchange.flat().present(slot);
     }
     exchange.tell({1.0 * rank + step});
     exchange.ready(b);
   }
   exchange.close();
   exchange.land();
-  EXPECT_EQ(exchange.sound(), step != bad);
+  EXPECT_EQ(exchange.outcome().sound, step != bad);
 }
 
 Parameters parameters_of(Exchange& exchange) {
   const Reading reading(exchange);
   Parameters all;
-  for (const space::Slot& slot : exchange.layout().slots()) {
-    const float* const at = values(exchange.parameters(), slot);
+  for (const space::Slot& slot : exchange.flat().layout().slots()) {
+    const float* const at = values(exchange.flat().parameters(), slot);
     all.insert(all.end(), at, at + slot.elements());
   }
   return all;
@@ -100,8 +100,8 @@ std::vector<Parameters> trained(const Job& job) {
     const int ranks = rank.all.size(), me = rank.all.rank();
     for (const int step : job.steps) {
       one_step(*exchange, me, step, job.bad);
-      if (exchange->told() != nullptr) {
-        EXPECT_EQ((*exchange->told())[0], ranks * step + ranks * (ranks - 1) / 2);
+      if (exchange->traits().tells) {
+        EXPECT_EQ(exchange->outcome().told[0], ranks * step + ranks * (ranks - 1) / 2);
       }
     }
     ended[static_cast<size_t>(me)] = parameters_of(*exchange);
@@ -166,11 +166,11 @@ TEST(Coding, LeavesSumsToAnOptimizerOfTheProgram) {
     const int me = rank.all.rank();
     const auto exchange = make_exchange(group_of(rank), model(), {}, coded("bf16", Sync::allreduce));
     for (int step = 0; step < 3; step++) one_step(*exchange, me, step);
-    const Layout& layout = exchange->layout();
-    EXPECT_FALSE(exchange->was_present(3));
+    const Layout& layout = exchange->flat().layout();
+    EXPECT_FALSE(exchange->flat().was_present(3));
     for (const size_t slot : {size_t{0}, size_t{1}, size_t{2}, size_t{4}}) {
-      EXPECT_TRUE(exchange->was_present(slot));
-      const float* const sum = values(exchange->gradients(), layout[slot]);
+      EXPECT_TRUE(exchange->flat().was_present(slot));
+      const float* const sum = values(exchange->flat().gradients(), layout[slot]);
       for (size_t i = 0; i < layout[slot].elements(); i++) {
         const float wanted = noise(0, 2, slot, i) + noise(1, 2, slot, i) + noise(2, 2, slot, i);
         ASSERT_NEAR(sum[i], wanted, 3 * 0x1p-6f) << layout[slot].name;
@@ -202,8 +202,7 @@ TEST_P(Coded, LeavesBiasesAndWhatIsExcludedAlone) {
 
 /// "As if its batch had not been there": nor is anything remembered of it.
 TEST_P(Coded, ASkippedStepLeavesNothing) {
-  if (codec() == "int8" || codec().starts_with("randomk") || codec().starts_with("sketch"))
-    return;                                        // by chance
+  if (codec() == "int8" || codec().starts_with("randomk") || codec().starts_with("sketch")) return;  // by chance
   if (codec().starts_with("powersgd")) return;  // it has turned its factors
   Options options = this->options();
   options.on_nan = OnNan::skip;
@@ -224,9 +223,9 @@ TEST_P(Coded, GoesOnFromACheckpoint) {
       const int me = rank.all.rank();
       state::Image& mine = kept[static_cast<size_t>(me)];
       const auto exchange = make_exchange(group_of(rank), model(), space::momentum(), options());
-      if (again) exchange->restore(mine);
+      if (again) exchange->state().restore(mine);
       for (int step = again ? 2 : 0; step < (again ? 4 : 2); step++) one_step(*exchange, me, step);
-      if (!again) exchange->visit(mine);
+      if (!again) exchange->state().visit(mine);
       ended[static_cast<size_t>(me)] = parameters_of(*exchange);
       rank.all.barrier("read");
     }));
@@ -249,15 +248,15 @@ TEST_P(Coded, ConvergesToTheSameOptimum) {
     for (int step = 0; step < steps; step++) {
       const Parameters x = parameters_of(*exchange);
       exchange->begin(0.2 / (1 + step / 25.0));
-      if (exchange->traits().gathers) use_in_order(*exchange);
+      if (exchange->paging() != nullptr) use_in_order(*exchange);
       exchange->open();
       size_t at = 0;
       for (size_t slot = 0; slot < layout.size(); slot++) {
-        float* const gradient = values(exchange->gradients(), layout[slot]);
+        float* const gradient = values(exchange->flat().gradients(), layout[slot]);
         for (size_t i = 0; i < layout[slot].elements(); i++, at++) gradient[i] = (x[at] - noise(me, 0, slot, i)) / 2;
-        exchange->present(slot);
+        exchange->flat().present(slot);
       }
-      for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
+      for (size_t b = 0; b < exchange->flat().buckets().size(); b++) exchange->ready(b);
       exchange->close();
       exchange->land();
     }
@@ -415,10 +414,10 @@ Stay stay(const Home& home, const state::Image* before, int first, int last, std
     const auto exchange = make_exchange(group_of(rank), layout, space::sgd(), home.options());
     if (before != nullptr) {
       state::Image kept = *before;
-      mine.remark = exchange->restore(kept);
+      mine.remark = exchange->state().restore(kept);
     }
     for (int step = first; step < last; step++) one_step(*exchange, me, step);
-    exchange->visit(mine.image);
+    exchange->state().visit(mine.image);
     mine.parameters = parameters_of(*exchange);
     rank.all.barrier("read");
   }));

@@ -56,10 +56,10 @@ inline Group group_of(const trireme::tests::OnMachine& rank) {
 class Reading {
  public:
   explicit Reading(Exchange& exchange) : exchange_(exchange) {
-    if (exchange_.traits().gathers) exchange_.settle();
+    if (exchange_.paging() != nullptr) exchange_.state().settle();
   }
   ~Reading() {
-    if (exchange_.traits().gathers) exchange_.resume();
+    if (exchange_.paging() != nullptr) exchange_.state().resume();
   }
   Reading(const Reading&) = delete;
   Reading& operator=(const Reading&) = delete;
@@ -69,12 +69,18 @@ class Reading {
 };
 
 /// What a forward pass does with parameters that come and go: uses one slot after the other, and says that it ended.
+/// Elsewhere it waits for them.
 inline void use_in_order(Exchange& exchange) {
-  exchange.begin_pass(Pass::last);
-  for (const space::Slot& slot : exchange.layout().slots()) {
+  Paging* const paging = exchange.paging();
+  if (paging != nullptr) paging->begin_pass(Pass::last);
+  for (const space::Slot& slot : exchange.flat().layout().slots()) {
+    if (paging == nullptr) {
+      exchange.await(slot.range);
+      continue;
+    }
     const space::Range parts[] = {slot.range};
-    exchange.use(parts);
-    exchange.release();
+    paging->use(parts);
+    paging->release();
   }
 }
 

@@ -48,12 +48,12 @@ void fill(std::byte* flat, const space::Slot& slot, uint64_t a, uint64_t b) {
 }
 
 void begin_with(Exchange& exchange, const Member& me, uint64_t seed) {
-  exchange.before_writing();
+  exchange.state().before_writing();
   me.barrier();
-  for (size_t slot = 0; me.rank == 0 && slot < exchange.layout().size(); slot++)
-    fill(exchange.parameters(), exchange.layout()[slot], seed, slot);
+  for (size_t slot = 0; me.rank == 0 && slot < exchange.flat().layout().size(); slot++)
+    fill(exchange.flat().parameters(), exchange.flat().layout()[slot], seed, slot);
   me.barrier();
-  exchange.publish();
+  exchange.state().publish();
 }
 
 bool has_gradient(int rank, int step, size_t slot) {
@@ -64,11 +64,12 @@ bool has_gradient(int rank, int step, size_t slot) {
 void one_step(Exchange& exchange, int rank, int step) {
   ASSERT_TRUE(exchange.begin(0.01));
   exchange.open();
-  for (size_t b = 0; b < exchange.buckets().size(); b++) {
-    for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
+  for (size_t b = 0; b < exchange.flat().buckets().size(); b++) {
+    for (size_t slot = exchange.flat().buckets()[b].first; slot < exchange.flat().buckets()[b].last; slot++) {
       if (!has_gradient(rank, step, slot)) continue;
-      fill(exchange.gradients(), exchange.layout()[slot], static_cast<uint64_t>(rank * 1000 + step), slot);
-      exchange.present(slot);
+      fill(exchange.flat().gradients(), exchange.flat().layout()[slot], static_cast<uint64_t>(rank * 1000 + step),
+           slot);
+      exchange.flat().present(slot);
     }
     exchange.ready(b);
   }
@@ -103,10 +104,10 @@ struct Job {
   }
   Image image() {
     Image image;
-    exchange->visit(image);
+    exchange->state().visit(image);
     return image;
   }
-  std::shared_ptr<Snapshot> snapshot() { return exchange->snapshot(exchange->owners()); }
+  std::shared_ptr<Snapshot> snapshot() { return exchange->state().snapshot(exchange->state().owners()); }
 };
 
 /// What a snapshot has, read and released chunk by chunk: `before_each` is called with the number of the chunk.
@@ -258,8 +259,8 @@ TEST_P(EveryExchange, KeepsItsBytesWhateverElseIsWritten) {
     job.train(kBefore);
     const Image wanted = job.image();
     const auto settled = job.snapshot();
-    job.exchange->settle();
-    job.exchange->resume();
+    job.exchange->state().settle();
+    job.exchange->state().resume();
     EXPECT_TRUE(read(*settled) == wanted) << "rank " << me.rank;
     const Image before = job.image();
     const auto overwritten = job.snapshot();
@@ -268,12 +269,12 @@ TEST_P(EveryExchange, KeepsItsBytesWhateverElseIsWritten) {
     const Image now = job.image();
     const auto replaced = job.snapshot();
     Image earlier = wanted;
-    job.exchange->restore(earlier);
+    job.exchange->state().restore(earlier);
     EXPECT_TRUE(read(*replaced) == now) << "rank " << me.rank;
     EXPECT_TRUE(job.image() == wanted) << "rank " << me.rank;
     const auto source = job.snapshot();
     job.train(2);
-    job.exchange->restore(*source);
+    job.exchange->state().restore(*source);
     EXPECT_TRUE(job.image() == wanted) << "rank " << me.rank;
     me.barrier();
   }));
@@ -292,22 +293,23 @@ TEST(Snapshots, WithClipAndWithGradientsThatAreNotFinite) {
         job.train(kBefore);
         const Image wanted = job.image();
         Reader reader(job.snapshot(), true);
-        const Layout& layout = job.exchange->layout();
+        const Layout& layout = job.exchange->flat().layout();
         job.train(kAfter / 2, [&] { reader.tick(); });
         ASSERT_TRUE(job.exchange->begin(0.01));
         job.exchange->open();
-        for (size_t b = 0; b < job.exchange->buckets().size(); b++) {
-          for (size_t slot = job.exchange->buckets()[b].first; slot < job.exchange->buckets()[b].last; slot++) {
-            fill(job.exchange->gradients(), layout[slot], 1, slot);
+        for (size_t b = 0; b < job.exchange->flat().buckets().size(); b++) {
+          for (size_t slot = job.exchange->flat().buckets()[b].first; slot < job.exchange->flat().buckets()[b].last;
+               slot++) {
+            fill(job.exchange->flat().gradients(), layout[slot], 1, slot);
             if (slot == 0 && me.rank == 1)
-              reinterpret_cast<float*>(job.exchange->gradients() + layout[0].range.begin)[40'000] = NAN;
-            job.exchange->present(slot);
+              reinterpret_cast<float*>(job.exchange->flat().gradients() + layout[0].range.begin)[40'000] = NAN;
+            job.exchange->flat().present(slot);
           }
           job.exchange->ready(b);
         }
         job.exchange->close();
         job.exchange->land();
-        EXPECT_FALSE(job.exchange->sound());
+        EXPECT_FALSE(job.exchange->outcome().sound);
         job.train(kAfter / 2, [&] { reader.tick(); });
         EXPECT_TRUE(reader.join() == wanted) << "rank " << me.rank;
         me.barrier();
@@ -325,7 +327,7 @@ TEST(Snapshots, CopyWhatChangesBeforeItIsReadAndNothingElse) {
     const auto late = job.snapshot();
     job.train(6);
     EXPECT_EQ(early->saved_bytes(), 0u);
-    const Layout& layout = job.exchange->layout();
+    const Layout& layout = job.exchange->flat().layout();
     EXPECT_EQ(late->saved_bytes(), 2 * (layout[0].range.size() + layout[3].range.size())) << "parameters and momentum";
     me.barrier();
   }));
@@ -344,7 +346,7 @@ TEST(Snapshots, KeepWhatTheDivisionSays) {
     for (const std::string& vector : all.contents().vectors())
       for (const state::Holding& holding : all.contents().of(vector))
         for (int rank = 0; rank < 3; rank++) division.add(vector, space::part_of(holding.range, rank, 3), rank);
-    Reader reader(job.exchange->snapshot(division), true);
+    Reader reader(job.exchange->state().snapshot(division), true);
     job.train(kAfter, [&] { reader.tick(); });
     parts[static_cast<size_t>(me.rank)] = reader.join();
     if (me.rank == 0) whole = all;
@@ -361,8 +363,8 @@ TEST(Snapshots, ADivisionThatGivesARankWhatItDoesNotHaveIsRefused) {
     const Crew crew{Sync::shared, 2};
     Job job(crew, me, space::momentum());
     state::OwnerMap division;
-    division.add("optimizer/momentum", job.exchange->layout()[0].range, me.rank);
-    job.exchange->snapshot(division);
+    division.add("optimizer/momentum", job.exchange->flat().layout()[0].range, me.rank);
+    job.exchange->state().snapshot(division);
   });
   for (const auto& outcome : outcomes)
     expect_error<InvalidArgument>(outcome, {"asked to keep bytes", "optimizer/momentum", "owners()"});
@@ -375,9 +377,9 @@ TEST(Snapshots, OfAnOptimizerOfTheUsersIsCopiedAtOnce) {
     const auto exchange = make_exchange(me.group, model(), {}, {.sync = Sync::allreduce});
     begin_with(*exchange, me, 5);
     Image wanted;
-    exchange->visit(wanted);
-    const auto snapshot = exchange->snapshot(exchange->owners());
-    std::memset(exchange->parameters(), 1, exchange->layout().bytes());
+    exchange->state().visit(wanted);
+    const auto snapshot = exchange->state().snapshot(exchange->state().owners());
+    std::memset(exchange->flat().parameters(), 1, exchange->flat().layout().bytes());
     EXPECT_TRUE(read(*snapshot) == wanted);
     me.barrier();
   }));

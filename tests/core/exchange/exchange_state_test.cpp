@@ -134,27 +134,28 @@ bool has_gradient(int rank, int step, size_t slot) {
 double* elements(std::byte* flat, const Slot& slot) { return reinterpret_cast<double*>(flat + slot.range.begin); }
 
 void fill_parameters(Exchange& exchange, int rank, double more) {
-  const Layout& layout = exchange.layout();
+  const Layout& layout = exchange.flat().layout();
   for (size_t slot = 0; rank == 0 && slot < layout.size(); slot++)
     for (size_t i = 0; i < layout[slot].elements(); i++)
-      elements(exchange.parameters(), layout[slot])[i] = start_value(slot, i) + more;
-  exchange.publish();
+      elements(exchange.flat().parameters(), layout[slot])[i] = start_value(slot, i) + more;
+  exchange.state().publish();
 }
 
 /// Steps [first, last).
 void train(Exchange& exchange, int rank, int first, int last) {
-  const Layout& layout = exchange.layout();
+  const Layout& layout = exchange.flat().layout();
   for (int step = first; step < last; step++) {
     ASSERT_TRUE(exchange.begin(rate(step)));
-    exchange.begin_pass(Pass::last);
+    if (exchange.paging() != nullptr) exchange.paging()->begin_pass(Pass::last);
     exchange.open();
-    for (size_t b = 0; b < exchange.buckets().size(); b++) {
-      for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
-        if (exchange.traits().gathers) exchange.await(layout[slot].range);  // also on ranks without a gradient
+    for (size_t b = 0; b < exchange.flat().buckets().size(); b++) {
+      for (size_t slot = exchange.flat().buckets()[b].first; slot < exchange.flat().buckets()[b].last; slot++) {
+        if (exchange.paging() != nullptr) exchange.await(layout[slot].range);  // also on ranks without a gradient
         if (!has_gradient(rank, step, slot)) continue;
-        double *to = elements(exchange.gradients(), layout[slot]), *at = elements(exchange.parameters(), layout[slot]);
+        double *to = elements(exchange.flat().gradients(), layout[slot]),
+               *at = elements(exchange.flat().parameters(), layout[slot]);
         for (size_t i = 0; i < layout[slot].elements(); i++) to[i] = gradient(rank, step, slot, i, at[i]);
-        exchange.present(slot);
+        exchange.flat().present(slot);
       }
       exchange.ready(b);
     }
@@ -195,7 +196,7 @@ Ended job(const Crew& crew, const UpdaterOptions& optimizer, const Images* kept,
     fill_parameters(*exchange, rank, kept != nullptr ? 5 : 0);
     if (kept != nullptr) {
       Image image = (*kept)[mine];
-      exchange->restore(image);
+      exchange->state().restore(image);
     }
     // Without locks two who write at a time race: here they do it by turns.
     const bool turns = crew.sync == Sync::hogwild;
@@ -206,15 +207,15 @@ Ended job(const Crew& crew, const UpdaterOptions& optimizer, const Images* kept,
     };
     if (show >= first) {
       train_to(first, show);
-      exchange->visit(ended.images[mine]);
+      exchange->state().visit(ended.images[mine]);
     }
     train_to(std::max(first, show), last);
-    if (rank == 0) ended.owners = exchange->owners();
-    exchange->settle();
+    if (rank == 0) ended.owners = exchange->state().owners();
+    exchange->state().settle();
     for (const Slot& slot : layout.slots())
-      ended.parameters[mine].emplace_back(elements(exchange->parameters(), slot),
-                                          elements(exchange->parameters(), slot) + slot.elements());
-    exchange->resume();
+      ended.parameters[mine].emplace_back(elements(exchange->flat().parameters(), slot),
+                                          elements(exchange->flat().parameters(), slot) + slot.elements());
+    exchange->state().resume();
     group.all.barrier("read");
   }));
   return ended;
@@ -339,7 +340,7 @@ std::vector<int64_t> pieces_after(const Crew& crew, const Image& kept, int64_t f
     const auto exchange = make_exchange(group, small_model(), space::sgd(), options_of(crew));
     fill_parameters(*exchange, 0, 0);
     Image image = kept;
-    exchange->restore(image);
+    exchange->state().restore(image);
     pieces = pieces_of(*exchange, first_step, 100);
   }));
   return pieces;
@@ -354,11 +355,11 @@ TEST(TakenWork, GoesOnInTheMiddleOfACourse) {
       fill_parameters(*exchange, 0, 0);
       EXPECT_EQ(pieces_of(*exchange, 0, 100).size(), 5u);
       EXPECT_EQ(pieces_of(*exchange, 5, 2), (std::vector<int64_t>{0, 1}));
-      exchange->visit(middle);
+      exchange->state().visit(middle);
       EXPECT_EQ(pieces_of(*exchange, {}, 100), (std::vector<int64_t>{2, 3, 4}));
-      exchange->visit(end);
+      exchange->state().visit(end);
       exchange->source().begin(10, 5);
-      exchange->visit(begun);
+      exchange->state().visit(begun);
     }));
     const std::vector<int64_t> none, rest = {2, 3, 4}, all = {0, 1, 2, 3, 4};
     EXPECT_EQ(pieces_after(crew, middle, 5), rest) << describe(crew);
@@ -425,7 +426,7 @@ void expect_moves(const Crew& from, const Crew& to) {
     state::OwnerMap owners;
     expect_all_well(run(to, [&](const Group& group) {
       const auto exchange = make_exchange(group, small_model(), optimizer, options_of(to));
-      if (group.all.rank() == 0) owners = exchange->owners();
+      if (group.all.rank() == 0) owners = exchange->state().owners();
       group.all.barrier("asked");
     }));
     const Images images = moved(before.images, state::plan_moves(before.owners, owners), to.ranks);
@@ -468,15 +469,15 @@ void expect_refused(const Crew& crew, const Layout& layout, const UpdaterOptions
     const auto exchange = make_exchange(group, layout, optimizer, options_of(crew));
     fill_parameters(*exchange, rank, 0);
     Image before, after, image = bad;
-    exchange->visit(before);
+    exchange->state().visit(before);
     std::exception_ptr error;
     Image good = before;
     try {
-      exchange->restore(rank == 1 ? image : good);
+      exchange->state().restore(rank == 1 ? image : good);
     } catch (...) {
       error = std::current_exception();
     }
-    exchange->visit(after);
+    exchange->state().visit(after);
     EXPECT_TRUE(before == after);
     if (error) std::rethrow_exception(error);
   });

@@ -31,8 +31,9 @@ double* elements(std::byte* flat, const Slot& slot) { return reinterpret_cast<do
 
 Values values_of(const Exchange& exchange) {
   Values result;
-  for (const Slot& slot : exchange.layout().slots())
-    result.emplace_back(elements(exchange.parameters(), slot), elements(exchange.parameters(), slot) + slot.elements());
+  for (const Slot& slot : exchange.flat().layout().slots())
+    result.emplace_back(elements(exchange.flat().parameters(), slot),
+                        elements(exchange.flat().parameters(), slot) + slot.elements());
   return result;
 }
 
@@ -46,23 +47,23 @@ Options options_for(const Crew& crew) {
 }
 
 void one_step(Exchange& exchange, int rank, int step) {
-  const Layout& layout = exchange.layout();
+  const Layout& layout = exchange.flat().layout();
   ASSERT_TRUE(exchange.begin(rate(step)));
   use_in_order(exchange);
   exchange.open();
-  for (size_t b = 0; b < exchange.buckets().size(); b++) {
-    for (size_t slot = exchange.buckets()[b].first; slot < exchange.buckets()[b].last; slot++) {
+  for (size_t b = 0; b < exchange.flat().buckets().size(); b++) {
+    for (size_t slot = exchange.flat().buckets()[b].first; slot < exchange.flat().buckets()[b].last; slot++) {
       const bool present = has_gradient(rank, step, slot);
       for (size_t i = 0; i < layout[slot].elements(); i++)  // what a slot without a gradient holds must not matter
-        elements(exchange.gradients(), layout[slot])[i] = present ? gradient(rank, step, slot, i) : 1e6;
-      if (present) exchange.present(slot);
+        elements(exchange.flat().gradients(), layout[slot])[i] = present ? gradient(rank, step, slot, i) : 1e6;
+      if (present) exchange.flat().present(slot);
     }
     exchange.ready(b);
   }
   exchange.close();
   exchange.land();
-  ASSERT_TRUE(exchange.landed());
-  ASSERT_TRUE(exchange.sound());
+  ASSERT_TRUE(exchange.outcome().landed);
+  ASSERT_TRUE(exchange.outcome().sound);
 }
 
 /// One rank's training.
@@ -72,9 +73,9 @@ void train(const Crew& crew, const Member& me, const Layout& layout, const Updat
   if (me.rank == 0 || !exchange->traits().shared)
     for (size_t slot = 0; slot < layout.size(); slot++)
       for (size_t i = 0; i < layout[slot].elements(); i++)
-        elements(exchange->parameters(), layout[slot])[i] = me.rank == 0 ? start_value(slot, i) : 1e9;
+        elements(exchange->flat().parameters(), layout[slot])[i] = me.rank == 0 ? start_value(slot, i) : 1e9;
   me.barrier();
-  exchange->publish();
+  exchange->state().publish();
   for (int step = 1; step <= kSteps; step++)
     for (int turn = 0; turn < (crew.takes_turns() ? crew.ranks : 1); turn++) {
       if (!crew.takes_turns() || turn == me.rank) one_step(*exchange, me.rank, step);
@@ -85,9 +86,9 @@ void train(const Crew& crew, const Member& me, const Layout& layout, const Updat
     own = values_of(*exchange);
   }
   me.barrier();
-  exchange->settle();
+  exchange->state().settle();
   agreed = values_of(*exchange);
-  exchange->resume();
+  exchange->state().resume();
   me.barrier();
 }
 
@@ -221,12 +222,15 @@ TEST_P(EveryExchange, IsWhatItSays) {
     EXPECT_EQ(traits.shared, crew().sync.kind == Sync::shared || crew().sync.kind == Sync::hogwild ||
                                  (on_servers && crew().sync.lockstep()));
     EXPECT_EQ(traits.patient, crew().sync.kind == Sync::shared && !crew().machine_of.empty());
-    EXPECT_EQ(traits.gathers, crew().zero == 3 && !crew().machine_of.empty());
-    EXPECT_EQ(exchange->told() != nullptr, traits.tells);
+    EXPECT_EQ(traits.tells, crew().sync.kind == Sync::shared);
+    EXPECT_EQ(exchange->paging() != nullptr, crew().zero == 3 && !crew().machine_of.empty());
+    EXPECT_EQ(exchange->succession(), nullptr);
+    EXPECT_EQ(exchange->virtual_workers(), nullptr);
+    EXPECT_EQ(exchange->client() != nullptr, crew().servers > 0);
     EXPECT_EQ(exchange->source().run(), (Pieces{me.rank, me.rank + 1}));
     EXPECT_EQ(exchange->source().pieces(), crew().ranks);
     // One copy where it is shared: what the first rank of a machine writes, the others see.
-    auto* const first = reinterpret_cast<std::atomic<double>*>(exchange->parameters());
+    auto* const first = reinterpret_cast<std::atomic<double>*>(exchange->flat().parameters());
     if (me.group.local.rank() == 0) first->store(5);
     me.barrier();
     EXPECT_EQ(first->load() == 5, traits.shared || me.group.local.rank() == 0);
@@ -241,7 +245,7 @@ TEST_P(EveryExchange, GivesEveryPieceOfWorkOnce) {
   for (int64_t length : kLength) given.emplace_back(static_cast<size_t>(length * crew().ranks));
   expect_all_well(run(crew(), [&](const Member& me) {
     const auto exchange = make_exchange(me.group, small_model(), space::sgd(), options());
-    exchange->publish();
+    exchange->state().publish();
     WorkSource& source = exchange->source();
     for (size_t course = 0; course < 2; course++) {
       source.begin(kFirst[course], kLength[course]);
@@ -284,21 +288,21 @@ TEST_P(EveryExchange, WithoutAnOptimizerOnlyAllreduceWorks) {
   const Layout layout = small_model();
   const auto outcomes = run(without_servers(), [&](const Member& me) {
     const auto exchange = make_exchange(me.group, layout, std::nullopt, options());
-    EXPECT_EQ(exchange->updater(), nullptr);
+    EXPECT_EQ(exchange->state().updater(), nullptr);
     exchange->begin(0.1);
     exchange->open();
     for (size_t slot = 0; slot < layout.size(); slot++) {
       for (size_t i = 0; i < layout[slot].elements(); i++)
-        elements(exchange->gradients(), layout[slot])[i] = gradient(me.rank, 1, slot, i);
-      exchange->present(slot);
+        elements(exchange->flat().gradients(), layout[slot])[i] = gradient(me.rank, 1, slot, i);
+      exchange->flat().present(slot);
     }
-    for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
+    for (size_t b = 0; b < exchange->flat().buckets().size(); b++) exchange->ready(b);
     exchange->close();
     for (size_t slot = 0; slot < layout.size(); slot++)
       for (size_t i = 0; i < layout[slot].elements(); i++) {
         double sum = 0;
         for (int rank = 0; rank < crew().ranks; rank++) sum += gradient(rank, 1, slot, i);
-        ASSERT_NEAR(elements(exchange->gradients(), layout[slot])[i], sum, 1e-14);
+        ASSERT_NEAR(elements(exchange->flat().gradients(), layout[slot])[i], sum, 1e-14);
       }
   });
   if (options().sync == Sync::allreduce) return expect_all_well(outcomes);
@@ -339,11 +343,12 @@ TEST(Exchange, SharedCarriesWhatRanksTell) {
         exchange->begin(0.1);
         exchange->open();
         exchange->tell({me.rank + 0.25 * step, me.rank == step % ranks ? 1.0 : 0.0});
-        for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
+        for (size_t b = 0; b < exchange->flat().buckets().size(); b++) exchange->ready(b);
         exchange->close();
         exchange->land();
-        ASSERT_NE(exchange->told(), nullptr);
-        ASSERT_EQ(*exchange->told(), (Told{ranks * (ranks - 1) / 2 + 0.25 * step * ranks, 1.0})) << "step " << step;
+        ASSERT_TRUE(exchange->traits().tells);
+        ASSERT_EQ(exchange->outcome().told, (Told{ranks * (ranks - 1) / 2 + 0.25 * step * ranks, 1.0}))
+            << "step " << step;
       }
       me.barrier();
     }));
@@ -353,7 +358,7 @@ TEST(Exchange, OptimizerStateExistsOncePerMachineWhenShared) {
   const Layout layout = small_model();
   std::atomic<size_t> total{0};
   expect_all_well(run({Sync::shared, 4}, [&](const Member& me) {
-    total += make_exchange(me.group, layout, space::momentum(), {})->updater()->state_bytes();
+    total += make_exchange(me.group, layout, space::momentum(), {})->state().updater()->state_bytes();
   }));
   EXPECT_GE(total.load(), layout.bytes() - 64);
   EXPECT_LE(total.load(), layout.bytes() + 4 * 64);
@@ -365,7 +370,7 @@ TEST(Exchange, StopsWhereWorkIsTakenAndWhereItIsNot) {
     for (bool takes : {true, false})
       expect_all_well(run(crew, [&](const Member& me) {
         const auto exchange = make_exchange(me.group, small_model(), space::sgd(), options_for(crew));
-        exchange->publish();
+        exchange->state().publish();
         exchange->source().begin(0, 1000);
         bool stopped = false;
         const auto go_on = [&] {
@@ -376,11 +381,11 @@ TEST(Exchange, StopsWhereWorkIsTakenAndWhereItIsNot) {
             exchange->close();
             exchange->land();
           } else {
-            stopped = exchange->stopped();
+            stopped = exchange->outcome().stopped;
           }
         };
         if (me.rank == 1) {
-          exchange->want_stop();
+          exchange->source().want_stop();
           for (int i = 0; i < 3; i++) go_on();
         }
         me.barrier();

@@ -43,7 +43,7 @@ const Options kOptions{.bucket_bytes = 8000};
 
 /// Gradients depend on the parameters: what is wrong in them shows in all later steps.
 void train(Exchange& exchange, int rank, int first, int last) {
-  const Layout& layout = exchange.layout();
+  const Layout& layout = exchange.flat().layout();
   const auto at = [&](std::byte* flat, size_t slot) {
     return reinterpret_cast<float*>(flat + layout[slot].range.begin);
   };
@@ -52,24 +52,24 @@ void train(Exchange& exchange, int rank, int first, int last) {
     exchange.open();
     for (size_t slot = 0; slot < layout.size(); slot++) {
       if (!has_gradient(rank, step, slot)) continue;
-      exchange.present(slot);
+      exchange.flat().present(slot);
       for (size_t i = 0; i < layout[slot].elements(); i++)
-        at(exchange.gradients(), slot)[i] =
-            static_cast<float>(gradient(rank, step, slot, i)) + 0.1f * at(exchange.parameters(), slot)[i];
+        at(exchange.flat().gradients(), slot)[i] =
+            static_cast<float>(gradient(rank, step, slot, i)) + 0.1f * at(exchange.flat().parameters(), slot)[i];
     }
-    for (size_t bucket = 0; bucket < exchange.buckets().size(); bucket++) exchange.ready(bucket);
+    for (size_t bucket = 0; bucket < exchange.flat().buckets().size(); bucket++) exchange.ready(bucket);
     exchange.close();
     exchange.land();
   }
 }
 
 void begin(Exchange& exchange, int rank) {
-  const Layout& layout = exchange.layout();
+  const Layout& layout = exchange.flat().layout();
   for (size_t slot = 0; rank == 0 && slot < layout.size(); slot++)
     for (size_t i = 0; i < layout[slot].elements(); i++)
-      reinterpret_cast<float*>(exchange.parameters() + layout[slot].range.begin)[i] =
+      reinterpret_cast<float*>(exchange.flat().parameters() + layout[slot].range.begin)[i] =
           static_cast<float>(start_value(slot, i));
-  exchange.publish();
+  exchange.state().publish();
 }
 
 /// State as text: what, where, and a hash of its bytes.
@@ -129,10 +129,10 @@ std::string as_a_fresh_crew(const Case& how, Image& state, int ranks) {
   expect_all_well(run_ranks(ranks, [&](comm::shm::Communicator& local) {
     const auto exchange = make_exchange(local, model(), how.optimizer, {.sync = how.sync, .bucket_bytes = 8000});
     Image mine = state;
-    exchange->restore(mine);
+    exchange->state().restore(mine);
     train(*exchange, local.rank(), kBefore, kBefore + kAfter);
     Image image;
-    exchange->visit(image);
+    exchange->state().visit(image);
     hashes[static_cast<size_t>(local.rank())] = hash_of(image);
   }));
   return fmt::format("{} {}", hashes[0], hashes[1]);
@@ -153,7 +153,7 @@ TEST_P(Kept, OutlivesADeathAndIsGoneOnWith) {
       begin(*before, rank);
       train(*before, rank, 0, kBefore);
       Lines lines;
-      before->visit(lines);
+      before->state().visit(lines);
       say(lines.text);
       if (rank == 1) pause();
       until_somebody_dies(world);
@@ -164,10 +164,10 @@ TEST_P(Kept, OutlivesADeathAndIsGoneOnWith) {
       before.reset();
       auto after = make_exchange(Group(world.group()), model(), how.optimizer, options);
       if (!kept.whole()) fail<Error>("a new crew has written to what the crew before has left");
-      after->restore(kept);
+      after->state().restore(kept);
       train(*after, world.group().rank(), kBefore, kBefore + kAfter);
       Image image;
-      after->visit(image);
+      after->state().visit(image);
       say(hash_of(image));
       if (KeptState(world.local().memory(), "all/0").epoch() != 1) fail<Error>("the latest crew is not found");
       world.comm().barrier("end");
@@ -249,13 +249,14 @@ TEST(KeptState, ModelsOneAfterAnotherUseTheSameMemory) {
   expect_all_well(run_ranks(3, [&](comm::shm::Communicator& local) {
     const auto once = [&](int64_t width) {
       const auto exchange = make_exchange(local, model(width), space::adam(), kOptions);
-      for (size_t i = 0; i < exchange->layout().bytes() / sizeof(float); i++)  // nothing is left of the one before
-        ASSERT_EQ(reinterpret_cast<float*>(exchange->parameters())[i], 0.0f);
+      for (size_t i = 0; i < exchange->flat().layout().bytes() / sizeof(float);
+           i++)  // nothing is left of the one before
+        ASSERT_EQ(reinterpret_cast<float*>(exchange->flat().parameters())[i], 0.0f);
       local.barrier("looked");
       begin(*exchange, local.rank());
       train(*exchange, local.rank(), 0, 3);
       Lines lines;
-      exchange->visit(lines);
+      exchange->state().visit(lines);
       EXPECT_NE(lines.scalars.find("step=3 "), std::string::npos) << lines.scalars;
     };
     once(41);
@@ -282,15 +283,15 @@ TEST(KeptState, ModelsAtATimeHaveMemoryOfTheirOwn) {
   expect_all_well(run_ranks(2, [&](comm::shm::Communicator& local) {
     const auto make = [&] { return make_exchange(local, model(), space::momentum(), kOptions); };
     auto first = make(), second = make();
-    EXPECT_NE(first->parameters(), second->parameters());
-    const std::byte* const place = first->parameters();
+    EXPECT_NE(first->flat().parameters(), second->flat().parameters());
+    const std::byte* const place = first->flat().parameters();
     begin(*first, local.rank());
     if (local.rank() == 0) first.reset();  // only where all have let go of it can another one have its place
     auto third = make();
-    EXPECT_NE(third->parameters(), place);
+    EXPECT_NE(third->flat().parameters(), place);
     first.reset();
     auto fourth = make();
-    EXPECT_EQ(fourth->parameters(), place);
+    EXPECT_EQ(fourth->flat().parameters(), place);
     EXPECT_EQ(KeptState::models(local.segment()).size(), 3u);
   }));
 }
@@ -315,10 +316,10 @@ TEST(KeptState, WhatIsNotThereIsRefusedWithWhatIs) {
               fmt::format("shared memory has no model '{}' of epoch 3; it has '{}'", name, name));
     KeptState kept(local.memory(), name);
     auto wider = make_exchange(local, model(43), space::momentum(), kOptions);
-    const std::string layout = refused([&] { wider->restore(kept); });
+    const std::string layout = refused([&] { wider->state().restore(kept); });
     for (const char* side : {"[370,41]", "[370,43]"}) EXPECT_NE(layout.find(side), std::string::npos) << layout;
     auto other = make_exchange(local, model(), space::adagrad(), kOptions);
-    const std::string optimizer = refused([&] { other->restore(kept); });
+    const std::string optimizer = refused([&] { other->state().restore(kept); });
     for (const char* side : {"momentum", "adagrad"}) EXPECT_NE(optimizer.find(side), std::string::npos) << optimizer;
   }));
 }

@@ -47,31 +47,31 @@ void train(const OnMachine& rank, const Layout& layout, const Options& options, 
     for (size_t slot = 0; slot < layout.size(); slot++) {
       const space::Range mine = intersect(part, layout[slot].range);
       for (size_t at = mine.begin; at < mine.end; at += 97 * sizeof(double))
-        ASSERT_EQ(*reinterpret_cast<const double*>(exchange->parameters() + at),
+        ASSERT_EQ(*reinterpret_cast<const double*>(exchange->flat().parameters() + at),
                   expected(ranks, (at - layout[slot].range.begin) / sizeof(double), step))
             << layout[slot].name;
     }
   };
-  const auto expect_bucket = [&](size_t b, int step) { expect_part(exchange->buckets()[b].range, step); };
+  const auto expect_bucket = [&](size_t b, int step) { expect_part(exchange->flat().buckets()[b].range, step); };
   for (int step = 0; step < kSteps; step++) {
     exchange->begin(kRate);
-    for (size_t b = exchange->buckets().size(); later && step > 0 && b-- > 0;) {
+    for (size_t b = exchange->flat().buckets().size(); later && step > 0 && b-- > 0;) {
       for (int third = 0; third < 3; third++) {
-        const space::Range part = space::part_of(exchange->buckets()[b].range, third, 3);
+        const space::Range part = space::part_of(exchange->flat().buckets()[b].range, third, 3);
         exchange->await(part);
         expect_part(part, step);
       }
     }
     exchange->open();
-    for (size_t b = 0; b < exchange->buckets().size(); b++) {
-      for (size_t slot = exchange->buckets()[b].first; slot < exchange->buckets()[b].last; slot++) {
-        auto* const values = reinterpret_cast<double*>(exchange->gradients() + layout[slot].range.begin);
+    for (size_t b = 0; b < exchange->flat().buckets().size(); b++) {
+      for (size_t slot = exchange->flat().buckets()[b].first; slot < exchange->flat().buckets()[b].last; slot++) {
+        auto* const values = reinterpret_cast<double*>(exchange->flat().gradients() + layout[slot].range.begin);
         for (size_t i = 0; i < layout[slot].elements(); i++) values[i] = gradient(me, step, i);
-        exchange->present(slot);
+        exchange->flat().present(slot);
       }
-      if (b + 1 == exchange->buckets().size()) exchange->tell({me + 0.5 * step, me == step % ranks ? 1.0 : 0.0});
+      if (b + 1 == exchange->flat().buckets().size()) exchange->tell({me + 0.5 * step, me == step % ranks ? 1.0 : 0.0});
       exchange->ready(b);
-      if (linger && exchange->traits().patient && me % 2 == 1 && b + 1 < exchange->buckets().size()) {
+      if (linger && exchange->traits().patient && me % 2 == 1 && b + 1 < exchange->flat().buckets().size()) {
         std::this_thread::sleep_for(
             std::chrono::milliseconds(5));  // the delay that is tested, not a wait: time for the others to go too far
         expect_bucket(b, step);
@@ -79,14 +79,14 @@ void train(const OnMachine& rank, const Layout& layout, const Options& options, 
     }
     exchange->close();
     if (!later) exchange->land();
-    ASSERT_EQ(*exchange->told(), (Told{ranks * (ranks - 1) / 2 + 0.5 * step * ranks, 1.0}))
+    ASSERT_EQ(exchange->outcome().told, (Told{ranks * (ranks - 1) / 2 + 0.5 * step * ranks, 1.0}))
         << "rank " << me << ", step " << step;
   }
   exchange->land();
-  ASSERT_TRUE(exchange->landed());
+  ASSERT_TRUE(exchange->outcome().landed);
   for (size_t slot = 0; slot < layout.size(); slot++)
     for (size_t i = 0; i < layout[slot].elements(); i++)
-      ASSERT_EQ(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i],
+      ASSERT_EQ(reinterpret_cast<const double*>(exchange->flat().parameters() + layout[slot].range.begin)[i],
                 expected(ranks, i))
           << layout[slot].name;
   rank.all.barrier("read");
@@ -157,17 +157,17 @@ TEST(SharedOverMachines, AdamCountsTheStepsOfEachSlot) {
         exchange->begin(0.01);
         exchange->open();
         for (size_t slot = 0; slot < layout.size(); slot++) {
-          auto* const values = reinterpret_cast<double*>(exchange->gradients() + layout[slot].range.begin);
+          auto* const values = reinterpret_cast<double*>(exchange->flat().gradients() + layout[slot].range.begin);
           for (size_t i = 0; i < layout[slot].elements(); i++) values[i] = gradient(me, step, i);
-          if (has(me, step, slot)) exchange->present(slot);
+          if (has(me, step, slot)) exchange->flat().present(slot);
         }
-        for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
+        for (size_t b = 0; b < exchange->flat().buckets().size(); b++) exchange->ready(b);
         exchange->close();
         exchange->land();
       }
       for (size_t slot = 0; slot < layout.size(); slot++)
         for (size_t i = 0; i < layout[slot].elements(); i += 61)
-          ASSERT_NEAR(reinterpret_cast<const double*>(exchange->parameters() + layout[slot].range.begin)[i],
+          ASSERT_NEAR(reinterpret_cast<const double*>(exchange->flat().parameters() + layout[slot].range.begin)[i],
                       wanted(ranks, slot, i), 1e-12)
               << layout[slot].name << ' ' << i;
       rank.all.barrier("read");
@@ -182,7 +182,7 @@ TEST(SharedOverMachines, WhoeverIsLeftAloneHearsIt) {
         make_exchange(Group(rank.all, rank.here, rank.lane, 1), layout, space::sgd(), {.bucket_bytes = 20000});
     exchange->begin(kRate);
     exchange->open();
-    for (size_t slot = 0; slot < layout.size(); slot++) exchange->present(slot);
+    for (size_t slot = 0; slot < layout.size(); slot++) exchange->flat().present(slot);
     exchange->ready(0);
     if (rank.all.rank() == 1) throw std::runtime_error("this rank has had enough");
     exchange->ready(1);

@@ -52,7 +52,7 @@ struct Ended {
 class Worker {
  public:
   Worker(Exchange& exchange, int pieces, int rank)
-      : exchange_(exchange), pieces_(pieces), run_(exchange.runs()[static_cast<size_t>(rank)]) {}
+      : exchange_(exchange), pieces_(pieces), run_(exchange.virtual_workers()->runs()[static_cast<size_t>(rank)]) {}
 
   void compute(int step) {
     for (int piece = run_.begin; piece < run_.end; piece++) {
@@ -64,16 +64,16 @@ class Worker {
           if (!at(seat, slot)) continue;
           put(values(slot, seat), slot, seat - 1);
           at(seat, slot) = false;
-          exchange_.absent(slot, seat);
+          exchange_.flat().absent(slot, seat);
         }
       }
-      exchange_.tell_piece(piece, loss_of(step, piece));
+      exchange_.virtual_workers()->tell(piece, loss_of(step, piece));
     }
   }
 
  private:
   float* values(size_t slot, int seat) {
-    return reinterpret_cast<float*>(exchange_.gradients(seat) + kLayout[slot].range.begin);
+    return reinterpret_cast<float*>(exchange_.flat().gradients(seat) + kLayout[slot].range.begin);
   }
   std::vector<bool>::reference at(int seat, size_t slot) {
     return filled_[static_cast<size_t>(seat) * kLayout.size() + slot];
@@ -82,7 +82,7 @@ class Worker {
     float* const to = values(slot, seat);
     for (size_t i = 0; i < kLayout[slot].elements(); i++) to[i] = at(seat, slot) ? to[i] + from[i] : from[i];
     at(seat, slot) = true;
-    exchange_.present(slot, seat);
+    exchange_.flat().present(slot, seat);
   }
 
   Exchange& exchange_;
@@ -98,26 +98,27 @@ Ended train(const std::vector<int>& machine_of, const Options& options, const st
   expect_all_well(run_machines(machine_of, [&](const OnMachine& rank) {
     const Group group(rank.all, rank.here, rank.lane, rank.all.topology().lanes());
     const auto exchange = make_exchange(group, kLayout, space::momentum({.lr = 0.1}), options);
-    if (rank.here.rank() == 0) std::memset(exchange->parameters(), 0, kLayout.bytes());
-    exchange->publish();
+    if (rank.here.rank() == 0) std::memset(exchange->flat().parameters(), 0, kLayout.bytes());
+    exchange->state().publish();
     std::vector<double> losses;
-    const std::vector<Pieces> even = exchange->runs();
+    const std::vector<Pieces> even = exchange->virtual_workers()->runs();
     for (int step = 0; step < kSteps; step++) {
       if (!shares.empty() && step > 0)
-        exchange->divide(step % 2 == 0 ? even : runs_by_share(options.virtual_workers, shares));
-      EXPECT_EQ(exchange->source().run(), exchange->runs()[static_cast<size_t>(rank.all.rank())]);
+        exchange->virtual_workers()->divide(step % 2 == 0 ? even : runs_by_share(options.virtual_workers, shares));
+      EXPECT_EQ(exchange->source().run(), exchange->virtual_workers()->runs()[static_cast<size_t>(rank.all.rank())]);
       exchange->begin(0.1);
       exchange->open();
       Worker(*exchange, options.virtual_workers, rank.all.rank()).compute(step);
-      for (size_t b = 0; b < exchange->buckets().size(); b++) exchange->ready(b);
+      for (size_t b = 0; b < exchange->flat().buckets().size(); b++) exchange->ready(b);
       exchange->close();
       exchange->land();
-      EXPECT_TRUE(exchange->sound());
-      losses.push_back((*exchange->told())[0]);
+      EXPECT_TRUE(exchange->outcome().sound);
+      losses.push_back(exchange->outcome().told[0]);
     }
     {
       const std::lock_guard lock(mutex);
-      const std::vector<std::byte> parameters(exchange->parameters(), exchange->parameters() + kLayout.bytes());
+      const std::vector<std::byte> parameters(exchange->flat().parameters(),
+                                              exchange->flat().parameters() + kLayout.bytes());
       if (ended.parameters.empty()) ended = {parameters, losses};
       EXPECT_TRUE(ended == (Ended{parameters, losses})) << "rank " << rank.all.rank();
     }
@@ -217,11 +218,11 @@ TEST(Virtual, WhatCannotBeDividedIsRefused) {
   expect_all_well(run_machines({0, 0}, [&](const OnMachine& rank) {
     const Group group(rank.all, rank.here, rank.lane, rank.all.topology().lanes());
     const auto exchange = make_exchange(group, kLayout, space::sgd(), {.virtual_workers = 4});
-    EXPECT_THROW(exchange->divide({{0, 2}, {3, 4}}), InvalidArgument);
-    EXPECT_THROW(exchange->divide({{0, 4}}), InvalidArgument);
-    EXPECT_THROW(exchange->divide({{0, 4}, {4, 4}}), InvalidArgument);
+    EXPECT_THROW(exchange->virtual_workers()->divide({{0, 2}, {3, 4}}), InvalidArgument);
+    EXPECT_THROW(exchange->virtual_workers()->divide({{0, 4}}), InvalidArgument);
+    EXPECT_THROW(exchange->virtual_workers()->divide({{0, 4}, {4, 4}}), InvalidArgument);
     const auto plain = make_exchange(group, kLayout, space::sgd(), {});
-    EXPECT_THROW(plain->divide({{0, 1}, {1, 2}}), InvalidArgument);
+    EXPECT_EQ(plain->virtual_workers(), nullptr);
   }));
 }
 
