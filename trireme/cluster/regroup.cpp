@@ -79,17 +79,8 @@ void await_crew(const Facts& facts, const Crew& crew, bool newcomer) {
 Group join_crew(const std::shared_ptr<Site>& site, uint64_t epoch, Session& session, bool newcomer) {
   const Facts& facts = site->facts();
   bool taken = !newcomer;  // a crew has been named that it is in
-  std::exception_ptr trouble;
-  const auto next = [&] {
-    try {
-      return session.next_crew(epoch, Deadline(newcomer ? kForever : facts.timeout));
-    } catch (const Timeout&) {
-      if (trouble) std::rethrow_exception(trouble);
-      throw;
-    }
-  };
   while (true) {
-    const CrewChange change = next();
+    const CrewChange change = session.next_crew(epoch, Deadline(newcomer ? kForever : facts.timeout));
     epoch = change.epoch;
     if (std::find(change.ranks.begin(), change.ranks.end(), facts.rank) == change.ranks.end()) {
       if (!taken) continue;
@@ -107,10 +98,6 @@ Group join_crew(const std::shared_ptr<Site>& site, uint64_t epoch, Session& sess
       if (session.elastic()) session.confirm(epoch, machine_of(*facts.segment));
       return group;
     } catch (const PeerLost&) {  // another one: the coordinator says who, or that the job has failed
-      trouble = nullptr;
-    } catch (const IoError&) {  // a connection, to one that the coordinator does not know to be lost yet
-      if (!session.elastic()) throw;
-      trouble = std::current_exception();
     }
   }
 }

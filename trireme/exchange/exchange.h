@@ -54,8 +54,8 @@ struct Group {
   bool one_machine() const { return all.size() == local.size(); }
 };
 
-/// Numbers that travel with a step: its loss, whether a rank wants to stop, two signs (terms.h), whether one has heard of
-/// another crew, which samples it had (Ledger), and how long it computes (Balancer).
+/// Numbers that travel with a step: its loss, whether a rank wants to stop, two signs (terms.h), whether one has heard
+/// of another crew, which samples it had (Ledger), and how long it computes (Balancer).
 using Told = std::array<double, 14>;
 
 constexpr size_t kToldSamples = 9;  // their number, then the sum of their signs
@@ -194,18 +194,18 @@ class Exchange {
 
   // ---- a crew that changes: with Options::elastic ----
 
-  /// Before close(): where the run is when the step that is under way is done, but for the optimizer's steps and what the
-  /// step's ranks tell.
+  /// Before close(): where the run is when the step that is under way is done, but for the optimizer's steps and what
+  /// the step's ranks tell.
   void aim(const Reached& reached) { aim_ = reached; }
-  /// After restore(): where the run is now.
-  virtual void rewritten(int64_t /*updates*/, int64_t /*position*/) {}
+  /// After restore(): where the run is now, but for the optimizer's steps.
+  virtual void rewritten(const Reached& /*now*/) {}
   /// Nothing of this crew's will change any more. Where it was in the end.
   virtual Reached give_up() { return {}; }
   /// Where the crew is.
   virtual Reached reached() const { return {}; }
-  /// Collective, of a new exchange, instead of publish(): goes on with the state of the crew before. `before`: its exchange
-  /// of this rank, which was given up; null: this rank comes anew. Returns where that was. From then on this crew's
-  /// memory is what the next one goes on with.
+  /// Collective, of a new exchange, instead of publish(): goes on with the state of the crew before. `before`: its
+  /// exchange of this rank, which was given up; null: this rank comes anew. Returns where that was. From then on this
+  /// crew's memory is what the next one goes on with.
   virtual Reached take_over(Exchange* before, const Reached& reached);
 
   /// With Options::candidates, several machines: what was chosen. Null: nothing is to choose.

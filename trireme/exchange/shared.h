@@ -29,7 +29,7 @@ class Shared : public Exchange {
   void ready(size_t bucket) override;
   void close() override;
   void go_ahead(const std::function<bool()>& enough) override;
-  void rewritten(int64_t updates, int64_t position) override;
+  void rewritten(const Reached& now) override;
   Reached give_up() override;
   Reached reached() const override { return transaction_ ? transaction_->last().reached : Reached{}; }
   Reached take_over(Exchange* before, const Reached& reached) override;

@@ -31,8 +31,11 @@ void Shared::begin_rewriting() {
   if (transaction_) transaction_->spoil();
 }
 
-void Shared::rewritten(int64_t updates, int64_t position) {
-  if (transaction_) transaction_->kept({.steps = updater_->steps(), .updates = updates, .position = position});
+void Shared::rewritten(const Reached& now) {
+  if (!transaction_) return;
+  Reached reached = now;
+  reached.steps = updater_->steps();
+  transaction_->kept(reached);
 }
 
 void Shared::update_whole(bool applies) {
@@ -40,8 +43,7 @@ void Shared::update_whole(bool applies) {
   reached.steps = updater_->steps();
   reached.loss = told_[0];
   reached.stops = told_[1] > 0 ? 1 : 0;
-  reached.ledger.samples += told_[kToldSamples];
-  reached.ledger.signs += told_[kToldSamples + 1];
+  reached.ledger.add(told_[kToldSamples], told_[kToldSamples + 1], applies);
   transaction_->decide(step_, {reached, lr_, updater_->scale(), applies});
   space::Journal& journal = transaction_->own();
   journal.begin(step_, {steps_of(local_.rank()), updater_->counts() ? layout_.size() : 0});
@@ -86,8 +88,8 @@ void Shared::copy_slice(const Shared& before, int rank, size_t bucket) {
     copy(state_.vectors[vector], before.state_.vectors[vector]);
 }
 
-/// What a rank of the crew before has updated, or would have: into this crew's memory, which nobody uses yet. Its own is
-/// only read, as the rank may live and write there.
+/// What a rank of the crew before has updated, or would have: into this crew's memory, which nobody uses yet. Its own
+/// is only read, as the rank may live and write there.
 void Shared::take_slices(Shared& before, int rank, const Decided& last, std::span<int64_t> steps) {
   const space::Journal& journal = before.transaction_->of(rank);
   const uint64_t step = before.transaction_->give_up();
@@ -95,8 +97,8 @@ void Shared::take_slices(Shared& before, int rank, const Decided& last, std::spa
   const std::optional<space::Journal::Entry> entry = missing ? journal.latest(step) : std::nullopt;
   const int64_t* const live = before.steps_of(rank);
   std::vector<int64_t> counted(live != nullptr ? layout_.size() : 0);
-  if (live != nullptr) std::copy_n(missing && journal.begun(step) ? journal.steps_before().data() : live,
-                                   counted.size(), counted.data());
+  if (live != nullptr)
+    std::copy_n(missing && journal.begun(step) ? journal.steps_before().data() : live, counted.size(), counted.data());
   std::vector<space::Range> owned;
   space::StateMemory memory{state_.vectors, {}};
   for (size_t b = 0; b < buckets_.size(); b++) {
@@ -131,8 +133,8 @@ void Shared::take_slices(Shared& before, int rank, const Decided& last, std::spa
   }
 }
 
-/// All that are left of a machine divide the slices of the crew before among them. Where nobody is left of it, or a machine
-/// came too late to decide the last step, others bring it.
+/// All that are left of a machine divide the slices of the crew before among them. Where nobody is left of it, or a
+/// machine came too late to decide the last step, others bring it.
 Reached Shared::take_over(Exchange* exchange, const Reached& reached) {
   auto* const before = dynamic_cast<Shared*>(exchange);
   if (before != nullptr && before->transaction_->spoiled())
@@ -140,9 +142,8 @@ Reached Shared::take_over(Exchange* exchange, const Reached& reached) {
   comm::Communicator& all = group();
   std::vector<Standing> everywhere(static_cast<size_t>(all.size())), here(static_cast<size_t>(local_.size()));
   const Standing mine =
-      before == nullptr
-          ? Standing{}
-          : Standing{static_cast<int64_t>(before->local_.epoch()) + 1, before->group().size(), reached};
+      before == nullptr ? Standing{}
+                        : Standing{static_cast<int64_t>(before->local_.epoch()) + 1, before->group().size(), reached};
   constexpr size_t kNumbers = sizeof(Standing) / sizeof(int64_t);  // of which one is not whole, but moved as it is
   all.all_gather(&mine, everywhere.data(), kNumbers, DType::i64, "where the crew before was");
   local_.all_gather(&mine, here.data(), kNumbers, DType::i64, "where it was on this machine");
@@ -151,7 +152,8 @@ Reached Shared::take_over(Exchange* exchange, const Reached& reached) {
            std::pair(b.crew != 0 ? b.reached.position : -1, b.crew);
   };
   Standing best = *std::max_element(everywhere.begin(), everywhere.end(), further);
-  if (best.crew == 0) fail<StateLost>("nobody is left of the crew before, and its state with it: resume from a checkpoint");
+  if (best.crew == 0)
+    fail<StateLost>("nobody is left of the crew before, and its state with it: resume from a checkpoint");
   const auto stays = std::count_if(everywhere.begin(), everywhere.end(), [](const Standing& s) { return s.crew != 0; });
   best.reached.ledger.lost += best.size - stays;
   best.reached.ledger.joined += all.size() - stays;
