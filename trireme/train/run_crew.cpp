@@ -110,7 +110,7 @@ void Run::audit(const Parallel& train, const data::Dataset& set, EpochResult& ep
   epoch.joined = static_cast<int>(ledger.joined);
   for (const EpochResult& other : result_.epochs)
     if (other.epoch < epoch.epoch) epoch.lost -= other.lost, epoch.joined -= other.joined;
-  if (!train.group().first()) return;
+  if (!train.whole().first()) return;
   std::string text = fmt::format("epoch {}: {} of {} samples, {}", epoch.epoch, epoch.samples, set.count,
                                  epoch.each_once ? "each once" : "NOT each once");
   if (epoch.left_out > 0) text += fmt::format("; {} left out, as their steps were not finite", epoch.left_out);
