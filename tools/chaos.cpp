@@ -337,7 +337,7 @@ Run add_chaos(CLI::App& app, const Invocation& invocation) {
       "--epochs a first run of two\n"
       "epochs says how many the blows need. An undisturbed run comes first; afterwards both must have the same bits "
       "(--virtual), or accuracies within\n"
-      "one point, each sample of each epoch once, as many workers lost as were killed, and nothing may be left "
+      "one point, each sample of each epoch once, no more workers lost than were killed, and nothing may be left "
       "behind. Otherwise the exit code is 1.\n"
       "Only processes that the job itself has started are struck. See docs/chaos.md.\n"
       "Examples:\n"

@@ -47,7 +47,7 @@ void add_elastic_flags(CLI::App& app, ElasticFlags& flags, const std::string& wo
       ->check(CLI::Range(0, cluster::kMostWorkers));
   app.add_option("--rejoin-timeout", flags.rejoin_timeout,
                  fmt::format("When fewer {}s are left than LEAST: how long to wait for others: 60 (seconds), 10m; then "
-                             "the job fails (default: 60)",
+                             "they save what they have, and the job ends (default: 60)",
                              word))
       ->group(group)
       ->transform(duration_flag());
@@ -77,6 +77,14 @@ cluster::Elasticity elasticity_of(const ElasticFlags& flags, const cluster::Work
   e.spares = flags.spares;
   e.rejoin_timeout = Seconds(flags.rejoin_timeout.value_or(60));
   return e;
+}
+
+void refuse_spares_on_hosts(const cluster::Elasticity& elasticity) {
+  if (elasticity.spares > 0)
+    fail<InvalidArgument>(
+        "--spares {} is for workers of one machine: leave it out. On hosts, workers that `trireme join` brings beyond "
+        "the most that there may be are spares",
+        elasticity.spares);
 }
 
 }  // namespace trireme::tools

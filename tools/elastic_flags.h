@@ -29,4 +29,7 @@ bool asks_for_elasticity(const ElasticFlags& flags, const std::string& workers);
 cluster::Elasticity elasticity_of(const ElasticFlags& flags, const cluster::Workers& workers, int first,
                                   const std::string& flag);
 
+/// Throws InvalidArgument: newcomers of hosts are spares where they are too many, and nobody starts others.
+void refuse_spares_on_hosts(const cluster::Elasticity& elasticity);
+
 }  // namespace trireme::tools

@@ -88,6 +88,7 @@ Run add_launch(CLI::App& app, const Invocation& invocation) {
                      : wanted.range ? cluster::first_crew(wanted.least, wanted.most, usable_cores())
                                     : wanted.most;
     options->elasticity = elasticity_of(*elastic, wanted, options->ranks, "--ranks");
+    if (hosts->given()) refuse_spares_on_hosts(options->elasticity);
     if (options->elasticity.elastic() && *servers > 0)
       fail<InvalidArgument>("ranks cannot come and go beside parameter servers yet: leave --servers out, or {}",
                             wanted.range ? "say how many ranks there are" : "--on-failure");

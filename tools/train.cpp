@@ -61,7 +61,7 @@ cluster::LaunchResult launch_once(const TrainSettings& settings, const Invocatio
                                  .show = cluster::Show::first};
   options.command.insert(options.command.end(), flags.begin(), flags.end());
   if (!settings.starts_again) options.elasticity = settings.elasticity;
-  if (settings.hosts.heartbeat_given) options.silence = Seconds(settings.hosts.heartbeat_limit);
+  options.silence = Seconds(settings.silence);
   options.server_command = server_command(settings, invocation);
   for (int server = 0; server < settings.servers; server++) options.servers.push_back(server);
   if (settings.servers > 0) options.replicas = settings.replicas;

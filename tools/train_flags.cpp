@@ -23,6 +23,7 @@
 namespace trireme::tools {
 namespace {
 
+constexpr double kUsualSilence = 30;     // seconds; of a worker on this machine
 constexpr double kLongestTimeout = 1e8;  // seconds; the clock counts nanoseconds
 
 std::vector<std::string> progress_names() { return {"auto", "line", "plain", "none"}; }
@@ -385,6 +386,23 @@ void choose_recovery(TrainSettings& settings) {
   settings.starts_again = true;
 }
 
+/// A worker that is stopped or cut off must be given up before the others give the job up because of it.
+void choose_silence(TrainSettings& settings, const cluster::Place& place) {
+  if (!settings.elasticity.elastic() || settings.starts_again) return;
+  const double step = settings.options.parallel.step_timeout.timeout.count();
+  const bool by_step = step > 0 && step < settings.timeout;
+  const double shortest = by_step ? step : settings.timeout;
+  const bool here = !settings.hosts.given() && place.launcher == "alone";
+  const double limit =
+      here && !settings.hosts.heartbeat_given ? std::min(kUsualSilence, shortest / 2) : settings.hosts.heartbeat_limit;
+  settings.silence = limit;
+  if (limit >= shortest)
+    fail<InvalidArgument>(
+        "--heartbeat-limit {:g} is not less than {} {:g}: the others would end the job before they give up a worker "
+        "that is stopped. Make one of them smaller, or the other larger",
+        limit, by_step ? "--step-timeout" : "--timeout", shortest);
+}
+
 void check_engine(const std::string& name) {
   const std::vector<std::string>& known = cluster::engine_words();
   if (std::find(known.begin(), known.end(), name) == known.end())
@@ -463,6 +481,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   settings.workers = first_workers(settings, workers, place);
   settings.elasticity = elasticity_of(settings.elastic, workers, settings.workers, "--workers");
   choose_recovery(settings);
+  if (settings.hosts.given()) refuse_spares_on_hosts(settings.elasticity);
   if (x.virtual_workers > 0) exchange::check_runs(x.virtual_workers, std::max(settings.workers, workers.most));
   const cluster::Degrees degrees = cluster::degrees_of(settings.workers, {.pipeline = o.pipeline, .tensor = o.tensor});
   if (o.straggler >= settings.workers)
@@ -476,6 +495,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   if (!(settings.timeout > 0 && settings.timeout < kLongestTimeout))
     fail<InvalidArgument>("--timeout must be more than 0 and less than {} seconds, not {}", kLongestTimeout,
                           settings.timeout);
+  choose_silence(settings, place);
   if (const auto& known = progress_names(); std::find(known.begin(), known.end(), settings.progress) == known.end())
     fail<InvalidArgument>("unknown --progress '{}'{}: {}", settings.progress, did_you_mean(settings.progress, known),
                           join_names(known));

@@ -20,6 +20,7 @@ struct TrainSettings {
   int workers = 0;                  // to begin with, once resolved
   ElasticFlags elastic;
   cluster::Elasticity elasticity;  // once resolved
+  double silence = 30;             // once resolved: seconds after which a worker of a crew that changes counts as dead
   bool starts_again = false;       // once resolved: after a death all start again, from the newest checkpoint
   int restarts = -1;               // told to workers of such a job: how often that has happened
   int servers = 0, replicas = 0;

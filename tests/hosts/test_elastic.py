@@ -228,6 +228,55 @@ class Elastic(ElasticTest):
         self.assertEqual(sum(epoch["joined"] for epoch in report["epochs"]), 1, str(job))
 
 
+class KilledAtPlaces(ElasticTest):
+    """A rank of a program kills itself at a marked place of a step between machines, or of what follows a change: those
+    who are left end with the bits of a run in which nobody died (tests/programs/own_loop.cpp)."""
+
+    PROGRAM = support.PROGRAMS / "program_own_loop"
+    STEPS = 40
+    IN_A_STEP = [("piece: landed", 1, 9), ("sums: here", 0, 9), ("update: bucket", 1, 9), ("land: ended", 0, 9),
+                 ("piece: departs", 0, 9), ("piece: awaited", 2, 9), ("land: begun", 0, 9), ("step: decided", 9, 1),
+                 ("update: begun", 0, 9), ("update: ended", 0, 9), ("bucket: ready", 1, 9)]  # fmt: skip
+    WHEN_ONE_COMES = [("bring: bucket", 1, 1), ("bring: done", 0, 1), ("take over: done", 0, 1)]
+
+    def launch(self, *blows):
+        program = [self.PROGRAM, self.folder, "feed", self.STEPS, *blows]
+        flags = ["--remote", self.remote(), "--port", PORT, "--heartbeat-limit", LIMIT, "--on-failure", "continue"]
+        words = ["launch", "-n", "1:3", "--hosts", "a:1,b:1", *flags, "--", *program]
+        return self.start(*words, env={"TRIREME_TOKEN": TOKEN})
+
+    def sha256(self, process):
+        out, error = process.communicate(timeout=SOON)
+        self.assertEqual(process.returncode, 0, out + error)
+        return re.search(r"sha256 (\w+)$", out, re.M)[1], out
+
+    def setUp(self):
+        super().setUp()
+        alone = [self.PROGRAM, self.folder, "feed", str(self.STEPS)]
+        alone = support.subprocess.run(alone, env=support.environment(), capture_output=True, text=True)
+        self.wanted = re.search(r"sha256 (\w+)$", alone.stdout, re.M)[1]
+
+    def test_in_a_step(self):
+        for turn, (place, number, hit) in enumerate(self.IN_A_STEP if LONG else self.IN_A_STEP[:4]):
+            with self.subTest(place=place):
+                found, out = self.sha256(self.launch(turn % 2, place, number, hit, "kill"))
+                self.assertIn(f"crew {1 - turn % 2} from step", out)
+                self.assertEqual(found, self.wanted, out)
+
+    def test_when_one_comes(self):
+        """The source of the state dies, or the one that it is for."""
+        for turn, (place, number, hit) in enumerate(self.WHEN_ONE_COMES if LONG else self.WHEN_ONE_COMES[:1]):
+            for rank in (0, 2) if LONG or turn == 0 else (1,):
+                with self.subTest(place=place, rank=rank):
+                    (self.folder / "wait").touch()
+                    job = self.launch(rank, place, number, hit, "kill")
+                    where = f"{self.hosts.address('a')}:{PORT}"
+                    late = self.start("join", where, host="c", env={"TRIREME_TOKEN": TOKEN})
+                    found, out = self.sha256(job)
+                    self.assertEqual(found, self.wanted, out)
+                    late.communicate(timeout=SOON)
+
+
 class WhoDoesNotFit(ElasticTest):
     """It ends with a sentence, and the others do not mind."""
 

@@ -145,12 +145,15 @@ int work(const TrainSettings& settings, const CLI::App& command) {
             .heartbeat_limit = Seconds(settings.hosts.heartbeat_limit),
             .engine = settings.engine,
             .on_loss = settings.elasticity.elastic() ? cluster::OnLoss::change_crew : cluster::OnLoss::end_job});
-  cluster::compare_terms(world.comm(), terms_of(command, settings.options, world.machines() == 1), advice_for(world));
-  const train::Result result = train::run(world, settings.options, screen.listener(), stop_requested);
+  const cluster::Terms terms = terms_of(command, settings.options, world.machines() == 1);
+  const train::Result result = train::run(world, settings.options, screen.listener(), stop_requested,
+                                          [&] { cluster::compare_terms(world.comm(), terms, advice_for(world)); });
   if (!world.first()) return 0;
-  std::string summary =
-      fmt::format("{} {} updates in {:.1f} s of training", result.stopped ? "stopped on request after" : "done:",
-                  with_commas(static_cast<double>(result.updates)), result.seconds);
+  std::string summary = fmt::format("{} {} updates in {:.1f} s of training",
+                                    !result.closing.empty() ? "stopped, as too few workers are left, after"
+                                    : result.stopped        ? "stopped on request after"
+                                                            : "done:",
+                                    with_commas(static_cast<double>(result.updates)), result.seconds);
   if (!result.epochs.empty() && result.epochs.back().test_accuracy >= 0)
     summary += fmt::format(", test accuracy {:.4f}", result.epochs.back().test_accuracy);
   if (!result.epochs.empty() && result.epochs.back().has_test && result.epochs.back().tokens > 0)

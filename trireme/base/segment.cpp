@@ -47,8 +47,10 @@ void expect_room(size_t offset, size_t bytes, size_t reserved, size_t addresses,
   if (bytes > left || bytes - reserved > room)
     fail<IoError>(
         "no room in shared memory for {}: {:.1f} MiB wanted, {:.1f} MiB free. {}", purpose, bytes / kMiB, room / kMiB,
-        bytes > left && addresses_left() ? "'ulimit -v' limits the addresses of this process: raise it"
-                                         : "Make it smaller, use fewer workers, or free memory on this machine");
+        bytes <= left      ? "Make it smaller, use fewer workers, or free memory on this machine"
+        : addresses_left() ? "'ulimit -v' limits the addresses of this process: raise it"
+                           : "All addresses of the segment have been given out; each new crew of a job takes others: "
+                             "start the job again, from its newest checkpoint");
 }
 
 void allocate(int file, size_t offset, size_t bytes, const char* purpose) {

@@ -20,6 +20,13 @@ namespace trireme {
 class Segment {
  public:
   static constexpr size_t kAddresses = size_t{1} << 38;  // 256 GiB of addresses; memory is taken only by map()
+  /// For a job's one segment, whose addresses no crew uses again that another one had: 8 TiB, thousands of crews of a
+  /// large model. (Under ThreadSanitizer a process has fewer.)
+#ifdef __SANITIZE_THREAD__
+  static constexpr size_t kAddressesOfJob = kAddresses;
+#else
+  static constexpr size_t kAddressesOfJob = size_t{1} << 43;
+#endif
   /// When this process gets the pages of a block: when it maps it, so that no later access waits for one; or each when
   /// it is touched, which leaves holes as they are.
   enum class Pages { at_once, when_touched };

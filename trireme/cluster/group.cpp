@@ -152,13 +152,13 @@ class Group::State final : public cluster::Site::Listener {
                                .label = label});
   }
 
-  /// Somebody of a crew that follows another may die now, too.
+  /// Somebody of a crew that follows another may die now, too; one that is silent is given up before the timeout.
   std::unique_ptr<comm::network::Transport> connect_unless_lost(const comm::network::Meeting& meeting) const {
     const auto attempt = std::make_shared<cluster::Connecting>(
         crew.epoch, [engine = site->facts().engine, meeting] { return engine->connect(meeting); });
     site->add(attempt);
     try {
-      return attempt->wait(kConnect);
+      return attempt->wait(site->facts().timeout);
     } catch (...) {
       site->leave_behind(attempt);
       throw;

@@ -338,9 +338,9 @@ void World::come_alone(const JoinOptions& options) {
 
 /// All ranks are on this machine.
 void World::meet_here(const JoinOptions& options) {
-  if (!place_.desk.empty()) attend_desk();
   Spot spot = comm::shm::meet(place_.job, place_.rank, place_.size, options.timeout,
                               place_.job_is_common ? origin_here() : "", cluster::kept_segment(place_.segment));
+  if (!place_.desk.empty()) attend_desk();  // whoever is in its books has met all others
   begin({.job = job_,
          .rank = place_.rank,
          .machine_of = std::vector<int>(static_cast<size_t>(place_.size)),
@@ -451,7 +451,7 @@ std::vector<int> World::find_machines(const JoinOptions& options) {
   return machine_of;
 }
 
-Group& World::regroup() try {
+Group& World::regroup(Closing saves) try {
   if (newcomer_)
     fail<InvalidArgument>(
         "rank {} came when the job was under way, and is in no crew yet: World::enter() comes before "
@@ -462,6 +462,7 @@ Group& World::regroup() try {
   else
     group_ = cluster::next_group(site_, *group_);
   note_changes();
+  if (closing() && saves == Closing::lost) throw PeerLost(changes_.back().reason);
   return *group_;
 } catch (const Dismissed&) {
   dismissed_ = true;

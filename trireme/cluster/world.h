@@ -103,8 +103,8 @@ class World {
   /// Of an elastic job, once its ranks have agreed on something: so that newcomers can compare before they enter, and
   /// one that does not fit disturbs nobody. All of the crew tell the same. Nothing where the crew does not change.
   void tell_newcomers(const std::string& what, const std::string& text);
-  /// A newcomer: what the crew has told. Blocks until it has, as long as the job lasts. Throws PeerLost when the job has
-  /// failed.
+  /// A newcomer: what the crew has told. Blocks until it has, as long as the job lasts. Throws PeerLost when the job
+  /// has failed.
   std::string told_newcomers(const std::string& what);
   /// There is a crew beyond group().epoch(): the ranks should agree to call regroup(), all after the same step.
   /// Thread-safe, and one look at memory.
@@ -114,7 +114,12 @@ class World {
   /// where too few are left. All groups of the epoch before, and what was made of them, are of no more use, and may be
   /// destroyed. Throws PeerLost when the job has failed (JoinOptions::on_loss) or this rank was given up for lost,
   /// Dismissed when the next crew does without it, Timeout when somebody who lives does not come.
-  Group& regroup();
+  ///
+  /// Too few that nobody came to are a closing crew (docs/elastic.md): it makes no step, but may save what it has.
+  /// Whoever can do that says so; for others it is a PeerLost. closing(): whether group() is one.
+  enum class Closing { lost, saves };
+  Group& regroup(Closing closing = Closing::lost);
+  bool closing() const { return !changes_.empty() && changes_.back().closing; }
   /// The changes of the crew since this process is in it, with the one that took it in.
   const std::vector<cluster::CrewChange>& changes() const { return changes_; }
 

@@ -5,6 +5,7 @@
 #include <trireme/base/error.h>
 #include <trireme/data/random.h>
 #include <trireme/data/sampler.h>
+#include <trireme/exchange/transaction.h>
 
 namespace trireme::data {
 
@@ -46,7 +47,10 @@ double sign_of(uint32_t sample) { return static_cast<double>(mix(0x5369676e, sam
 
 double sign_of_all(size_t count) {
   double sum = 0;
-  for (size_t sample = 0; sample < count; sample++) sum += sign_of(static_cast<uint32_t>(sample));
+  for (size_t sample = 0; sample < count; sample++) {
+    sum += sign_of(static_cast<uint32_t>(sample));
+    if (sum >= exchange::kSigns) sum -= exchange::kSigns;
+  }
   return sum;
 }
 

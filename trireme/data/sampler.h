@@ -34,9 +34,9 @@ struct Piece {
 
 Piece piece_of(const Cut& cut, size_t step, int rank, int micro);
 
-/// A whole number below 2^32 by which a sample is told from others in a sum. Sums of up to 2^21 of them are exact.
+/// A whole number below 2^32 by which a sample is told from others in a sum. Sums of up to 2^20 of them are exact.
 double sign_of(uint32_t sample);
-/// Of samples 0 … count-1.
+/// Of samples 0 … count-1, modulo exchange::kSigns.
 double sign_of_all(size_t count);
 
 /// Throws InvalidArgument with what to change when the cut makes no sense: more workers than samples, a batch smaller

@@ -127,7 +127,7 @@ class Shared : public Exchange, protected VirtualWorkers, private Succession {
   };
   Note& note_of(int rank) const { return *reinterpret_cast<Note*>(notes_.parts[static_cast<size_t>(rank)]); }
   bool begin_step(std::optional<int64_t> leased) override;
-  void rewritten(int64_t updates, int64_t position) override;
+  void rewritten(const Reached& now) override;
   Reached reached() const override { return transaction_->last().reached; }
   Reached give_up() override;
   Reached take_over(Exchange* before, const Reached& reached) override;

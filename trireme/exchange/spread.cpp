@@ -6,6 +6,7 @@
 #include <limits>
 #include <utility>
 
+#include <trireme/base/marks.h>
 #include <trireme/exchange/spread.h>
 #include <trireme/space/kernels.h>
 
@@ -199,6 +200,7 @@ void Spread::close_whole() {
   if (transaction_) {
     const bool applies = !whole_first() || clip_by(squares_together());
     if (local_.rank() == speaker_) total() = outcome_.told;
+    mark("sums: here");
     local_.barrier("sums are here");
     outcome_.told = total();
     update_whole(applies);
@@ -232,11 +234,14 @@ void Spread::bring(bool has, std::span<int64_t> steps) {
       vectors.insert(vectors.begin(), parameters());
       for (size_t b = 0; b < buckets_.size(); b++)
         for (std::byte* vector : vectors)
-          if (!slices_[b].empty())
+          if (!slices_[b].empty()) {
+            mark("bring: bucket", b);
             lane_->broadcast(vector + slices_[b].begin, slices_[b].size(), DType::u8, from, buckets_[b].name);
+          }
       if (local_.rank() == 0) lane_->broadcast(steps.data(), steps.size_bytes(), DType::u8, sources[0], "steps");
     }
   }
+  mark("bring: done");
   local_.barrier("the state of other machines");
 }
 
@@ -260,10 +265,12 @@ void Spread::await(size_t bucket, space::Range part) {
 
 void Spread::land() {
   if (outcome_.landed) return;
+  mark("land: begun");
   while (!travelling_.empty()) land_first();
   complete();
   await({0, layout_.bytes()});
   outcome_.landed = true;
+  mark("land: ended");
   if (!whole_first()) outcome_.sound = sound_here();
   if (coding_) coding_->settle(outcome_.sound);
   if (chooser_) chooser_->settle(outcome_.sound);
@@ -361,6 +368,7 @@ std::vector<space::Source> Spread::land_roots(Piece& piece) {
 void Spread::depart_piece(size_t bucket) {
   Trip& trip = trips_[bucket];
   if (trip.rest.empty()) return;  // another lane's slice has a piece more
+  mark("piece: departs", bucket);
   if (by_root_) {
     const bool first = trip.rest.begin == slices_[bucket].begin;
     const space::Range range{trip.rest.begin, std::min(trip.rest.end, trip.rest.begin + piece_bytes_)};
@@ -388,7 +396,9 @@ void Spread::depart_piece(size_t bucket) {
 }
 
 void Spread::land_first() {
+  mark("piece: awaited", travelling_.front().bucket);
   travelling_.front().sum->wait();
+  mark("piece: landed", travelling_.front().bucket);
   Piece piece = std::move(travelling_.front());
   travelling_.pop_front();
   const space::Bucket& b = buckets_[piece.bucket];

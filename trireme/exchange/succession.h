@@ -17,7 +17,7 @@ class Succession {
   /// the step's ranks tell.
   void aim(const Reached& reached) { aim_ = reached; }
   /// After State::restore(): where the run is now.
-  virtual void rewritten(int64_t updates, int64_t position) = 0;
+  virtual void rewritten(const Reached& now) = 0;
   /// Where the crew is.
   virtual Reached reached() const = 0;
   /// Nothing of this crew's will change any more. Where it was in the end.

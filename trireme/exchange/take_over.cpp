@@ -31,8 +31,10 @@ void Shared::begin_rewriting() {
   if (transaction_) transaction_->spoil();
 }
 
-void Shared::rewritten(int64_t updates, int64_t position) {
-  transaction_->kept({.steps = updater_->steps(), .updates = updates, .position = position});
+void Shared::rewritten(const Reached& now) {
+  Reached reached = now;
+  reached.steps = updater_->steps();
+  transaction_->kept(reached);
 }
 
 void Shared::update_whole(bool applies) {
@@ -40,8 +42,7 @@ void Shared::update_whole(bool applies) {
   reached.steps = updater_->steps();
   reached.loss = outcome_.told[0];
   reached.stops = outcome_.told[1] > 0 ? 1 : 0;
-  reached.ledger.samples += outcome_.told[kToldSamples];
-  reached.ledger.signs += outcome_.told[kToldSamples + 1];
+  reached.ledger.add(outcome_.told[kToldSamples], outcome_.told[kToldSamples + 1], applies);
   transaction_->decide(step_, {reached, lr_, updater_->scale(), applies});
   space::Journal& journal = transaction_->own();
   journal.begin(step_, {steps_of(local_.rank()), updater_->counts() ? layout_.size() : 0});

@@ -1,5 +1,9 @@
 #include <array>
 #include <bit>
+#include <cinttypes>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
 
 #include <trireme/base/error.h>
 #include <trireme/base/marks.h>
@@ -7,11 +11,38 @@
 
 namespace trireme::exchange {
 
+Ledger Ledger::in(int64_t its_epoch) const {
+  return its_epoch == epoch ? *this : Ledger{.epoch = its_epoch, .lost = lost, .joined = joined};
+}
+
+void Ledger::add(double its_samples, double its_signs, bool applies) {
+  (applies ? samples : left_out) += its_samples;
+  signs = std::fmod(signs + its_signs, kSigns);
+}
+
+std::string Ledger::text() const {
+  return fmt::format("epoch {} samples {:.0f} signs {:.0f} left out {:.0f} lost {} joined {}", epoch, samples, signs,
+                     left_out, lost, joined);
+}
+
+Ledger Ledger::parse(const std::string& text) {
+  Ledger ledger;
+  std::array<char, 32> samples{}, signs{}, left_out{};
+  if (std::sscanf(text.c_str(),
+                  "epoch %" SCNd64 " samples %31s signs %31s left out %31s lost %" SCNd64 " joined %" SCNd64,
+                  &ledger.epoch, samples.data(), signs.data(), left_out.data(), &ledger.lost, &ledger.joined) != 6)
+    fail<Corruption>("the checkpoint's ledger of samples cannot be read: '{}'", text);
+  ledger.samples = std::strtod(samples.data(), nullptr);
+  ledger.signs = std::strtod(signs.data(), nullptr);
+  ledger.left_out = std::strtod(left_out.data(), nullptr);
+  return ledger;
+}
+
 /// `word` is twice the number of steps that were decided, and one more when the crew was given up.
 struct alignas(64) Transaction::Page {
   std::atomic<uint64_t> word;
   std::atomic<uint64_t> spoiled;
-  std::array<std::atomic<uint64_t>, 13> decided[2];  // by the number of steps. All ranks write the same
+  std::array<std::atomic<uint64_t>, 14> decided[2];  // by the number of steps. All ranks write the same
 
   void write(uint64_t steps, const Decided& what) {
     const auto bits = [](double value) { return std::bit_cast<uint64_t>(value); };
@@ -23,6 +54,7 @@ struct alignas(64) Transaction::Page {
                               static_cast<uint64_t>(what.reached.ledger.epoch),
                               bits(what.reached.ledger.samples),
                               bits(what.reached.ledger.signs),
+                              bits(what.reached.ledger.left_out),
                               static_cast<uint64_t>(what.reached.ledger.lost),
                               static_cast<uint64_t>(what.reached.ledger.joined),
                               bits(what.lr),
@@ -34,8 +66,8 @@ struct alignas(64) Transaction::Page {
     const auto word = [&](size_t i) { return decided[steps % 2][i].load(std::memory_order_relaxed); };
     const auto count = [&](size_t i) { return static_cast<int64_t>(word(i)); };
     const auto number = [&](size_t i) { return std::bit_cast<double>(word(i)); };
-    const Ledger ledger{count(5), number(6), number(7), count(8), count(9)};
-    return {{count(0), count(1), count(2), number(3), count(4), ledger}, number(10), number(11), word(12) != 0};
+    const Ledger ledger{count(5), number(6), number(7), number(8), count(9), count(10)};
+    return {{count(0), count(1), count(2), number(3), count(4), ledger}, number(11), number(12), word(13) != 0};
   }
 };
 

@@ -8,6 +8,7 @@
 // (space::Journal), so that the others know how far it came.
 #include <atomic>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include <trireme/comm/shm/communicator.h>
@@ -15,12 +16,23 @@
 
 namespace trireme::exchange {
 
+/// Sums of samples' signs are modulo this, so that they stay exact.
+constexpr double kSigns = 4503599627370496;  // 2^52
+
 /// The samples of an epoch that steps were made with: how many, and the sum of their signs (data::sign_of). One that is
 /// missing or counted twice shows in it.
 struct Ledger {
   int64_t epoch = -1;
-  double samples = 0, signs = 0;
-  int64_t lost = 0, joined = 0;  // ranks, in all epochs so far
+  double samples = 0, signs = 0;  // NaN: not known
+  double left_out = 0;            // samples of steps that change nothing, as they were not sound; `signs` has them too
+  int64_t lost = 0, joined = 0;   // ranks, in all epochs so far
+
+  /// As it is when a step of that epoch begins.
+  Ledger in(int64_t its_epoch) const;
+  void add(double its_samples, double its_signs, bool applies);
+  /// In a checkpoint.
+  std::string text() const;
+  static Ledger parse(const std::string& text);
 };
 
 /// Where a run is after its steps so far.
@@ -49,7 +61,8 @@ class Transaction {
 
   /// The crew begins here. All ranks say the same.
   void begin_at(const Reached& reached);
-  /// Step `step` of this crew, from 1, will be made. All ranks say the same. Throws PeerLost when others have given it up.
+  /// Step `step` of this crew, from 1, will be made. All ranks say the same. Throws PeerLost when others have given it
+  /// up.
   void decide(uint64_t step, const Decided& what);
   /// State is about to be written over in other ways, until kept().
   void spoil();

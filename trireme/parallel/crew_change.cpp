@@ -29,18 +29,20 @@ struct Parallel::Impl::Attempt {
 
 Step Parallel::Impl::through_changes(const std::function<Step()>& step) {
   if (!elastic()) return step();
+  if (world_->closing()) throw PeerLost(world_->changes().back().reason);
   try {
     Step done = step();
     if (done.updated) count_.note_step();
     if (!std::exchange(change_, false)) return done;
-    const Step after = change_crew();
+    Step after = change_crew();
     done.regrouped = true;
     done.change_seconds = after.change_seconds;
     done.stop = done.stop || after.stop;
+    done.reason = std::move(after.reason);
     return done;
   } catch (const PeerLost& lost) {
     Step done = change_crew();
-    done.reason = lost.what();
+    if (done.reason.empty()) done.reason = lost.what();
     return done;
   }
 }
@@ -123,7 +125,7 @@ void Parallel::Impl::enter_crew(Attempt& before, const space::Layout& layout) {
       tried = Attempt(group_, local, std::move(exchange_));
     }
     mark("crew: given up");
-    group_ = whole_ = world_->regroup();
+    group_ = whole_ = world_->regroup(World::Closing::saves);
     if (tried.exchange && tried.local->kept_areas()) {  // others had come through: that was a crew
       tried.exchange->succession()->give_up();
       before = std::move(tried);
@@ -152,7 +154,7 @@ Step Parallel::Impl::change_crew() {
     const space::Layout layout = before.exchange->flat().layout();
     before.exchange->succession()->give_up();
     mark("crew: given up");
-    group_ = whole_ = world_->regroup();
+    group_ = whole_ = world_->regroup(World::Closing::saves);
     enter_crew(before, layout);
   } catch (...) {  // this is the end of the job here: the module's parameters are where they were
     if (!exchange_) exchange_ = std::move(before.exchange), group_ = whole_ = *before.group;
@@ -171,6 +173,10 @@ Step Parallel::Impl::change_crew() {
     stopped_ = stopped_ || done.stop;
   } else if (!kept_buffers_.empty()) {
     return_buffers();
+  }
+  if (world_->closing()) {
+    done.stop = stopped_ = true;
+    done.reason = world_->changes().back().reason;
   }
   return done;
 }

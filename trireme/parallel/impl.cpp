@@ -374,9 +374,19 @@ void Parallel::Impl::use_loader(const std::shared_ptr<const std::string>& terms)
 }
 
 void Parallel::Impl::count_samples(int64_t epoch, double samples, double signs) {
-  if (micro_ == 0) own_ = {epoch, 0, 0};
+  if (micro_ == 0) own_ = {.epoch = epoch};
   own_.samples += samples;
   own_.signs += signs;
+}
+
+void Parallel::Impl::leave_out(int64_t epoch, double samples, double signs) {
+  ledger_ = ledger_.in(epoch);
+  ledger_.add(samples, signs, false);
+}
+
+void Parallel::Impl::take_up(const exchange::Ledger& ledger) {
+  ledger_ = ledger;
+  if (elastic()) exchange_->succession()->rewritten({.updates = updates_, .position = clock_, .ledger = ledger_});
 }
 
 void Parallel::Impl::limited(const std::function<void()>& meet) {

@@ -74,6 +74,8 @@ class Parallel::Impl {
   void each_tensor(const std::function<void(const Named&)>& look);
   void use_loader(const std::shared_ptr<const std::string>& terms);
   void count_samples(int64_t epoch, double samples, double signs);
+  void leave_out(int64_t epoch, double samples, double signs);
+  void take_up(const exchange::Ledger& ledger);
   const exchange::Ledger& ledger() const { return ledger_; }
   const exchange::Balance& balance() const;
 

@@ -52,7 +52,7 @@ std::string Parallel::Impl::restore(state::Source& kept) {
   own.store();
   leased_.reset();
   note_position();
-  if (elastic()) exchange_->succession()->rewritten(updates_, clock_);
+  take_up({.lost = ledger_.lost, .joined = ledger_.joined});
   return remark;
 }
 

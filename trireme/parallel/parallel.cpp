@@ -34,6 +34,8 @@ Step Parallel::step(const std::function<torch::Tensor()>& loss) { return step(im
 void Parallel::count_samples(int64_t epoch, double samples, double signs) {
   impl_->count_samples(epoch, samples, signs);
 }
+void Parallel::leave_out(int64_t epoch, double samples, double signs) { impl_->leave_out(epoch, samples, signs); }
+void Parallel::take_up(const exchange::Ledger& ledger) { impl_->take_up(ledger); }
 const exchange::Ledger& Parallel::ledger() const { return impl_->ledger(); }
 bool Parallel::elastic() const { return impl_->elastic(); }
 Step Parallel::change_crew() { return impl_->change_crew(); }

@@ -125,8 +125,13 @@ class Parallel {
   /// What step() is given next is made of these samples, the sum of whose signs (data::sign_of) this is. Batches of a
   /// Feed say so themselves.
   void count_samples(int64_t epoch, double samples, double signs);
-  /// With batches of a Feed: which samples of the epoch that is under way, or was the last, steps were made with.
+  /// With batches of a Feed, in lockstep: which samples of the epoch that is under way, or was the last, steps were
+  /// made with.
   const exchange::Ledger& ledger() const;
+  /// All ranks leave out a step with these samples, of all ranks together.
+  void leave_out(int64_t epoch, double samples, double signs);
+  /// After load_state(): what a checkpoint says of its epoch, which the ledger goes on with. All ranks say the same.
+  void take_up(const exchange::Ledger& ledger);
   /// What ranks have settled together outside of steps, such as the result of an evaluation: `number` grows. After a
   /// change of the crew all have the furthest of them, those who come anew too; so nobody does again what others have
   /// done.

@@ -244,11 +244,8 @@ void Parallel::Impl::ready_next() {
   if (lost_ && skips()) spoil_bucket();
   if (next_bucket_ + 1 == missing_.size()) exchange_->tell(told_ = tell());
   if (elastic())
-    exchange_->succession()->aim({.updates = updates_ + 1,
-                                  .position = clock_ + 1,
-                                  .ledger = own_.epoch == ledger_.epoch
-                                                ? ledger_
-                                                : exchange::Ledger{own_.epoch, 0, 0, ledger_.lost, ledger_.joined}});
+    exchange_->succession()->aim(
+        {.updates = updates_ + 1, .position = clock_ + 1, .ledger = ledger_.in(own_.epoch)});
   const Away away(*this);
   exchange_->ready(next_bucket_++);
 }
@@ -311,13 +308,19 @@ void Parallel::Impl::hear(Step& done) {
     told_ = exchange_->outcome().told;
   else
     group_.comm().allreduce(told_.data(), told_.size(), DType::f64, Op::sum, "loss");
+  const double samples = told_[exchange::kToldSamples], signs = told_[exchange::kToldSamples + 1];  // of one replica
   if (model_) hear_model();
   compare_signs(told_);
   done.loss = told_[0];
   done.stop = told_[1] > 0;
   change_ = told_[kChange] > 0;
   if (balancer_) balancer_->hear(exchange::told_of_stint(told_));
-  if (elastic()) ledger_ = exchange_->succession()->reached().ledger;
+  if (elastic()) {
+    ledger_ = exchange_->succession()->reached().ledger;
+  } else {
+    ledger_ = ledger_.in(own_.epoch);
+    ledger_.add(samples, signs, !skips() || sound());
+  }
 }
 
 /// The same of the ranks that have the other parts of the model, and whether their gradients were sound. All have seen

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 #include <utility>
 
 #include <trireme/base/error.h>
@@ -12,7 +13,8 @@ namespace {
 
 constexpr int64_t kFirstLook = 8;     // steps until the speed is known
 constexpr double kNearEnough = 0.98;  // of the time between two checkpoints
-constexpr const char *kEpochStep = "epoch_step", *kSamples = "samples", *kBatch = "batch", *kOrder = "order";
+constexpr const char *kEpochStep = "epoch_step", *kSamples = "samples", *kBatch = "batch", *kOrder = "order",
+                     *kLedger = "ledger";
 
 SaverOptions saver_options(const CheckpointsOptions& options, const data::Feed& feed) {
   SaverOptions made{
@@ -99,6 +101,12 @@ Loaded go_on_from(Parallel& train, data::Feed& feed, const std::string& from, Pl
   Loaded loaded = load_state(train, from, [&](const checkpoint::Manifest& kept) { step = place_in(kept, feed); });
   place = {.epoch = loaded.manifest.epoch, .step = step};
   feed.go_on(place.epoch, place.step);
+  const std::string ledger = text_in(loaded.manifest, kLedger);
+  constexpr double kUnknown = std::numeric_limits<double>::quiet_NaN();
+  if (!ledger.empty())
+    train.take_up(exchange::Ledger::parse(ledger));
+  else if (step > 0)
+    train.take_up({.epoch = place.epoch, .samples = kUnknown, .signs = kUnknown});
   return loaded;
 }
 
@@ -172,6 +180,7 @@ void Checkpoints::save(int64_t epoch, size_t step, const std::map<std::string, d
                 .epoch = epoch,
                 .metrics = metrics};
   note.more[kEpochStep] = fmt::format("{}", step);
+  if (train_.lockstep()) note.more[kLedger] = train_.ledger().text();
   if (best_) note.more["best"] = fmt::format("{:.17g}", *best_);
   if (options_.describe) options_.describe(note);
   saver_->save(note);

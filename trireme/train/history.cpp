@@ -20,6 +20,7 @@ Json json_of(const EpochResult& e) {
           {"samples_per_second", e.samples_per_second},
           {"tokens", e.tokens},
           {"samples", e.samples},
+          {"left_out", e.left_out},
           {"each_once", e.each_once},
           {"lost", e.lost},
           {"joined", e.joined}};
@@ -41,6 +42,7 @@ EpochResult epoch_of(const Json& row) {
   e.samples_per_second = number_in(row, "samples_per_second");
   e.tokens = row.value("tokens", int64_t{0});  // not in older ones
   e.samples = row.value("samples", int64_t{-1});
+  e.left_out = row.value("left_out", int64_t{0});
   e.each_once = row.value("each_once", false);
   e.lost = row.value("lost", 0);
   e.joined = row.value("joined", 0);

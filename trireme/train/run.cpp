@@ -86,6 +86,7 @@ Result Run::train() {
   if (splits.schema && mse_) loss_unit_ = splits.schema->deviation * splits.schema->deviation;
   steps_ = steps;
   const bool joins = world_.newcomer();
+  if (joins) world_.told_newcomers(kTrains);
   Parallel train = make_parallel(parallel_options(steps, channels_last));
   data::Feed feed(train, splits.train,
                   {.batch = options_.batch, .seed = options_.seed, .shuffle = options_.shuffle, .dtype = dtype_});
@@ -105,6 +106,7 @@ Result Run::train() {
   settled_ = position_ / steps;
   if (joins) join_in(train);
   if (owes_evaluation(splits, steps)) {  // it was stopped between an epoch and its figures
+    audit(train, splits.train, result_.epochs.back());
     evaluate(train, splits.test, Patience::until_stopped);
     if (world_.first() && !result_.stopped) listener_.epoch(result_.epochs.back());
   }

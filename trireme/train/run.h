@@ -45,6 +45,7 @@ class Run {
     ~Leaving();
   };
   enum class Patience { until_stopped, to_the_end };
+  static constexpr const char* kTrains = "the crew trains";  // newcomers hear of it, and do not come before
   /// They end before what they are of.
   struct Closing {
     std::optional<Checkpoints>& checkpoints;
@@ -88,7 +89,8 @@ class Run {
   void run_epochs(Parallel& train, data::Feed& feed, const data::Splits& splits);
   void end_epoch(Parallel& train, const data::Splits& splits);
   void run_epoch(Parallel& train, data::Feed& feed, int number);
-  int64_t reached(const data::Epoch& batches);
+  void pass_over(Parallel& train, const data::Feed& feed, const data::Batch& batch);
+  int64_t reached(const Parallel& train, const data::Epoch& batches, int64_t first);
   Step step(Parallel& train, const data::Batch& batch);
   void stepped(const Step& done, EpochResult& epoch, Pace& pace, size_t steps, size_t position);
   void meet(Parallel& train, EpochResult& epoch, Pace& pace);
@@ -104,6 +106,7 @@ class Run {
   // ---- a crew that changes: run_crew.cpp ----
   void through_changes(Parallel& train, const std::function<void()>& part);
   void follow(Parallel& train, const Step& change);
+  void leave_epoch();
   void join_in(Parallel& train);
   void settle(Parallel& train);
   void adopt_settled(const Parallel& train);

@@ -100,8 +100,10 @@ void Run::describe(SaveNote& note) const {
   now.epochs = result_.epochs;
   now.seconds = result_.seconds;
   now.time = guard_.seconds();
-  now.partial_steps = pace_ == nullptr ? stopped_steps_ : pace_->steps;
-  if (pace_ == nullptr) now.partial = {};
+  now.partial_steps = pace_ != nullptr     ? pace_->steps
+                      : stopped_steps_ > 0 ? stopped_steps_
+                                           : history_.partial_steps;  // it was left where ranks met
+  if (now.partial_steps == 0) now.partial = {};
   if (stopped_steps_ > 0) {  // the last one has not ended
     now.partial = now.epochs.back();
     now.epochs.pop_back();

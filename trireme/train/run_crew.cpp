@@ -1,5 +1,7 @@
 // A run whose crew changes: what happens between its steps is done again, or taken from those who have done it.
 #include <algorithm>
+#include <cmath>
+#include <utility>
 
 #include <trireme/data/sampler.h>
 #include <trireme/train/run.h>
@@ -22,16 +24,25 @@ std::string counted(int count, const char* what) {
 /// half done. All ranks that are left come here, or go on inside of a step.
 void Run::through_changes(Parallel& train, const std::function<void()>& part) {
   crew_ = train.group().ranks();
+  world_.tell_newcomers(kTrains, "");
   if (!train.elastic()) return part();
   while (true) {
     try {
       return part();
     } catch (const PeerLost& lost) {
       Step change = train.change_crew();
-      change.reason = lost.what();
+      if (change.reason.empty()) change.reason = lost.what();
       follow(train, change);
+      if (world_.closing()) leave_epoch();
     }
   }
+}
+
+/// In the middle of one, or before the first: what is saved and told is that of a run that was stopped there.
+void Run::leave_epoch() {
+  if (owes_end_ || (history_.partial_steps == 0 && !result_.epochs.empty())) return;
+  result_.epochs.push_back(history_.partial);
+  stopped_steps_ = std::exchange(history_.partial_steps, 0);
 }
 
 /// The crew is another one.
@@ -42,13 +53,18 @@ void Run::follow(Parallel& train, const Step& change) {
   position_ = train.source().next_step();
   result_.updates = change.number;
   result_.stopped = result_.stopped || change.stop;
+  if (world_.closing()) result_.closing = change.reason;
   adopt_settled(train);
   if (!train.group().first()) return;
   std::string who = lost > 0 ? counted(lost, "lost") : "";
   if (joined > 0) who += (who.empty() ? "" : ", ") + counted(joined, "joined");
-  listener_.note(fmt::format("{}: {} on with step {}, after {:.0f} ms{}{}", who,
-                             counted(static_cast<int>(now.size()), now.size() == 1 ? "goes" : "go"), position_ + 1,
-                             change.change_seconds * 1e3, change.reason.empty() ? "" : ". ", change.reason));
+  const std::string workers = counted(static_cast<int>(now.size()), world_.closing()  ? "left"
+                                                                    : now.size() == 1 ? "goes on"
+                                                                                      : "go on");
+  const std::string what = world_.closing() ? fmt::format("after step {}. What there is, is saved", position_)
+                                            : fmt::format("with step {}", position_ + 1);
+  listener_.note(fmt::format("{}: {} {}, after {:.0f} ms{}{}", who, workers, what, change.change_seconds * 1e3,
+                             change.reason.empty() ? "" : ". ", change.reason));
 }
 
 /// This worker comes when others have trained for a while.
@@ -82,19 +98,22 @@ void Run::adopt_settled(const Parallel& train) {
 
 /// Whether each sample of the epoch was in exactly one step that was made.
 void Run::audit(const Parallel& train, const data::Dataset& set, EpochResult& epoch) {
-  if (!train.elastic()) return;
+  if (!train.lockstep()) return;
   const exchange::Ledger& ledger = train.ledger();
   const bool whole = position_ == static_cast<int64_t>(epoch.epoch) * steps_;
-  if (!whole || ledger.epoch != epoch.epoch - 1) return;
+  if (!whole || ledger.epoch != epoch.epoch - 1 || std::isnan(ledger.samples)) return;
   epoch.samples = static_cast<int64_t>(ledger.samples);
-  epoch.each_once = epoch.samples == static_cast<int64_t>(set.count) && ledger.signs == data::sign_of_all(set.count);
+  epoch.left_out = static_cast<int64_t>(ledger.left_out);
+  epoch.each_once =
+      epoch.samples + epoch.left_out == static_cast<int64_t>(set.count) && ledger.signs == data::sign_of_all(set.count);
   epoch.lost = static_cast<int>(ledger.lost);
   epoch.joined = static_cast<int>(ledger.joined);
   for (const EpochResult& other : result_.epochs)
     if (other.epoch < epoch.epoch) epoch.lost -= other.lost, epoch.joined -= other.joined;
-  if (!train.group().first()) return;
+  if (!train.whole().first()) return;
   std::string text = fmt::format("epoch {}: {} of {} samples, {}", epoch.epoch, epoch.samples, set.count,
                                  epoch.each_once ? "each once" : "NOT each once");
+  if (epoch.left_out > 0) text += fmt::format("; {} left out, as their steps were not finite", epoch.left_out);
   if (epoch.lost + epoch.joined > 0)
     text += fmt::format("; {}, {}", counted(epoch.lost, "lost"), counted(epoch.joined, "joined"));
   listener_.note(text);

@@ -44,7 +44,7 @@ void Run::run_epochs(Parallel& train, data::Feed& feed, const data::Splits& spli
       }
       owes_end_ = true;
     }
-    if (result_.stopped && guard_.was_stopped_here()) result_.stopped = false;
+    if (result_.stopped && result_.closing.empty() && guard_.was_stopped_here()) result_.stopped = false;
     end_epoch(train, splits);
   }
 }
@@ -83,7 +83,10 @@ void Run::run_epoch(Parallel& train, data::Feed& feed, int number) {
   const int64_t left = options_.most_steps() > 0 ? options_.most_steps() - first : std::numeric_limits<int64_t>::max();
   data::Epoch batches = feed.epoch(number, {.end = static_cast<size_t>(left)});
   for (const data::Batch& batch : batches) {
-    if (guard_.passes_over(first + static_cast<int64_t>(batch.step))) continue;
+    if (guard_.passes_over(first + static_cast<int64_t>(batch.step))) {
+      if (batch.micro == 0) pass_over(train, feed, batch);
+      continue;
+    }
     const Step done = step(train, batch);
     if (done.regrouped) follow(train, done);
     tell_of_balance(train);
@@ -97,10 +100,10 @@ void Run::run_epoch(Parallel& train, data::Feed& feed, int number) {
     if (stop_.load()) train.request_stop();
     tell_of_checkpoints();
   }
-  result_.stopped = batches.stopped();
+  result_.stopped = batches.stopped() || !result_.closing.empty();
   epoch.seconds = before + seconds_since(pace.start);
   if (!train.lockstep()) meet(train, epoch, pace);
-  position_ = first + reached(batches);
+  position_ = first + reached(train, batches, first);
   if (train.lockstep() && pace.steps == 0 && position_ > first && !result_.stopped)
     epoch.loss = std::nan("");  // all were skipped
   result_.seconds += epoch.seconds;
@@ -111,6 +114,16 @@ void Run::run_epoch(Parallel& train, data::Feed& feed, int number) {
   pace_ = nullptr;
 }
 
+/// Its samples are in no step.
+void Run::pass_over(Parallel& train, const data::Feed& feed, const data::Batch& batch) {
+  const size_t count = feed.dataset().count;
+  const auto order = data::epoch_order(count, options_.seed, batch.epoch, options_.shuffle);
+  const size_t end = std::min(count, (batch.step + 1) * options_.batch);
+  double samples = 0, signs = 0;
+  for (size_t i = batch.step * options_.batch; i < end; i++) samples++, signs += data::sign_of(order[i]);
+  train.leave_out(batch.epoch, samples, signs);
+}
+
 /// The crew has changed where ranks met in the middle of an epoch: it goes on counting.
 Run::Leaving::~Leaving() {
   if (run.pace_ == nullptr) return;
@@ -119,9 +132,11 @@ Run::Leaving::~Leaving() {
   run.pace_ = nullptr;
 }
 
-/// Steps of the epoch that all ranks together have done. Collective when somebody has stopped.
-int64_t Run::reached(const data::Epoch& batches) {
+/// Steps of the epoch, which begins with step `first`, that all ranks together have done. Collective when somebody has
+/// stopped, but where the crew may change: there all are at the same step, and may have come to it in different ways.
+int64_t Run::reached(const Parallel& train, const data::Epoch& batches, int64_t first) {
   auto steps = static_cast<int64_t>(result_.stopped ? batches.reached() : batches.steps());
+  if (result_.stopped && train.elastic()) return position_ - first;
   if (result_.stopped) world_.comm().allreduce(&steps, 1, DType::i64, Op::max, "where they stopped");
   return steps;
 }

@@ -67,11 +67,13 @@ nlohmann::ordered_json compression_json(const exchange::Compression& compression
 }
 
 /// A crew that loses a worker before it has a model begins anew, with those who are left.
-Result begun(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop) {
+Result begun(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop,
+             const std::function<void()>& compare) {
   const bool comes = world.newcomer();  // to others, who have one
   while (true) {
     Run run(world, options, listener, stop);
     try {
+      compare();
       return run.run();
     } catch (const PeerLost& lost) {
       if (!world.elastic() || comes || run.has_begun()) throw;
@@ -83,8 +85,9 @@ Result begun(World& world, const Options& options, const Listener& listener, con
 
 }  // namespace
 
-Result run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop) {
-  Result result = begun(world, options, listener, stop);
+Result run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop,
+           const std::function<void()>& compare) {
+  Result result = begun(world, options, listener, stop, compare);
   if (world.first() && !options.report.empty()) {
     std::ofstream file(options.report);
     file << report_json(options, world.size(), result) << '\n';
@@ -142,6 +145,7 @@ std::string report_json(const Options& options, int workers, const Result& resul
     if (epoch.samples >= 0) {
       row["samples"] = epoch.samples;
       row["each_once"] = epoch.each_once;
+      if (epoch.left_out > 0) row["left_out"] = epoch.left_out;
       row["lost"] = epoch.lost;
       row["joined"] = epoch.joined;
     }

@@ -23,8 +23,9 @@ struct EpochResult {
   bool has_test = false;
   double seconds = 0, samples_per_second = 0;
   int64_t tokens = 0;  // of a sample of text; 0: no text
-  // Of a crew that may change: samples of the epoch that its steps were made with, and what became of the crew.
+  // In lockstep: samples of the epoch that its steps were made with, and what became of the crew.
   int64_t samples = -1;  // -1: nobody has counted
+  int64_t left_out = 0;  // samples of steps that were not sound
   bool each_once = false;
   int lost = 0, joined = 0;  // workers
 
@@ -39,6 +40,7 @@ struct Result {
   int64_t updates = 0;
   size_t parameters = 0;
   bool stopped = false;                                            // somebody asked to; not so a policy
+  std::string closing;                                             // stopped, as too few workers are left: a sentence
   std::vector<std::pair<std::string, metrics::Snapshot>> counted;  // on rank 0: of "rank 0", ..., "server 0", ...
   std::string saved;                                               // path, or ""
   std::string checkpoint;                                          // on rank 0: the newest complete one, or ""
@@ -57,8 +59,11 @@ struct Listener {
 };
 
 /// Trains. Collective. `stop`, when it becomes true on any rank, ends the run after the update that is under way; the
-/// model is still saved.
-Result run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop);
+/// model is still saved. `compare`: what ranks compare besides, before anything else; it is done again by those who are
+/// left when one is lost before it has begun.
+Result run(
+    World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop,
+    const std::function<void()>& compare = [] {});
 
 /// "1.13.1, oneDNN on"
 std::string torch_description();

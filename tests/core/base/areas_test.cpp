@@ -138,5 +138,35 @@ TEST(Segment, KnowsItsOwnDescriptors) {
   EXPECT_FALSE(other->is(copy.get()));
 }
 
+/// A job of a large model goes through many crews, each with memory of its own: here 3.5 GB.
+TEST(Areas, HaveAddressesForManyCrews) {
+  if (Segment::kAddressesOfJob == Segment::kAddresses) GTEST_SKIP() << "under ThreadSanitizer";
+  constexpr size_t kModel = size_t{3500} << 20;
+  const auto segment = Segment::create(Segment::kAddressesOfJob);
+  Areas areas(*segment);
+  for (uint64_t epoch = 0; epoch < 2000; epoch++) {
+    const Area area = areas.take("a model", {.bytes = kModel, .epoch = epoch}, kPage, "a model").area;
+    if (epoch % 500 != 0) continue;
+    segment->reserve(area.offset, kPage, "its first page");
+    std::byte* const first = segment->attach(area.offset, kPage, "its first page");
+    EXPECT_EQ(*first, std::byte{0}) << "crew " << epoch;
+    *first = std::byte{1};
+  }
+}
+
+TEST(Areas, SayWhatToDoWhenAddressesAreUsedUp) {
+  const auto segment = Segment::create(size_t{1} << 24);
+  Areas areas(*segment);
+  try {
+    for (uint64_t epoch = 0; epoch < 100; epoch++)
+      areas.take("a model", {.bytes = size_t{1} << 20, .epoch = epoch}, "a model");
+    FAIL() << "addresses were given out twice";
+  } catch (const IoError& error) {
+    EXPECT_NE(std::string(error.what()).find("each new crew of a job takes others: start the job again"),
+              std::string::npos)
+        << error.what();
+  }
+}
+
 }  // namespace
 }  // namespace trireme::tests

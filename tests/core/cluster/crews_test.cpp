@@ -148,11 +148,24 @@ TEST(Crews, TooFewWaitForNewcomersAndNotForever) {
   EXPECT_EQ(job.next(10'900).kind, CrewPlan::stay);
   Job late = job;
   plan = late.next(11'100);
+  EXPECT_EQ(plan.kind, CrewPlan::change);
+  EXPECT_TRUE(plan.closing);
+  EXPECT_FALSE(plan.announced);
+  EXPECT_EQ(plan.ranks, (Ranks{1}));
+  const std::string why =
+      "rank 0 is gone; rank 2 is gone; 1 worker is left, and the job needs at least 2. Nobody came in their place "
+      "within 10 s. Start more workers, or lower the least number of workers, and resume from the newest checkpoint";
+  EXPECT_EQ(plan.reason, why);
+  late.confirm();
+  late.come(3);  // too late
+  EXPECT_EQ(late.next(11'200).kind, CrewPlan::stay);
+  Job torn = late;
+  late.hand(1).standing = Standing::left;  // it has saved what it had
+  plan = late.next(11'300);
   EXPECT_EQ(plan.kind, CrewPlan::give_up);
-  EXPECT_EQ(plan.reason,
-            "rank 0 is gone; rank 2 is gone; 1 worker is left, and the job needs at least 2. Nobody came in their "
-            "place within 10 s. Start more workers, or lower the least number of workers, and resume from the newest "
-            "checkpoint");
+  EXPECT_EQ(plan.reason, why);
+  torn.lose(1);
+  EXPECT_EQ(torn.next(11'300).kind, CrewPlan::give_up);
   job.come(3);
   plan = job.next(10'900);
   EXPECT_EQ(plan.ranks, (Ranks{1, 3}));
@@ -161,10 +174,32 @@ TEST(Crews, TooFewWaitForNewcomersAndNotForever) {
   EXPECT_EQ(job.book.epoch, 2u);
 }
 
-TEST(Crews, WithoutATimeToWaitTooFewAreTheEnd) {
-  Job job(2, {.least = 2});
+TEST(Crews, WithoutATimeToWaitTooFewCloseAtOnce) {
+  Job job(3, {.least = 3});
+  job.come(3, false);
   job.lose(1);
+  CrewPlan plan = job.next();
+  EXPECT_TRUE(plan.closing);
+  EXPECT_EQ(plan.ranks, (Ranks{0, 2}));
+  job.lose(0);  // in the middle of it
+  plan = job.next();
+  EXPECT_TRUE(plan.closing);
+  EXPECT_EQ(plan.ranks, (Ranks{2}));
+  job.lose(2);
   EXPECT_EQ(job.next().kind, CrewPlan::give_up);
+}
+
+/// A job that is to stop waits no longer.
+TEST(Crews, ThoseWhoWaitCloseWhenTheTimeIsTakenBack) {
+  Job job(2, {.least = 2, .rejoin_timeout = Seconds(600)});
+  job.lose(0);
+  EXPECT_EQ(job.next(1000).kind, CrewPlan::hold);
+  EXPECT_EQ(job.next(2000).kind, CrewPlan::stay);
+  job.policy.rejoin_timeout = Seconds(0);
+  const CrewPlan plan = job.next(3000);
+  EXPECT_TRUE(plan.closing);
+  EXPECT_EQ(plan.ranks, (Ranks{1}));
+  EXPECT_EQ(plan.reason.find("Nobody came"), std::string::npos) << plan.reason;
 }
 
 TEST(Crews, NewcomersReplaceAWholeCrewOnlyIfItIsDead) {
@@ -256,6 +291,7 @@ struct Meeting {
   std::vector<uint64_t> longest;                     // history, of those who have synced
   std::array<Mask, kSteps + 1> brought{}, wanted{};  // parts of each step; the last is the end
   std::array<uint64_t, kSteps + 1> state{};          // hash of the history that the step is made on
+  bool closing = false;
 };
 
 struct Rank {
@@ -313,6 +349,7 @@ class History {
   }
 
   bool done() const { return done_; }
+  bool saved() const { return saved_; }
   uint64_t epochs() const { return book_.epoch; }
   int desks() const { return desks_; }
 
@@ -554,6 +591,9 @@ class History {
     rank.veteran = true;
     rank.history = here.longest;
     rank.state = Rank::rowing;
+    if (!here.closing) return;
+    saved_ = true;
+    leave(rank);
   }
 
   /// Ranks of a machine see at once that a neighbour has died; others may wait for the desk.
@@ -591,6 +631,7 @@ class History {
   void check_commit(uint64_t epoch, const Meeting& here, size_t step) {
     for (const Rank& rank : ranks_)
       if ((here.crew & bit(rank.number)) != 0 && rank.epoch > epoch) return;
+    if (here.closing) fault_ = fmt::format("epoch {} commits step {}, and is closing", epoch, step);
     if (epoch < newest_)
       fault_ = fmt::format("epoch {} commits step {} after epoch {} has committed", epoch, step, newest_);
     newest_ = epoch;
@@ -690,10 +731,11 @@ class History {
         return false;
       case CrewPlan::change:
         meeting(book_.epoch).crew = mask_of(plan.ranks);
+        meeting(book_.epoch).closing = plan.closing;
         if (!plan.announced) check_replacement(hands, before, plan.ranks);
         [[fallthrough]];
       case CrewPlan::hold:
-        latest_ = {book_.epoch, plan.ranks, plan.reason, plan.announced, {}};
+        latest_ = {book_.epoch, plan.ranks, plan.reason, plan.announced, {}, {}, plan.closing};
         if (!plan.announced) interrupting_ = latest_;
         if (journal_ && now_ < kChaos && chance(10)) {  // it is in the journal, and nobody has heard of it
           end_desk();
@@ -731,7 +773,7 @@ class History {
   CrewPolicy policy_;
   int most_ = 1;
   const bool journal_;
-  bool replaces_ = false, closed_ = false, done_ = false;
+  bool replaces_ = false, closed_ = false, done_ = false, saved_ = false;
   bool desk_is_down_ = false;
   int64_t desk_returns_ = 0;
   int desks_ = 1;
@@ -748,19 +790,21 @@ class History {
 TEST(Crews, RandomHistoriesEndAndCommitEachStepOnce) {
   const char* wanted = std::getenv("HISTORIES");
   const uint64_t histories = wanted != nullptr ? std::strtoull(wanted, nullptr, 10) : 12'000;
-  uint64_t done = 0, epochs = 0;
+  uint64_t done = 0, saved = 0, epochs = 0;
   for (uint64_t seed = 0; seed < histories; seed++) {
     History history(seed);
     ASSERT_EQ(history.run(), "") << "seed " << seed;
     done += history.done() ? 1 : 0;
+    saved += history.saved() ? 1 : 0;
     epochs += history.epochs();
   }
   // Most jobs survive all that, with many changes: otherwise nothing was tried.
   EXPECT_GT(done, histories / 2);
   EXPECT_GT(epochs, histories);
-  std::printf("%llu histories: %llu ended with all steps, %.1f changes of the crew each\n",
+  EXPECT_GT(saved, histories / 100);
+  std::printf("%llu histories: %llu ended with all steps, %llu saved what they had, %.1f changes of the crew each\n",
               static_cast<unsigned long long>(histories), static_cast<unsigned long long>(done),
-              static_cast<double>(epochs) / static_cast<double>(histories));
+              static_cast<unsigned long long>(saved), static_cast<double>(epochs) / static_cast<double>(histories));
 }
 
 /// The same, of jobs whose coordinator dies once or more often, and is followed by another one.

@@ -486,7 +486,7 @@ TEST(DeskCrews, SparesGoWhenTheWorkIsDone) {
   EXPECT_TRUE(desk.wait_ended(Deadline(Seconds(0))));
 }
 
-TEST(DeskCrews, TooFewWaitAndThenTheJobFails) {
+TEST(DeskCrews, TooFewWaitThenSaveAndThenTheJobFails) {
   Desk desk(elastic(2, 2, Seconds(0.01)));
   Seat a(desk, 0), b(desk, 1);
   desk.disconnected(b.id);
@@ -495,9 +495,39 @@ TEST(DeskCrews, TooFewWaitAndThenTheJobFails) {
   EXPECT_TRUE(desk.snapshot().crew.waiting);
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   desk.tick(Seconds(0));
-  EXPECT_EQ(a.line->notices, 1);
+  ASSERT_EQ(a.line->crews.size(), 2u);
+  EXPECT_TRUE(a.line->crews[1].closing);
+  EXPECT_EQ(a.line->crews[1].ranks, (std::vector<int>{0}));
+  EXPECT_EQ(a.line->crews[1].lost, (std::vector<int>{1}));
+  EXPECT_TRUE(desk.snapshot().crew.closing);
+  confirm(desk, 2, {a.id});
+  EXPECT_TRUE(desk.snapshot().failures.empty());
+  desk.leave("secret", a.id, 0, "", -1);
   EXPECT_NE(desk.snapshot().failures.at(0).reason.find("1 worker is left, and the job needs at least 2"),
             std::string::npos);
+}
+
+TEST(DeskCrews, AJobThatIsToStopWaitsForNobody) {
+  Desk desk(elastic(2, 2, Seconds(600)));
+  Seat a(desk, 0), b(desk, 1);
+  desk.disconnected(b.id);
+  EXPECT_TRUE(desk.snapshot().crew.waiting);
+  desk.hurry("The job was interrupted");
+  EXPECT_TRUE(desk.snapshot().crew.closing);
+  EXPECT_NE(a.line->crews.back().reason.find("at least 2. The job was interrupted. Start more"), std::string::npos)
+      << a.line->crews.back().reason;
+  EXPECT_FALSE(desk.snapshot().crew.waiting);
+}
+
+/// Those who go in a change that follows a loss are not lost.
+TEST(DeskCrews, AChangeNamesWhoWasLostAndNotWhoGoes) {
+  Desk desk(elastic(3));
+  Seat a(desk, 0), b(desk, 1), c(desk, 2);
+  desk.drain(2);  // announced when all are in the crew
+  desk.disconnected(b.id);
+  ASSERT_EQ(a.line->crews.size(), 1u);
+  EXPECT_EQ(a.line->crews[0].ranks, (std::vector<int>{0}));
+  EXPECT_EQ(a.line->crews[0].lost, (std::vector<int>{1}));
 }
 
 TEST(DeskCrews, WhatOldCrewsHaveToldOneAnotherIsForgotten) {
@@ -562,6 +592,19 @@ TEST(DeskCrews, MissingWorkersAreAskedOfTheAgentsThatHaveTheFewest) {
   desk.call_for_workers();
   EXPECT_EQ(a.line->called, 2);
   EXPECT_EQ(b.line->called, 2);
+}
+
+/// It would be asked for workers, in vain.
+TEST(DeskCrews, AnAgentThatIsRefusedChangesNoTarget) {
+  Desk desk(elastic(1));
+  const Agent a(desk, 0, 1, "a", "10.0.0.1");
+  const Worker worker(desk, 0, "10.0.0.1");
+  EXPECT_EQ(desk.snapshot().crew.target, 1);
+  const Agent refused(desk, -1, 1 << 20, "b", "10.0.0.2");
+  EXPECT_EQ(refused.id, 0u);
+  EXPECT_EQ(desk.snapshot().crew.target, 1);
+  const Agent more(desk, -1, 2, "c", "10.0.0.3");
+  EXPECT_EQ(desk.snapshot().crew.target, 3);
 }
 
 TEST(DeskCrews, AgentsHearThatTheWorkIsDone) {

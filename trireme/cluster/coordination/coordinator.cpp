@@ -372,6 +372,7 @@ std::string Coordinator::set_target(int workers) { return state_->desk->set_targ
 std::string Coordinator::drain(int rank) { return state_->desk->drain(rank); }
 int Coordinator::next_rank() { return state_->desk->next_rank(); }
 void Coordinator::conclude() { state_->desk->conclude(); }
+void Coordinator::hurry(const std::string& why) { state_->desk->hurry(why); }
 void Coordinator::fail_job(const std::string& reason) { state_->desk->fail_job(reason); }
 std::vector<std::string> Coordinator::take_events() { return state_->desk->take_events(); }
 int Coordinator::descriptor() const { return state_->desk->descriptor(); }

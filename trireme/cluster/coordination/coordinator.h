@@ -52,6 +52,8 @@ class Coordinator {
   void conclude();
   /// Fails the job for a reason outside of it, such as Ctrl-C: all members hear it at once.
   void fail_job(const std::string& reason);
+  /// Workers that are too few wait for nobody any more, but save and end. `why`: a sentence without a full stop.
+  void hurry(const std::string& why);
 
   /// How many workers are wanted from now on, `ranks` at first. "", or a sentence why that cannot be. Who is too many
   /// goes after a step; newcomers are for the caller to start.

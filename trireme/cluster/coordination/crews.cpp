@@ -59,6 +59,7 @@ class Planner {
 
   CrewPlan plan(Clock::time_point now) const {
     if (book_.held) return gather(now);
+    if (book_.closing) return close_on();
     if (lost_ > 0) return replace();
     if (at_peace_ > 0 && staying_ == 0)
       return {CrewPlan::over, false, {}, {}, "the job is over: the crew has done its work"};
@@ -162,7 +163,35 @@ class Planner {
               settled_ ? Ranks{} : book_.before};
     const bool nobody = std::none_of(hands_.begin(), hands_.end(), is_there);
     if (nobody) return {};  // the job has ended with its last worker
-    return {CrewPlan::give_up, false, {}, {}, fmt::format("{}. {}", shortage(losses_), kAdvice)};
+    return close(without_waiting(losses_));
+  }
+
+  std::string without_waiting(const std::string& losses) const {
+    return fmt::format("{}. {}{}{}", shortage(losses), policy_.hurry, policy_.hurry.empty() ? "" : ". ", kAdvice);
+  }
+
+  /// Those of the crew who have its state.
+  Ranks survivors() const {
+    Ranks crew;
+    for (const Hand& hand : hands_)
+      if (is_there(hand) && hand.rowed && !hand.dismissed && has(book_.ranks, hand.rank)) crew.push_back(hand.rank);
+    std::sort(crew.begin(), crew.end());
+    return crew;
+  }
+
+  CrewPlan close(const std::string& reason) const {
+    const Ranks left = survivors();
+    if (left.empty()) return {CrewPlan::give_up, false, {}, {}, reason};
+    CrewPlan plan = changed(left, false, "");
+    plan.reason = reason;
+    plan.closing = true;
+    return plan;
+  }
+
+  CrewPlan close_on() const {
+    if (lost_ > 0) return close(book_.losses);
+    if (staying_ == 0) return {CrewPlan::give_up, false, {}, {}, book_.losses};
+    return left_before_ ? close(book_.losses) : CrewPlan{};
   }
 
   /// Too few were left.
@@ -170,12 +199,10 @@ class Planner {
     const Ranks crew = compose();
     if (enough(crew)) return safe(crew) ? changed(crew, false, book_.losses) : unsafe(book_.losses);
     if (Seconds(now - book_.since) <= policy_.rejoin_timeout) return {};
-    return {CrewPlan::give_up,
-            false,
-            {},
-            {},
-            fmt::format("{}. Nobody came in their place within {:g} s. {}", shortage(book_.losses),
-                        policy_.rejoin_timeout.count(), kAdvice)};
+    return close(policy_.rejoin_timeout > Seconds(0)
+                     ? fmt::format("{}. Nobody came in their place within {:g} s. {}", shortage(book_.losses),
+                                   policy_.rejoin_timeout.count(), kAdvice)
+                     : without_waiting(book_.losses));
   }
 
   CrewPlan adjust() const {
@@ -205,7 +232,9 @@ CrewPlan plan_crew(Clock::time_point now, const std::vector<Hand>& hands, const 
 
 CrewBook book_after(Clock::time_point now, const CrewBook& book, const CrewPlan& plan) {
   if (plan.kind == CrewPlan::change)
-    return {book.epoch + 1, plan.ranks, plan.announced ? book.ranks : Ranks{}, false, {}, ""};
+    return {book.epoch + 1, plan.ranks, plan.announced ? book.ranks : Ranks{},
+            false,          {},         plan.closing ? plan.reason : "",
+            plan.closing};
   if (plan.kind == CrewPlan::hold) return {book.epoch + 1, book.ranks, plan.rowing, true, now, plan.losses};
   return book;
 }

@@ -8,6 +8,9 @@
 // in it. So at any time there is the crew that rows and at most one that was announced, and everybody in a new crew
 // has left the one before: two crews never go on side by side.
 //
+// Too few wait for newcomers. When nobody has come in time, those who are left are a *closing* crew: it makes no step,
+// but saves the state that it has, and ends; with that the job has failed.
+//
 // The one exception: a crew of which nobody is left. Newcomers may go on in its place only where its members are known
 // to be dead; those who are merely silent may still row.
 #include <cstdint>
@@ -40,6 +43,7 @@ struct CrewPolicy {
   int least = 1;              // fewer do not row
   int target = 1;             // so many are wanted
   Seconds rejoin_timeout{0};  // how long too few wait for newcomers; 0: not at all
+  std::string hurry{};        // why they do not wait though they would: a sentence without a full stop
 };
 
 /// The crew as it is.
@@ -49,7 +53,8 @@ struct CrewBook {
   std::vector<int> before;    // of an announced change: who rows until it begins
   bool held = false;          // too few are left: nobody rows, and those of `ranks` wait for newcomers
   Clock::time_point since{};  // of that
-  std::string losses;         // why, for the crew that comes after it
+  std::string losses;         // why, for the crew that comes after it; of a closing crew, why the job ends
+  bool closing = false;       // it makes no step, and the job ends with it
 };
 
 struct CrewPlan {
@@ -67,6 +72,7 @@ struct CrewPlan {
   std::string reason;         // a full sentence
   std::string losses{};       // hold: of the reason, who was lost
   std::vector<int> rowing{};  // hold: who was in the crew before an announced change, and may not have left it
+  bool closing = false;       // change: to a crew that only saves and ends
 };
 
 CrewPlan plan_crew(Clock::time_point now, const std::vector<Hand>& hands, const CrewBook& book,

@@ -91,6 +91,7 @@ struct Desk::State {
   bool over TRIREME_GUARDED_BY(mutex) = false;        // the crew has done its work
   std::string crew_reason TRIREME_GUARDED_BY(mutex);  // of its last change
   TRIREME_GUARDED_BY(mutex) int target = 1, next_number = 0;
+  std::string hurry TRIREME_GUARDED_BY(mutex);  // why too few wait for nobody; "": they do
   std::map<uint64_t, int> called
       TRIREME_GUARDED_BY(mutex);  // by agent: workers that it was asked for and has not brought
   std::deque<std::string> events TRIREME_GUARDED_BY(mutex);
@@ -327,6 +328,7 @@ struct Desk::State {
     latest = interrupting = {};
     for (int rank = 0; rank < options.membership.ranks; rank++) book.ranks.push_back(rank);
     over = false;
+    hurry.clear();
     crew_reason.clear();
   }
 
@@ -357,7 +359,7 @@ struct Desk::State {
   }
 
   CrewPolicy policy() const TRIREME_REQUIRES(mutex) {
-    return {options.membership.least, target, options.membership.rejoin_timeout};
+    return {options.membership.least, target, hurry.empty() ? options.membership.rejoin_timeout : Seconds(0), hurry};
   }
 
   /// Workers that a host brings are wanted, as far as they may be.
@@ -451,9 +453,14 @@ struct Desk::State {
     }
   }
 
-  void push_crew(const CrewPlan& plan) TRIREME_REQUIRES(mutex) {
+  /// `before`: the book before it.
+  void push_crew(const CrewPlan& plan, const CrewBook& before) TRIREME_REQUIRES(mutex) {
     crew_reason = plan.reason;
-    latest = {book.epoch, plan.ranks, plan.reason, plan.announced, machines_of(plan.ranks)};
+    latest = {book.epoch, plan.ranks, plan.reason, plan.announced, machines_of(plan.ranks), {}, plan.closing};
+    for (const Hand& hand : hands())
+      if (hand.standing == Standing::lost &&
+          std::find(before.ranks.begin(), before.ranks.end(), hand.rank) != before.ranks.end())
+        latest.lost.push_back(hand.rank);
     if (!plan.announced) interrupting = latest;
     for (auto& [id, line] : lines) line->crew(latest);
     for (int rank : plan.leaving) {
@@ -479,14 +486,14 @@ struct Desk::State {
     while (elastic() && decision.underway && failures.empty()) {
       const auto now = Clock::now();
       const CrewPlan plan = plan_crew(now, hands(), book, policy());
-      book = book_after(now, book, plan);
+      const CrewBook before = std::exchange(book, book_after(now, book, plan));
       if (plan.kind == CrewPlan::over) return end_crews(plan);
       if (plan.kind == CrewPlan::stay) return;
       if (plan.kind == CrewPlan::give_up)
         note_failure({-1, options.host, plan.reason}, answers);
       else
-        push_crew(plan);
-      if (plan.announced || plan.kind != CrewPlan::change) tell(plan.reason);  // a loss has been told
+        push_crew(plan, before);
+      if (plan.announced || plan.closing || plan.kind != CrewPlan::change) tell(plan.reason);  // a loss has been told
     }
   }
 
@@ -573,13 +580,12 @@ struct Desk::State {
     forget_replaced();
     const MembershipOptions& membership = options.membership;
     Member wanted = hello.member;
-    if (wanted.kind == Member::agent && elastic() && decision.underway) {
+    if (wanted.kind == Member::agent && elastic() && decision.underway)
       wanted.newcomer = true;  // a host that comes later brings more workers, up to the most
-      want_more(std::max(1, wanted.slots));
-    }
     if (wanted.newcomer && wanted.rank < 0) wanted.rank = next_number;
     const Admission admission = admit(wanted, hello.address, attendees, membership);
     if (!admission.refusal.empty()) return given->close(Refusal{Refused::argument, "refuses: " + admission.refusal}), 0;
+    if (admission.member.kind == Member::agent && admission.member.newcomer) want_more(admission.member.slots);
     const uint64_t id = next_id++;
     attendees.push_back({id, admission.member, hello.address, Standing::present, Clock::now()});
     if (options.journal && !hello.secret.empty()) attendees.back().secret = fingerprint(hello.secret);
@@ -607,6 +613,7 @@ struct Desk::State {
                       .over = over,
                       .settled = !book.held,
                       .waiting = book.held,
+                      .closing = book.closing,
                       .least = membership.least,
                       .target = target,
                       .most = membership.most,
@@ -971,6 +978,16 @@ void Desk::fail_job(const std::string& reason) {
     const Lock lock(state_->mutex);
     state_->note_failure({-1, state_->options.host, reason}, answers);
     state_->tell(reason);
+    state_->review(answers);
+  }
+  state_->settle(answers);
+}
+
+void Desk::hurry(const std::string& why) {
+  Answers answers;
+  {
+    const Lock lock(state_->mutex);
+    state_->hurry = why;
     state_->review(answers);
   }
   state_->settle(answers);

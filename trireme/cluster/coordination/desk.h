@@ -109,6 +109,7 @@ struct CrewSnapshot {
   bool over = false;                // it, or one after it, has done its work
   bool settled = false;             // all of the crew are in it: neither a change nor newcomers are awaited
   bool waiting = false;             // too few are left, and newcomers are awaited
+  bool closing = false;             // nobody came: it saves, and ends
   int least = 1, target = 1, most = 0;
   std::string reason;  // of the last change
 };
@@ -183,6 +184,8 @@ class Desk {
   int next_rank();
   /// Fails the job, for a reason outside of it.
   void fail_job(const std::string& reason);
+  /// From now on too few wait for no newcomers, but save and end. `why`: a sentence without a full stop.
+  void hurry(const std::string& why);
   /// The job has come to its end here, good or bad: whoever reads the journal later begins anew.
   void conclude();
   /// Answers everybody who waits, and closes all lines.

@@ -19,6 +19,7 @@ constexpr std::string_view kMember = "member/", kFailure = "failure/", kValue = 
 
 void pack(Packer& to, const CrewChange& change) {
   to.u64(change.epoch).numbers(change.ranks).text(change.reason).flag(change.announced).numbers(change.machines);
+  to.numbers(change.lost).flag(change.closing);
 }
 
 CrewChange take_change(Unpacker& from) {
@@ -28,6 +29,8 @@ CrewChange take_change(Unpacker& from) {
   change.reason = from.text();
   change.announced = from.flag();
   change.machines = from.numbers();
+  change.lost = from.numbers();
+  change.closing = from.flag();
   return change;
 }
 
@@ -54,7 +57,7 @@ std::string packed(const DeskBooks& books) {
   to.u64(books.next_id).u64(books.past_epochs);
   to.u32(static_cast<uint32_t>(books.next_number)).u32(static_cast<uint32_t>(books.target)).flag(books.over);
   const CrewBook& crew = books.book;
-  to.u64(crew.epoch).numbers(crew.ranks).numbers(crew.before).flag(crew.held).text(crew.losses);
+  to.u64(crew.epoch).numbers(crew.ranks).numbers(crew.before).flag(crew.held).flag(crew.closing).text(crew.losses);
   to.text(books.crew_reason);
   pack(to, books.latest);
   pack(to, books.interrupting);
@@ -73,6 +76,7 @@ DeskBooks books_of(Unpacker from) {
   crew.ranks = from.numbers();
   crew.before = from.numbers();
   crew.held = from.flag();
+  crew.closing = from.flag();
   crew.losses = from.text();
   books.crew_reason = from.text();
   books.latest = take_change(from);

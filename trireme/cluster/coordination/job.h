@@ -55,6 +55,8 @@ struct CrewChange {
   std::string reason;         // a full sentence: who was lost, where, why; who comes in, who goes
   bool announced = false;     // nobody was lost: it interrupts nobody, and begins when the crew before is ready for it
   std::vector<int> machines;  // of each rank: the same number, the same memory. Empty: as at the job's start
+  std::vector<int> lost{};    // of the crew before: given up, or dead
+  bool closing = false;       // too few are left, and nobody came: they make no step, save what they have, and end
 };
 
 /// Why a job cannot go on.

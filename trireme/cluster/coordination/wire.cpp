@@ -120,7 +120,9 @@ CrewChange from_wire(const wire::Crew& message) {
           {message.ranks().begin(), message.ranks().end()},
           message.reason(),
           message.announced(),
-          {message.machines().begin(), message.machines().end()}};
+          {message.machines().begin(), message.machines().end()},
+          {message.lost().begin(), message.lost().end()},
+          message.closing()};
 }
 
 void to_wire(const CrewChange& change, wire::Crew& message) {
@@ -129,6 +131,8 @@ void to_wire(const CrewChange& change, wire::Crew& message) {
   message.set_reason(change.reason);
   message.set_announced(change.announced);
   message.mutable_machines()->Add(change.machines.begin(), change.machines.end());
+  message.mutable_lost()->Add(change.lost.begin(), change.lost.end());
+  message.set_closing(change.closing);
 }
 
 void serve(Desk& desk, const std::string& token, const wire::FromMember& message, const std::string& address,

@@ -9,7 +9,7 @@ namespace trireme::cluster::journal {
 
 // ---- the header ----
 constexpr std::string_view kMagic = "TRIREMEJ";
-constexpr uint32_t kVersion = 1;
+constexpr uint32_t kVersion = 2;
 constexpr size_t kHeaderBytes = 32;  // magic, version, state, base (u64), checksum of magic, version and base, zeros
 constexpr size_t kStateAt = 12, kBaseAt = 16, kHeaderChecksumAt = 24;
 constexpr uint32_t kWholeState = 0x4c4f4857;  // "WHOL": every answer that was given is in the file

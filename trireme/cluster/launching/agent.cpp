@@ -29,19 +29,17 @@ bool is_late(const Session& session) { return session.rank() >= session.size(); 
 
 /// Who is in the crew, as the session hears it. Of an agent, `target` are its own ranks.
 CrewView crew_of(const Session& session) {
-  CrewView view{.target = session.slots(),
-                .more = session.more(),
-                .complete = true,
-                .over = session.dismissal().has_value()};
+  CrewView view{
+      .target = session.slots(), .more = session.more(), .complete = true, .over = session.dismissal().has_value()};
   for (int rank = 0; rank < session.size(); rank++) view.ranks.push_back(rank);
-  for (const CrewChange& change : session.crews())
+  for (const CrewChange& change : session.crews()) {
+    view.lost.insert(view.lost.end(), change.lost.begin(), change.lost.end());
     if (!change.ranks.empty()) {  // otherwise they wait for newcomers
-      for (const int rank : view.ranks)
-        if (!change.announced && std::find(change.ranks.begin(), change.ranks.end(), rank) == change.ranks.end())
-          view.lost.push_back(rank);
       view.epoch = change.epoch;
       view.ranks = change.ranks;
+      view.closing = change.closing;
     }
+  }
   if (const auto failure = session.failure()) view.failure = failure->reason;
   return view;
 }

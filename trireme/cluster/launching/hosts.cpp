@@ -158,6 +158,7 @@ CrewView crew_of(Coordinator& coordinator) {
           .target = now.crew.target,
           .complete = now.crew.underway,
           .over = now.crew.over,
+          .closing = now.crew.closing,
           .lost = now.crew.lost,
           .failure = now.failures.empty() ? "" : now.failures.front().reason};
 }
@@ -211,6 +212,7 @@ LaunchResult launch_on_hosts(const HostsOptions& options) {
                        .say = options.say,
                        .saves = options.saves,
                        .patience = options.heartbeat_limit + Seconds(2),
+                       .interrupted = [&] { coordinator.hurry("The job was interrupted"); },
                        .alive = [&] { return somebody_lives(coordinator.snapshot(), options.heartbeat_limit); },
                        .input = token + "\n"};
   for (size_t i = 0; i < options.hosts.size(); i++) {

@@ -18,7 +18,7 @@ std::shared_ptr<Segment> kept_segment(const std::string& variable) {
   if (!descriptor) return nullptr;
   fcntl(*descriptor, F_SETFD, FD_CLOEXEC);
   Descriptor copy(fcntl(*descriptor, F_DUPFD_CLOEXEC, 3));  // the first stays for whoever joins again
-  return copy ? std::make_shared<Segment>(std::move(copy)) : nullptr;
+  return copy ? std::make_shared<Segment>(std::move(copy), Segment::kAddressesOfJob) : nullptr;
 }
 
 }  // namespace trireme::cluster

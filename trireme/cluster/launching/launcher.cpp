@@ -1,5 +1,6 @@
 // Whether what was asked for can be launched; run.cpp does it.
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -37,6 +38,37 @@ void check_servers(LaunchOptions& options) {
 
 }  // namespace
 
+namespace {
+
+constexpr int kKilled = 128;  // exit codes above it are those of signals
+
+LaunchResult launch_once(LaunchOptions options) {
+  if (options.job.empty()) options.job = random_name();
+  if (options.master_port == 0) options.master_port = free_port();
+  return LaunchRun(std::move(options)).run();
+}
+
+/// Nobody can go on without one that was killed before all of the first crew had come: they would wait for it.
+LaunchResult launch_until_under_way(const LaunchOptions& options) {
+  for (BackOff deaths; true;) {
+    LaunchResult result = launch_once(options);
+    if (result.under_way || result.interrupted || !result.failed || result.exit_code <= kKilled) return result;
+    const Clock::time_point now = Clock::now();
+    deaths = after_death(deaths, now, now, false);
+    const double pause = Seconds(deaths.not_before - now).count();
+    if (options.say)
+      options.say(
+          deaths.given_up()
+              ? fmt::format("{} launches in a row have lost a worker before all had come: there is no other",
+                            deaths.early)
+              : fmt::format("{}, before all workers had come. All start again in {:g} s", result.reason, pause));
+    if (deaths.given_up()) return result;
+    poll(nullptr, 0, static_cast<int>(pause * 1e3));  // a signal ends it at once: there is nobody to be asked to stop
+  }
+}
+
+}  // namespace
+
 std::string random_name() {
   std::random_device source;
   return fmt::format("{:08x}{:08x}", source(), source());
@@ -63,9 +95,7 @@ LaunchResult launch(const LaunchOptions& given) {
   check_servers(options);
   if (options.commands.empty()) check_elasticity(options.elasticity, options.ranks);
   if (options.size == 0) options.size = options.ranks;
-  if (options.job.empty()) options.job = random_name();
-  if (options.master_port == 0) options.master_port = free_port();
-  return LaunchRun(std::move(options)).run();
+  return launch_until_under_way(options);
 }
 
 }  // namespace trireme::cluster

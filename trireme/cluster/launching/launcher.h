@@ -51,6 +51,7 @@ struct LaunchOptions {
   std::optional<std::string>
       saves;             // what the ranks save then: "the model to m.safetensors"; "": nothing; none: not known here
   Seconds patience{30};  // for ranks that make no progress: then they are ended
+  std::function<void()> interrupted;  // called once when somebody has; must not block
   std::function<bool()>
       alive;  // whether those who are waited for live, as somebody else knows; null: their progress is looked at
 
@@ -83,6 +84,7 @@ struct LaunchResult {
   std::string culprit;     // "rank 1", "server 0", "the agent of host b": who failed first, or ""
   bool interrupted = false;
   bool failed = false;       // somebody ended badly, interrupted or not
+  bool under_way = true;     // of a crew that changes: all of the first one had come
   std::string lost;          // after an interruption: which model was not saved, a sentence without a full stop, or ""
   std::vector<Loss> losses;  // ranks that ended badly while others went on, see LaunchOptions::elasticity
   std::string reason;        // "rank 1 died first: killed by signal 9 (SIGKILL) (after 3.2 s)", or ""
@@ -96,6 +98,9 @@ struct LaunchResult {
 /// SIGINT or SIGTERM kills all at once. A SIGHUP that is ignored (nohup) stays so. Servers end by themselves when all
 /// ranks of the job have left, whether these were interrupted or not; those that do not within five seconds are ended,
 /// and that is no failure. Nobody survives this process, even if it is killed.
+///
+/// Where workers may come and go, and one is killed before all of the first crew have come, all are started again, a
+/// few times.
 LaunchResult launch(const LaunchOptions& options);
 
 /// For a program that makes threads before it calls launch(): while this lives, the signals that launch() forwards go

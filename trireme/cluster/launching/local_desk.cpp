@@ -48,6 +48,7 @@ CrewView LocalDesk::crew() {
           .target = now.crew.target,
           .complete = now.crew.underway,
           .over = now.crew.over,
+          .closing = now.crew.closing,
           .lost = now.crew.lost,
           .failure = now.failures.empty() ? "" : now.failures.front().reason};
 }

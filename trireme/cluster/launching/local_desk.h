@@ -26,7 +26,7 @@ class LocalDesk {
   CrewView crew();
   /// For the next newcomer: nobody has had it.
   int next_rank() { return coordinator_.next_rank(); }
-  void fail_job(const std::string& reason) { coordinator_.fail_job(reason); }
+  void hurry(const std::string& why) { coordinator_.hurry(why); }
 
  private:
   const std::string name_, token_, variable_;

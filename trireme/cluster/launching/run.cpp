@@ -193,8 +193,9 @@ void LaunchRun::tend() {
   replace_servers();
   if (!staff_) return look_after_agents();
   staff_->look(ask_desk());
-  if (!staff_->crew().failure.empty() || staff_->hopeless()) wind_down();
-  if (interrupted_ != 0 || failed_at_ || staff_->crew().over) staff_->close();
+  if (staff_->hopeless() && desk_) desk_->hurry("Workers die again and again soon after their start");
+  if (!staff_->crew().failure.empty() || (staff_->hopeless() && !desk_)) wind_down();
+  if (interrupted_ != 0 || failed_at_ || staff_->crew().over || staff_->crew().closing) staff_->close();
   if (staff_->closed() && staff_->crew_ended()) end_idle_newcomers();
   look_again_ = staff_->tend();
 }
@@ -213,7 +214,9 @@ LaunchResult LaunchRun::result() const {
                     .at_once = at_once_,
                     .asked_to_stop_at = asked_to_stop_at_,
                     .desk_says = staff_ ? staff_->crew().failure : ""};
-  return verdict(ended, options_);
+  LaunchResult result = verdict(ended, options_);
+  result.under_way = !staff_ || staff_->crew().complete;
+  return result;
 }
 
 }  // namespace trireme::cluster

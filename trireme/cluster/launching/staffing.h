@@ -39,6 +39,7 @@ struct CrewView {
   int more = 0;             // that somebody has asked for besides, so far
   bool complete = false;    // all of the first crew had come
   bool over = false;        // the crew has done its work
+  bool closing = false;     // it saves, and ends: nobody is to come any more
   std::vector<int> lost{};  // given up, or dead: nobody waits for them any more
   std::string failure;      // why the job cannot go on, a sentence; "": it does
 };

@@ -61,6 +61,8 @@ void LaunchRun::interrupt(int signal) {
   } else {
     tell_to_stop(signal);
   }
+  if (desk_) desk_->hurry("The job was interrupted");
+  if (options_.interrupted) options_.interrupted();
   if (!end_) press_after(patience());
 }
 
@@ -98,9 +100,6 @@ void LaunchRun::end_for_failure_elsewhere() {
 /// on with it.
 void LaunchRun::wind_down() {
   if (std::exchange(winding_down_, true)) return;
-  if (staff_->hopeless() && desk_)
-    desk_->fail_job(fmt::format("workers die again and again soon after their start: {} {} left, and {} are needed",
-                                roster_.living(), roster_.living() == 1 ? "is" : "are", options_.elasticity.least));
   staff_->close();
   if (!failed_at_) failed_at_ = Clock::now();
   if (!progress_) progress_.emplace(roster_.all());
