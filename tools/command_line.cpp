@@ -11,6 +11,7 @@
 #include <trireme/base/nearest.h>
 #include <trireme/base/segment.h>
 #include <trireme/cluster/agreement.h>
+#include <trireme/cluster/launching/last_words.h>
 #include <trireme/cluster/launching/launcher.h>
 
 #include "commands.h"
@@ -124,12 +125,6 @@ Invocation invocation_of(Expanded line) {
   return invocation;
 }
 
-/// libtorch appends a stack of addresses to some of its messages, in two forms.
-std::string without_stack(std::string text) {
-  for (const char* stack : {"\nException raised from", "\nframe #0:"}) text = text.substr(0, text.find(stack));
-  return text;
-}
-
 int run(int argc, char** argv, const std::map<std::string, AddCommand>& add) {
   CLI::App app{
       "Data-parallel training for C++ programs and from the command line, on libtorch.\n"
@@ -185,7 +180,7 @@ int run_command(int argc, char** argv, const std::map<std::string, AddCommand>& 
                                  : "there is not enough memory");
     return 1;
   } catch (const std::exception& error) {
-    print_error(without_stack(error.what()));
+    print_error(cluster::without_stack(error.what()));
     return 1;
   }
 }

@@ -168,7 +168,8 @@ Job job_of(const std::string& mode, const Settings& s, const std::vector<std::st
   std::vector<std::string> args = {"train", o.model};
   args.insert(args.end(), flags.begin(), flags.end());
   if (!exchange::sync_named(mode).takes_servers()) args.emplace_back("--servers=0");  // they are for the other modes
-  if (!exchange::sync_named(mode).one_by_one()) args.emplace_back("--rate=share");    // as above
+  const bool rated = std::any_of(flags.begin(), flags.end(), [](const auto& f) { return f.starts_with("--rate="); });
+  if (rated && !exchange::sync_named(mode).one_by_one()) args.emplace_back("--rate=share");  // as above
   std::string note;
   for (const Setting& setting : own) {
     if (setting.mode != mode) continue;

@@ -1,11 +1,11 @@
-#include "idle_flags.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <filesystem>
 
 #include <trireme/base/error.h>
+
+#include "idle_flags.h"
 
 namespace trireme::tools {
 namespace {
@@ -43,6 +43,15 @@ bool compensated(const Settings& s) { return grows_stale(s) && s.stale == "compe
 bool on_servers(const Settings& s) {
   return is_one_of(stem(s.sync), {"server", "async", "stale", "trylock", "round-robin", "local", "elastic"});
 }
+bool has_servers(const Settings& s) { return stem(s.sync) != "local" || s.servers > 0; }
+bool one_by_one(const Settings& s) {  // of `full` is said what to do instead (exchange::check_rate)
+  return s.rate == "full" || exchange::sync_named(s.sync).one_by_one();
+}
+bool lands_later(const Settings& s) { return is_one_of(stem(s.sync), {"shared", "server", "async", "round-robin"}); }
+bool lands_nowhere_or_on_hosts(const Settings& s) { return stem(s.sync) != "shared" || s.hosts.given(); }
+bool lands_unseen(const Settings& s) { return s.on_nan != "skip"; }
+bool in_one_part(const Settings& s) { return s.options.tensor * s.options.pipeline == 1; }
+bool overlaps(const Settings& s) { return s.options.parallel.exchange.overlap; }
 bool in_buckets(const Settings& s) {
   return is_one_of(stem(s.sync), {"shared", "allreduce", "server", "async", "stale", "round-robin"});
 }
@@ -71,6 +80,14 @@ constexpr Rule kRules[] = {
     {"--lambda", "--stale-gradients", "compensated", compensated},
     {"--chunk-bytes", "--sync", "modes with parameter servers", on_servers},
     {"--replicas", "--sync", "modes with parameter servers", on_servers},
+    {"--chunk-bytes", "--servers", "", has_servers},
+    {"--replicas", "--servers", "", has_servers},
+    {"--rate", "--sync", "modes that apply gradients one by one", one_by_one},
+    {"--overlap-next", "--sync", "shared on several hosts, server, async and round-robin", lands_later},
+    {"--overlap-next", "--hosts", "", lands_nowhere_or_on_hosts},
+    {"--overlap-next", "--on-nan", "the other ways, which look at gradients later", lands_unseen},
+    {"--overlap-next", "--tensor or --pipeline", "", in_one_part},
+    {"--overlap-next", "--no-overlap", "", overlaps},
     {"--overlap", "--sync", "shared, allreduce, server, async, stale:S and round-robin", in_buckets},
     {"--memory-format", "MODEL", "models with convolutions", convolutions},
     {"--zero-window", "--zero", "stages 2 and 3", gives_back},
@@ -98,6 +115,7 @@ std::string value_of(const std::string& decider, const Settings& s) {
   if (decider == "--stale-gradients") return s.stale;
   if (decider == "--sync") return s.sync;
   if (decider == "--compress") return s.compress;
+  if (decider == "--on-nan") return s.on_nan;
   if (decider == "--zero") return fmt::format("{}", s.options.parallel.exchange.zero);
   return s.options.model;
 }
@@ -106,6 +124,9 @@ std::string reason(const Rule& rule, const std::string& flag, const Settings& s)
   const std::string decider = rule.decider;
   if (decider == "--hosts")
     return fmt::format("{} has no effect without --hosts or --hostfile: all workers are on this machine", flag);
+  if (decider == "--servers") return fmt::format("{} has no effect with --sync {} without --servers", flag, s.sync);
+  if (decider == "--no-overlap" || decider == "--tensor or --pipeline")
+    return fmt::format("{} has no effect with {}", flag, decider);
   if (decider == "--checkpoint") return fmt::format("{} has no effect without --checkpoint DIR", flag);
   if (decider == "--pipeline") return fmt::format("{} has no effect without --pipeline P{}", flag, rule.purpose);
   const std::string with = decider == "MODEL" ? "the model" : decider;
@@ -117,9 +138,10 @@ bool given(const CLI::App& command, const std::string& flag) {
   return option != nullptr && option->count() > 0;
 }
 
-/// As it was typed: --no-overlap is another name of --overlap.
+/// As it was typed: --no-overlap is another name of --overlap, and so is that of --overlap-next.
 std::string typed(const CLI::App& command, const std::string& flag) {
-  return flag == "--overlap" && command.get_option(flag)->results().back() == "false" ? "--no-overlap" : flag;
+  const bool negated = flag.starts_with("--overlap") && command.get_option(flag)->results().back() == "false";
+  return negated ? "--no-" + flag.substr(2) : flag;
 }
 
 }  // namespace

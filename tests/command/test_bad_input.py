@@ -86,6 +86,17 @@ class BadInput(support.CommandTest):
         (["--label", "price"], ["--label has no effect with --data synthetic:200", "CSV"]),
         (["--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync shared", "async"]),
         (["--sync", "server", "--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync server"]),
+        (["--sync", "local:3", "--chunk-bytes", 1000], ["--chunk-bytes has no effect with --sync local:3 without --ser"]),
+        (["--sync", "local:3", "--replicas", 1], ["--replicas has no effect with --sync local:3 without --servers"]),
+        (["--rate", "share"], ["--rate has no effect with --sync shared", "one by one"]),
+        (["--sync", "stale:0", "--rate", "share"], ["--rate has no effect with --sync stale:0"]),
+        (["--sync", "diloco:3", "--rate", "full"], ["rate 'full'", "in sync 'diloco:3' there is no share"]),
+        (["--overlap-next"], ["--overlap-next has no effect without --hosts"]),
+        (["--sync", "hogwild", "--overlap-next"], ["--overlap-next has no effect with --sync hogwild", "round-robin"]),
+        (["--sync", "local:3", "--no-overlap-next"], ["--no-overlap-next has no effect with --sync local:3"]),
+        (["--sync", "server", "--on-nan", "skip", "--overlap-next"], ["--overlap-next has no effect with --on-nan"]),
+        (["--sync", "server", "--no-overlap", "--overlap-next"], ["--overlap-next has no effect with --no-overlap"]),
+        (["--hosts", "a:1,b:1", "--tensor", 2, "--overlap-next"], ["--overlap-next has no effect with --tensor or"]),
         (["--sync", "local:3", "--no-overlap"], ["--no-overlap has no effect with --sync local:3", "shared"]),
         (["--compress", "int8"], ["--compress has no effect without --hosts"]),
         (["--port", 7070], ["--port has no effect without --hosts"]),
@@ -200,7 +211,7 @@ class BadInput(support.CommandTest):
         flag = ["--workers", 2, "--sync-batch-norm"]
         for sync in ("async", "stale:3", "hogwild", "local:5", "round-robin"):
             self.refused_once(
-                "train", "lenet-bn", *SMALL, *flag, "--sync", sync, says=["sync-batch-norm", sync, "own pace"], code=2
+                "train", "lenet-bn", *SMALL, *flag, "--sync", sync, says=["sync_batch_norm", sync, "own pace"], code=2
             )
         self.refused_once("train", "lenet", *SMALL, *flag, says=["--sync-batch-norm", "no batch norm in lenet"], code=2)
 

@@ -91,7 +91,7 @@ class Balance(support.CommandTest):
             with self.subTest(args=args):
                 self.refused("train", *small, *args, says=[sentence])
         batch_norm = ["lenet-bn", "--data", "synthetic:100", "--sync-batch-norm", "--balance", "watch"]
-        self.refused("train", *batch_norm, says=["sync-batch-norm"])
+        self.refused("train", *batch_norm, says=["sync_batch_norm"])
 
 
 if __name__ == "__main__":

@@ -229,6 +229,11 @@ class Launch(support.CommandTest):
                 text = self.throwing(culprit, way, 4).stderr
                 self.assertRegex(text, rf"trireme: rank {culprit} \(process \d+\) died first: {words}")
 
+    def test_a_stack_of_libtorch_is_no_part_of_the_cause(self):
+        text = self.throwing(1, "torch").stderr
+        self.assertRegex(text, rf"trireme: rank 1 \(process \d+\) died first: {DAMAGED} \(after")
+        self.assertRegex(text, rf"died of an {DAMAGED}; rank 0 needed it")
+
     def test_a_python_traceback_is_the_cause(self):
         result = self.python("if rank == 1: raise ValueError('no such shard')\ntime.sleep(30)")
         self.assertEqual(result.returncode, 1)

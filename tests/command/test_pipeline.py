@@ -73,7 +73,7 @@ class Stages(LanguageTest):
 
     def test_what_goes_with_it(self):
         alone, report = self.parameters(*TINY, *SHORT, "--workers", 1)
-        more = (("--recompute",), ("--sync", "allreduce"), ("--on-nan", "skip", "--overlap-next"), ("--mean", "plain"))
+        more = (("--recompute",), ("--sync", "allreduce"), ("--on-nan", "skip"), ("--mean", "plain"))
         for flags in more:
             with self.subTest(flags=flags):
                 _, its = self.parameters(*TINY, *SHORT, "--workers", 4, "--pipeline", 2, *flags)

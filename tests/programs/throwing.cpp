@@ -1,8 +1,9 @@
 // Ranks that meet again and again until one of them throws. For tests of who is blamed.
-//   throwing RANK uncaught|caught|before|exit
+//   throwing RANK uncaught|caught|before|exit|torch
 //     uncaught: nobody catches what it throws, nor what the others throw because of it
 //     caught:   all ranks' main() catches, prints and returns 1
 //     before:   it throws before it joins
+//     torch:    what it throws has a stack behind it, as libtorch's errors have in one of their two forms
 //     exit:     it ends with exit code 3 and says nothing
 // With a rank that there is not, they go on for ever.
 #include <cstdio>
@@ -25,7 +26,8 @@ void run(int culprit, const std::string& way) {
     if (step == 0) std::puts("here"), std::fflush(stdout);
     if (step != 100 || world.rank() != culprit) continue;
     if (way == "exit") std::_Exit(3);
-    throw std::runtime_error("the 3rd shard is damaged");
+    const std::string stack = way == "torch" ? "\nframe #0: f + 0x68 (0x7f2a in lib.so)\nframe #1: main + 0x9" : "";
+    throw std::runtime_error("the 3rd shard is damaged" + stack);
   }
 }
 

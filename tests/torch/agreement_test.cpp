@@ -39,11 +39,17 @@ void expect_mismatch(int ranks, int servers, const Words& words, const std::func
 
 struct Case {
   Words words;
-  ParallelOptions other;
+  ParallelOptions other;  // of rank 1
+  ParallelOptions first{};
 };
 
 TEST(Agreement, SettingsOfTheTraining) {
   const auto net_of = [] { return models::mlp({4, 3, 2}); };
+  const auto diloco = [](double rate, double momentum) {
+    Sync sync = Sync::diloco_for(3);
+    sync.outer_rate = rate, sync.outer_momentum = momentum;
+    return ParallelOptions{.exchange = {.sync = sync}};
+  };
   const Case cases[] = {
       {{"settings differ", "sync: ", "rank 0 has 'shared', rank 1 has 'allreduce'"},
        {.exchange = {.sync = Sync::allreduce}}},
@@ -56,11 +62,13 @@ TEST(Agreement, SettingsOfTheTraining) {
       {{"warmup: rank 0 has '0', rank 1 has '5'"}, {.schedule = {.warmup = 5}}},
       {{"bucket_bytes: rank 0 has '1048576', rank 1 has '1000'"}, {.exchange = {.bucket_bytes = 1000}}},
       {{"clip: rank 0 has '0', rank 1 has '1.5'"}, {.exchange = {.clip = 1.5}}},
+      {{"outer_rate: rank 0 has '0.7', rank 1 has '0.5'"}, diloco(0.5, 0.9), diloco(0.7, 0.9)},
+      {{"outer_momentum: rank 0 has '0.9', rank 1 has '0.8'"}, diloco(0.7, 0.8), diloco(0.7, 0.9)},
   };
   for (const Case& c : cases)
     expect_mismatch(2, 0, c.words, [&](World& world) {
       auto net = net_of();
-      auto train = parallel(world, *net, sgd(), world.rank() == 1 ? c.other : ParallelOptions{});
+      auto train = parallel(world, *net, sgd(), world.rank() == 1 ? c.other : c.first);
     });
 }
 
@@ -123,7 +131,10 @@ INSTANTIATE_TEST_SUITE_P(Modes, FrozenLater,
                          testing::Values(std::tuple{"shared", 2, 0}, std::tuple{"shared", 3, 0},
                                          std::tuple{"allreduce", 2, 0}, std::tuple{"central", 3, 0},
                                          std::tuple{"server", 2, 1}, std::tuple{"async", 2, 1},
-                                         std::tuple{"hogwild", 2, 0}, std::tuple{"local:2", 2, 0}));
+                                         std::tuple{"stale:2", 2, 1}, std::tuple{"trylock:1", 2, 1},
+                                         std::tuple{"round-robin", 2, 1}, std::tuple{"hogwild", 2, 0},
+                                         std::tuple{"local:2", 2, 0}, std::tuple{"elastic:2,0.5", 2, 1},
+                                         std::tuple{"diloco:2", 2, 0}));
 
 TEST(Agreement, SeedsOfTheLoader) {
   expect_mismatch(2, 0, {"loaders differ", "seed of the loader: rank 0 has '0', rank 1 has '1'"}, [](World& world) {

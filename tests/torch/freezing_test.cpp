@@ -83,9 +83,10 @@ TEST_P(Freezing, FollowsOneProcess) {
     for (const bool inside : {false, true})  // of the loss
       test::run_job(mode.ranks, mode.servers, [&](World& world) {
         Net net;
-        const ParallelOptions options{
-            .exchange = {.sync = exchange::sync_named(mode.sync), .bucket_bytes = 100'000, .overlap = overlap},
-            .accumulate = accumulate};
+        exchange::Sync sync = exchange::sync_named(mode.sync);
+        sync.outer_rate = 1, sync.outer_momentum = 0;  // diloco: the outer step takes the mean
+        const ParallelOptions options{.exchange = {.sync = sync, .bucket_bytes = 100'000, .overlap = overlap},
+                                      .accumulate = accumulate};
         Parallel train(world, net,
                        mode.optimizer ? std::nullopt : std::optional(adam({.lr = 0.01, .weight_decay = 0.1})), options);
         const auto own = mode.optimizer ? adam_of(net) : nullptr;
@@ -118,7 +119,9 @@ INSTANTIATE_TEST_SUITE_P(
     Modes, Freezing,
     testing::Combine(testing::Values(Mode{"shared", 1, 0}, Mode{"shared", 2, 0}, Mode{"allreduce", 2, 0},
                                      Mode{"central", 2, 0}, Mode{"allreduce", 2, 0, false, true}, Mode{"server", 2, 1},
-                                     Mode{"async", 1, 1}, Mode{"hogwild", 1, 0}, Mode{"local:1", 2, 0, true}),
+                                     Mode{"async", 1, 1}, Mode{"hogwild", 1, 0}, Mode{"local:1", 2, 0, true},
+                                     Mode{"diloco:1", 2, 0, true}, Mode{"stale:3", 1, 1}, Mode{"trylock:1", 1, 1},
+                                     Mode{"round-robin", 1, 1}),
                      testing::Values(1, 3)),
     name_of_case);
 

@@ -196,8 +196,9 @@ TEST(Clip, EqualsTorchWhereAGradientIsAppliedByItself) {
   constexpr int kSteps = 25;
   for (const Case& c : cases()) {
     const auto wanted = clipped_by_torch(c, kSteps);
-    for (const Sync& sync : {Sync(Sync::async), Sync::stale_by(3), Sync::trylock_with(1), Sync(Sync::round_robin),
-                             Sync(Sync::hogwild), Sync::local_for(4), Sync::elastic_with(1000, 0.3)})
+    for (const Sync& sync :
+         {Sync(Sync::async), Sync::stale_by(3), Sync::trylock_with(1), Sync(Sync::round_robin), Sync(Sync::hogwild),
+          Sync::local_for(4), Sync::diloco_for(1000), Sync::elastic_with(1000, 0.3)})
       expect_all_well(run(1, sync, [&](World& world) {
         Net net;
         auto train = parallel(world, net, c.ours, {.sync = sync, .bucket_bytes = 600, .clip = kClip});
@@ -418,7 +419,7 @@ TEST(OnNan, UsersOwnOptimizerIsNotGivenIt) {
 /// The rank that has it knows all; the others end, or hear that it is gone. What they train stays finite.
 TEST(OnNan, ARankOnItsOwnSaysItBeforeOthersSeeIt) {
   for (const Sync& sync : {Sync(Sync::async), Sync::stale_by(2), Sync::trylock_with(1), Sync(Sync::round_robin),
-                           Sync(Sync::hogwild), Sync::local_for(2), Sync::elastic_with(2, 0.3)})
+                           Sync(Sync::hogwild), Sync::local_for(2), Sync::diloco_for(2), Sync::elastic_with(2, 0.3)})
     for (bool in_loss : {true, false})
       for (double clip : {0.0, 0.7}) {
         if (sync.kind == Sync::trylock && !in_loss && clip == 0) continue;  // it may be dropped before anybody looks
@@ -452,8 +453,8 @@ TEST(OnNan, ARankOnItsOwnSaysItBeforeOthersSeeIt) {
 }
 
 TEST(OnNan, IgnoredItGoesOn) {
-  for (const Sync& sync :
-       {Sync(Sync::shared), Sync(Sync::allreduce), Sync(Sync::server), Sync(Sync::async), Sync::local_for(2)})
+  for (const Sync& sync : {Sync(Sync::shared), Sync(Sync::allreduce), Sync(Sync::server), Sync(Sync::async),
+                           Sync::local_for(2), Sync::diloco_for(2)})
     for (double clip : {0.0, 1.0})
       expect_all_well(run(2, sync, [&](World& world) {
         Net net;

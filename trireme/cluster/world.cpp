@@ -31,7 +31,7 @@ namespace trireme {
 namespace {
 
 constexpr Seconds kWhileItLasts{1e8};  // three years: the coordinator says when a job ends
-constexpr Seconds kDeskPatience{10};  // it is on this machine, and was there before this process
+constexpr Seconds kDeskPatience{10};   // it is on this machine, and was there before this process
 
 using comm::network::Engine;
 using comm::shm::Beacon;
@@ -311,8 +311,8 @@ void World::come_alone(const JoinOptions& options) {
   }
   if (!elastic())
     fail<InvalidArgument>(
-        "TRIREME_NEWCOMER=1, but the crew of job '{}' does not change: start the job with --workers LEAST:MOST, or "
-        "with --on-failure continue or replace",
+        "TRIREME_NEWCOMER=1, but the crew of job '{}' does not change: start the job with `trireme train "
+        "--workers LEAST:MOST …` or `trireme launch --on-failure continue …` (or replace)",
         place_.job);
   cluster::Facts facts{.job = job_,
                        .rank = place_.rank,

@@ -162,8 +162,8 @@ std::unique_ptr<Exchange> make(const Group& group, const space::Layout& layout,
       if (group.one_machine()) return std::make_unique<Shared>(group, layout, *optimizer, options);
       if (options.zero > 0 && options.elastic)
         fail<InvalidArgument>(
-            "with ZeRO (zero {}) across machines a lost one takes its part of the state with it: leave "
-            "out zero, or let a loss end the job (--on-failure stop)",
+            "with ZeRO (zero {}) across machines a lost one takes its part of the state with it: leave out zero, or "
+            "let a loss end the job (--on-failure stop of `trireme launch` or `train`)",
             options.zero);
       if (options.zero > 0) return std::make_unique<Sharded>(group, layout, *optimizer, options);
       return std::make_unique<Spread>(group, layout, *optimizer, options);
@@ -206,6 +206,7 @@ std::unique_ptr<Exchange> make_exchange(const Group& group, const space::Layout&
         "--servers 1 …`), or set TRIREME_SERVERS where "
         "you start servers yourself",
         name_of(options.sync));
+  if (group.world != nullptr && group.world->servers() > 0 && !options.sync.takes_servers()) keep_on_roll(*group.world);
   std::unique_ptr<Exchange> exchange = make(group, layout, optimizer, options);
   exchange->model_ = group.model;
   exchange->post();

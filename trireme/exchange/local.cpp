@@ -48,7 +48,7 @@ Local::Local(const Group& group, const space::Layout& layout, const space::Updat
   source_ = std::make_unique<OwnShare>(group_.rank(), group_.size());
   updater_.emplace(optimizer, bucket_ranges(), false,
                    berth_->state(optimizer.kind, layout_, buckets_, bucket_ranges(), false));
-  if (group.world != nullptr && group.world->servers() > 0) {
+  if (group.world != nullptr && group.world->servers() > 0 && options.sync.takes_servers()) {
     servers_.emplace(group, adding_job(group, layout_, options), false);
     to_servers_ = &**servers_;
   }
@@ -207,8 +207,10 @@ void Local::restore_scalars(const std::vector<int64_t>& values) {
   Exchange::restore_scalars(values);
   steps_ = values[0];
   group_.allreduce(&steps_, 1, DType::i64, Op::max, "steps so far");  // ranks that took their work had different ones
-  if (options_.sync.kind == Sync::diloco) since_ = values[1];
-  if (servers_) (*servers_)->restore_position({.version = values[1]}, steps_);
+  if (options_.sync.kind == Sync::diloco)
+    since_ = values[1];
+  else if (servers_)
+    (*servers_)->restore_position({.version = values[1]}, steps_);
 }
 
 bool Local::may_lack(const std::string& vector) const { return vector == kAgreed || vector == kMomentum; }

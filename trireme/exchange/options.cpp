@@ -72,8 +72,8 @@ void check_codec(const Options& options) {
         what, options.virtual_workers);
   if (options.elastic)
     refuse("a crew that changes",
-           "what codecs keep for later would be lost with a worker. Let a loss end the job "
-           "(--on-failure stop), or leave out compress");
+           "what codecs keep for later would be lost with a worker. Let a loss end the job (--on-failure stop "
+           "of `trireme launch` or `train`), or leave out compress");
 }
 
 }  // namespace
@@ -89,7 +89,8 @@ void check_choosing(const Options& options) {
         "either: leave out one of them",
         what_codes(options), options.virtual_workers);
   if (options.elastic)
-    refuse("a crew that changes", "let a loss end the job (--on-failure stop), or leave out compress");
+    refuse("a crew that changes",
+           "let a loss end the job (--on-failure stop of `trireme launch` or `train`), or leave out compress");
 }
 
 void check(const Options& options) {

@@ -71,6 +71,10 @@ OnRoll& roll_of(World& world, const ps::Job& job) { return world.attached<OnRoll
 
 }  // namespace
 
+void keep_on_roll(World& world) {
+  roll_of(world, {.workers = world.size(), .servers = world.servers(), .replicas = world.place().replicas});
+}
+
 Connected::Connected(const Group& group, ps::Job job, bool in_place) : roll_(*roll_of(*group.world, job).client) {
   const int model = roll_of(*group.world, job).models++;
   client_ = client_of(*group.world, std::move(job), {.model = model, .in_place = in_place});

@@ -24,6 +24,10 @@ class Connected {
   FailureWatch watch_;  // last: it uses the client
 };
 
+/// Puts this rank on the roll of the servers of `world`, for a model that has no use for them: they stay as long as the
+/// job, and end with it. Collective, as it waits for the servers.
+void keep_on_roll(World& world);
+
 /// A bucket is pushed when it is ready, while backward goes on; the answer brings its new parameters, which this rank's
 /// backward needs no more. With `server` on one machine there is nothing to bring: ranks see the servers' memory, as
 /// with Shared, and the bits are the same.

@@ -83,6 +83,8 @@ Terms terms_of(const Options& options) {
   Terms terms;
   terms.add("sync", name_of(options.sync)).add("bucket_bytes", options.bucket_bytes).add("clip", options.clip);
   terms.add("on_nan", name_of(options.on_nan)).add("rate", name_of(options.rate));
+  if (options.sync.kind == Sync::diloco)
+    terms.add("outer_rate", options.sync.outer_rate).add("outer_momentum", options.sync.outer_momentum);
   if (options.virtual_workers > 0) terms.add("virtual_workers", options.virtual_workers);
   if (options.codes()) {
     terms.add("compress", options.own_codec ? "a codec of the program's" : codec_name(options));

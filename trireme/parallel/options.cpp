@@ -46,7 +46,7 @@ void check_balance(const ParallelOptions& options) {
         what, options.exchange.virtual_workers);
   if (options.sync_batch_norm)
     fail<InvalidArgument>(
-        "{} measures each worker's own passes, and with sync-batch-norm workers wait for one another in the middle of "
+        "{} measures each worker's own passes, and with sync_batch_norm workers wait for one another in the middle of "
         "them: leave out one of them",
         what);
   if (!(options.balance_stint.count() >= 0))
@@ -68,13 +68,13 @@ void check(const ParallelOptions& options) {
         options.exchange.virtual_workers, options.accumulate, options.exchange.virtual_workers * options.accumulate);
   if (options.exchange.virtual_workers > 0 && options.sync_batch_norm)
     fail<InvalidArgument>(
-        "sync-batch-norm uses the samples of those who compute at the same time, and with virtual {} bits must not "
+        "sync_batch_norm uses the samples of those who compute at the same time, and with virtual {} bits must not "
         "depend on who that is: leave out one of them",
         options.exchange.virtual_workers);
   check_balance(options);
   if (options.sync_batch_norm && !options.exchange.sync.lockstep())
     fail<InvalidArgument>(
-        "sync-batch-norm needs workers that take every step together, and with sync '{}' each goes at its own pace",
+        "sync_batch_norm needs workers that take every step together, and with sync '{}' each goes at its own pace",
         exchange::name_of(options.exchange.sync));
 }
 

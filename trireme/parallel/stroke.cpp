@@ -121,7 +121,7 @@ void Parallel::Impl::without_samples(bool last) {
   if (gathers()) {
     if (statistics_)
       fail<InvalidArgument>(
-          "rank {} has no samples here: with zero 3 and sync-batch-norm every rank needs some in every step. Choose a "
+          "rank {} has no samples here: with zero 3 and sync_batch_norm every rank needs some in every step. Choose a "
           "batch whose last one has samples for each rank, or leave one of them out",
           group_.rank());
     last_ = last;

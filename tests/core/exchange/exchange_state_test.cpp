@@ -286,6 +286,7 @@ const std::vector<Crew>& crews() {
   static const std::vector<Crew> all = {
       {.sync = Sync::shared, .ranks = 1},
       {.sync = Sync::shared, .ranks = 3},
+      {.sync = Sync::shared, .ranks = 2, .servers = 1},  // for which it has no use
       {.sync = Sync::shared, .ranks = 3, .machine_of = {0, 0, 1}},
       {.sync = Sync::shared, .ranks = 4, .machine_of = {0, 1, 0, 1}},
       {.sync = Sync::shared, .ranks = 2, .zero = 3},
@@ -308,6 +309,7 @@ const std::vector<Crew>& crews() {
       {.sync = Sync::hogwild, .ranks = 3},
       {.sync = Sync::local_for(3), .ranks = 2},
       {.sync = Sync::diloco_for(3), .ranks = 2},
+      {.sync = Sync::diloco_for(3), .ranks = 2, .servers = 1},  // for which it has no use
       {.sync = Sync::local_for(3), .ranks = 2, .servers = 2},
       {.sync = Sync::elastic_with(2, 0.3), .ranks = 1, .servers = 1},
       {.sync = Sync::elastic_with(2, 0.3), .ranks = 2, .servers = 2},

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -21,24 +22,25 @@ constexpr Seconds kForLastWords{1};
 std::atomic<LastWords*> keeper{nullptr};
 std::terminate_handler before = nullptr;  // written once, before ours is installed
 
-/// libtorch appends a stack of addresses.
-std::string first_paragraph(const std::string& text) { return text.substr(0, text.find("\nException raised from")); }
-
 Ending ending() {
   const std::exception_ptr exception = std::current_exception();
   if (!exception) return {"std::terminate was called, and there is no exception"};
   try {
     std::rethrow_exception(exception);
   } catch (const PeerLost& error) {
-    return {first_paragraph(error.what()), true};
+    return {without_stack(error.what()), true};
   } catch (const std::exception& error) {
-    return {first_paragraph(error.what())};
+    return {without_stack(error.what())};
   } catch (...) {
     return {"an exception that is no std::exception"};
   }
 }
 
 }  // namespace
+
+std::string without_stack(const std::string& text) {
+  return text.substr(0, std::min(text.find("\nException raised from"), text.find("\nframe #0:")));
+}
 
 void tell_last_words() {
   const Ending end = ending();

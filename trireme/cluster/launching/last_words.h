@@ -26,6 +26,9 @@ class LastWords {
   std::function<void(const Ending&)> tell_;
 };
 
+/// libtorch appends a stack of addresses to some of its messages, in two forms: the text before it.
+std::string without_stack(const std::string& text);
+
 /// Installs the handler, once per process. Thread-safe.
 void keep_last_words();
 
