@@ -245,7 +245,11 @@ void Run::introduce_parts(const Parallel& train) {
                                               .zero = asked().zero,
                                               .ranks_here = train.group().local().size(),
                                               .machines = train.group().machines(),
-                                              .zero_window = asked().zero_window}));
+                                              .zero_window = asked().zero_window,
+                                              .whole_gradients = options_.parallel.accumulate > 1 || pipe_ ||
+                                                                 !asked().overlap ||
+                                                                 options_.parallel.sync_batch_norm,
+                                              .in_parts = mesh_.has_value()}));
 }
 
 data::OpenOptions Run::data_options() const {
