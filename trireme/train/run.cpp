@@ -63,6 +63,7 @@ Result Run::train() {
   make_mesh();
   const data::Cut cut{splits.train.count, options_.batch, pieces(), options_.parallel.accumulate};
   data::check(cut, splits.train.name);
+  check_vocabulary(options_, splits.train.classes);
   mse_ = options_.loss == Loss::mse || (options_.loss == Loss::automatic && splits.train.task == data::Task::regress);
   if (mse_ && data::is_text(splits.train.task))
     fail<InvalidArgument>("tokens of a text are no numbers to predict: --loss mse is for those, leave it out");
