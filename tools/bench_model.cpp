@@ -77,6 +77,15 @@ void bench_way(const Settings& s, const Way& way) {
   print_measurement(row);
 }
 
+/// Ways that divide the samples give each worker as many: others would compute another batch than one worker does.
+void check_samples(const Settings& s, const Way& way) {
+  const int64_t samples = s.model.batch, ranks = s.ranks;
+  if (way.tensor || samples % ranks == 0) return;
+  const int64_t below = samples / ranks * ranks, above = below + ranks;
+  fail<InvalidArgument>("--samples {}: {} workers cannot divide them evenly ({}): use {}, or --way tensor", samples,
+                        ranks, way.name, below > 0 ? fmt::format("{} or {}", below, above) : fmt::format("{}", above));
+}
+
 int bench(Settings& s) {
   if (!has_python_torch()) leave_out("pytorch", "apt-get install python3-torch");
   std::vector<std::string> known;
@@ -88,8 +97,11 @@ int bench(Settings& s) {
     s.ranks = 0;
     for (const auto& [name, slots] : s.hosts.options(s.self).hosts) s.ranks += slots;
   }
+  std::vector<Way> chosen;
   for (const Way& way : kWays)
-    if (s.ways.empty() || std::find(s.ways.begin(), s.ways.end(), way.name) != s.ways.end()) bench_way(s, way);
+    if (s.ways.empty() || std::find(s.ways.begin(), s.ways.end(), way.name) != s.ways.end()) chosen.push_back(way);
+  for (const Way& way : chosen) check_samples(s, way);
+  for (const Way& way : chosen) bench_way(s, way);
   return 0;
 }
 

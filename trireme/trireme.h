@@ -40,7 +40,12 @@ namespace trireme {
 using exchange::OnNan;
 using exchange::Rate;
 using exchange::Sync;
+using layers::Column;
 using layers::cut;
+using layers::Gathered;
+using layers::Row;
+using layers::shard;
+using layers::Vocab;
 using models::cut;
 using space::adagrad;
 using space::adam;

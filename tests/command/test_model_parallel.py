@@ -1,6 +1,7 @@
 """Models that workers divide between them: whatever the mesh, the model is that of one worker."""
 import itertools
 import math
+import subprocess
 
 import numpy
 import support
@@ -148,14 +149,48 @@ class Division(LanguageTest):
                 self.assertLessEqual(furthest(goes_on, straight), 1e-9)
 
 
+class Dropout(LanguageTest):
+    """A text of one letter: all samples are the same, so what copies of the model learn from them differs by dropout
+    alone."""
+
+    def model(self, *flags, dropout=0.5):
+        (self.folder / "same").write_text("a" * 2000)
+        spec = f"gpt:layers=1,width=16,heads=2,context=16,dropout={dropout}"
+        return self.parameters(spec, "--data", "text:same", "--dtype", "f64", "--max-steps", 2, *flags)[0]
+
+    def test_differs_between_copies_and_agrees_within_one(self):
+        alone = self.model("--workers", 1, "--batch", 1)
+        copies = self.model("--workers", 2, "--batch", 2)
+        self.assertGreater(furthest(copies, alone), 1e-4, "both copies have dropped the same")
+        plain = self.model("--workers", 1, "--batch", 1, dropout=0)
+        self.assertLess(furthest(self.model("--workers", 2, "--batch", 2, dropout=0), plain), 1e-12)
+        parts = self.model("--workers", 2, "--tensor", 2, "--batch", 1)
+        self.assertLess(furthest(parts, alone), 1e-9, "parts of one copy have dropped others")
+
+
 class Refusals(LanguageTest):
+    def test_a_vocabulary_that_cannot_be_divided(self):
+        """How many tokens there are shows when the tokenizer is open; the rows are a multiple of 64."""
+        subprocess.run(
+            ["spm_train", f"--input={TEXT}", "--model_prefix=m", "--vocab_size=300", "--minloglevel=2"],
+            cwd=self.folder, check=True, capture_output=True,
+        )  # fmt: skip
+        six = "gpt:layers=1,width=48,heads=6,context=16"
+        refused = ("train", six, *TINY[1:], "--tokenizer", "m.model", "--workers", 3, "--tensor", 3)
+        self.refused(*refused, says=("320 rows of its vocabulary", "tensor 3 does not divide: use tensor 2"))
+
+    def test_a_benchmark_of_samples_that_cannot_be_divided(self):
+        samples = ("bench", "model", "--samples", 3)
+        self.refused(*samples, "--way", "data", says=("--samples 3: 2 workers", "use 2 or 4, or --way tensor"), code=2)
+        self.refused(*samples, "--way", "tensor,zero1", says=("evenly (zero1)",), code=2)
+
     def test_what_cannot_be_divided(self):
         refused = lambda *flags, says: self.refused("train", *flags, says=says, code=2)  # noqa: E731
         refused("lenet", "--workers", 2, "--tensor", 2, says=("lenet has no form", "gpt and bert"))
         refused(*TINY, "--workers", 6, "--tensor", 4, says=("6 workers do not divide by tensor 4", "4 or 8 workers"))
         refused(*TINY, "--workers", 3, "--tensor", 3, says=("4 heads", "tensor 2, 4"))
         odd = "gpt:layers=1,width=36,heads=6,context=16"
-        refused(odd, *TINY[1:], "--workers", 3, "--tensor", 3, says=("256 rows of its vocabulary", "tensor 2, 4"))
+        refused(odd, *TINY[1:], "--workers", 3, "--tensor", 3, says=("256 rows of its vocabulary", "use tensor 2"))
         for sync in ("async", "hogwild", "local:4", "server"):
             refused(*TINY, "--workers", 2, "--tensor", 2, "--sync", sync, says=("tensor 2", sync, "shared"))
         refused(*TINY, "--workers", 4, "--tensor", 2, "--batch", 1, says=("--batch 1", "copies of the model (2)"))

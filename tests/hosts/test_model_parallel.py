@@ -1,5 +1,7 @@
 """Models that workers divide between them, on two hosts with two workers each, and on four with one."""
+import json
 import math
+import re
 
 import training
 from training import support
@@ -31,14 +33,45 @@ class ModelParallel(training.HostsTest):
         self.assertEqual(report["mesh"], {"data": 2, "pipeline": 1, "tensor": 2})
         self.assertLessEqual(furthest(model, self.alone()), 1e-9)
 
+    def check_figures(self, zero, out):
+        """Of what a rank is said to hold, in megabytes; a machine has two of them, with different parts."""
+        (mine, everything) = map(int, re.search(r"tensor 2: each worker holds (\d+) of (\d+) parameters", out).groups())
+        self.assertLess(mine, 0.6 * everything)
+        said = re.search(
+            rf"zero {zero} on 2 machines: each rank holds (\S+) MB of parameters \(of (\S+)\), (\S+) MB of gradients "
+            r"\(of (\S+)\), (\S+) MB of optimizer state \(of (\S+)\)",
+            out,
+        )
+        whole = mine * 8 / 1e6
+        shares = [whole / 2 if zero == 3 else whole, whole / 2 if zero > 1 else whole, whole]
+        for got, wanted in zip(map(float, said.groups()[::2]), shares):
+            self.assertAlmostEqual(got, wanted, delta=0.06)
+        for got, wanted in zip(map(float, said.groups()[1::2]), (whole, whole, 2 * whole)):
+            self.assertAlmostEqual(got, wanted, delta=0.06)
+
     def test_zero_beside_tensor_groups(self):
         alone = self.alone()
         for zero in (1, 2, 3):
             with self.subTest(zero=zero):
                 model, report, out = self.train("a:2,b:2", *TINY, "--tensor", 2, "--zero", zero)
-                self.assertIn(f"zero {zero} on 2 machines: each holds", out)
+                self.check_figures(zero, out)
                 self.assertEqual((report["mesh"], report["zero"]), ({"data": 2, "pipeline": 1, "tensor": 2}, zero))
                 self.assertLessEqual(furthest(model, alone), 1e-9)
+
+    def test_a_folder_of_parts_is_evaluated_and_exported(self):
+        runs, out = self.folder / "runs", self.folder / "exported.safetensors"
+        flags = ("--tensor", 2, "--zero", 3, "--checkpoint", runs)
+        model, report, _ = self.train("a:2,b:2", *TINY, *flags)
+
+        def succeeds(*words):
+            result = support.run(*words, limit=120)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+            return result.stdout
+
+        loss = json.loads(succeeds("evaluate", runs, "--data", f"text:{TEXT}", "--json"))["loss"]
+        self.assertAlmostEqual(loss, report["epochs"][-1]["test_loss"], places=9)
+        succeeds("checkpoint", "export", runs, "--out", out)
+        self.assertEqual(furthest(support.read_safetensors(out), model), 0)
 
     def test_zero_without_tensor_groups(self):
         alone = self.alone()

@@ -1,121 +1,24 @@
 // label: multiproc
 // Every way to divide 1, 2, 4, 6 and 8 ranks into data × tensor, with every stage of ZeRO: GPT, BERT and LeNet end
-// where one process with libtorch's own optimizer does.
+// where one process with libtorch's own optimizer does, and their losses are those of PyTorch.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
-#include <map>
-#include <mutex>
-
+#include <trireme/checkpoint/safetensors.h>
 #include <trireme/trireme.h>
 
 #include "../core/cluster/groups.h"
+#include "mesh_learners.h"
 
 namespace trireme::tests {
 namespace {
 
-constexpr int64_t kSteps = 20, kBatch = 24, kContext = 8, kVocabulary = 24;
-std::mutex random_numbers;  // ranks are threads here, and libtorch's are the process's
-
-/// A model, and its loss for a part of a step's samples.
-struct Learner {
-  std::shared_ptr<torch::nn::Module> net;
-  std::function<torch::Tensor(int64_t step, const torch::Tensor& samples)> loss;
-};
-
-/// Heads, vocabulary, width and batch can be divided by 2, 3, 4, 6 and 8.
-template <class Options>
-Options small() {
-  return {.layers = 2, .width = 48, .heads = 24, .context = kContext, .vocabulary = kVocabulary};
-}
-
-Learner language(std::shared_ptr<models::LanguageModel> net) {
-  const auto loss = [net](int64_t step, const torch::Tensor& samples) {
-    const auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + step));
-    const auto tokens = torch::randint(0, kVocabulary, {kBatch, kContext + 1}, generator, torch::kInt64);
-    const auto mine = tokens.index_select(0, samples);
-    return net->loss(mine.narrow(1, 0, kContext), mine.narrow(1, 1, kContext));
-  };
-  return {net, loss};
-}
-
-Learner lenet() {
-  const std::shared_ptr<torch::nn::SequentialImpl> net = models::lenet().ptr();
-  const auto loss = [net](int64_t step, const torch::Tensor& samples) {
-    const auto generator = at::detail::createCPUGenerator(static_cast<uint64_t>(1000 + step));
-    const auto images = torch::randn({kBatch, 1, 28, 28}, generator, torch::kFloat64);
-    const auto classes = torch::randint(0, 10, {kBatch}, generator, torch::kInt64);
-    return torch::cross_entropy_loss(net->forward(images.index_select(0, samples)), classes.index_select(0, samples));
-  };
-  return {net, loss};
-}
-
-Learner make(const std::string& kind, const layers::TensorGroup& ranks = {}) {
-  const std::lock_guard lock(random_numbers);
-  torch::manual_seed(4);
-  Learner learner = kind == "gpt"    ? language(models::gpt(ranks, small<models::GptOptions>()))
-                    : kind == "bert" ? language(models::bert(ranks, small<models::BertOptions>()))
-                                     : lenet();
-  learner.net->to(torch::kFloat64);
-  return learner;
-}
-
-using Parameters = std::map<std::string, torch::Tensor>;
-
-/// Of Adam: see mesh_gpt_test for what libtorch's does to BERT's rounding.
-double epsilon_of(const std::string& kind) { return kind == "bert" ? 1e-6 : 1e-8; }
-
-Parameters alone(const std::string& kind) {
-  const Learner learner = make(kind);
-  const auto parameters = learner.net->parameters();
-  torch::optim::AdamW optimizer(parameters, torch::optim::AdamWOptions(0.01).weight_decay(0.1).eps(epsilon_of(kind)));
-  for (int64_t step = 0; step < kSteps; step++) {
-    optimizer.zero_grad();
-    learner.loss(step, torch::arange(kBatch)).backward();
-    torch::nn::utils::clip_grad_norm_(parameters, 0.5);
-    optimizer.step();
-  }
-  Parameters result;
-  for (const auto& item : learner.net->named_parameters()) result[item.key()] = item.value().detach();
-  return result;
-}
-
-/// Once for all cases.
-const Parameters& reference(const std::string& kind) {
-  static std::map<std::string, Parameters> known;
-  auto& found = known[kind];
-  if (found.empty()) found = alone(kind);
-  return found;
-}
-
-/// Of the reference's tensors, what this rank has.
-Parameters parts_of(Parameters whole, const torch::nn::Module& net) {
-  for (const auto& module : net.named_modules()) {
-    const auto* divided = dynamic_cast<const layers::Divided*>(module.value().get());
-    if (divided == nullptr) continue;
-    for (const layers::Division& one : divided->divisions()) {
-      const std::string& in = module.key();
-      torch::Tensor& tensor = whole.at(in.empty() ? one.parameter : in + "." + one.parameter);
-      tensor = tensor.chunk(one.count, one.dim).at(static_cast<size_t>(one.index));
-    }
-  }
-  return whole;
-}
-
 struct Case {
   std::string kind;
-  int data = 1, tensor = 1, zero = 0;
+  Division division;
 };
 
-std::string name_of(const Case& c) {
-  return fmt::format("{}_data{}_tensor{}_zero{}", c.kind, c.data, c.tensor, c.zero);
-}
-
-/// ZeRO divides among machines: there is one for each copy of the model. Without it all ranks are on one.
-std::vector<int> machines_of(const Case& c) {
-  std::vector<int> machine_of;
-  for (int rank = 0; rank < c.data * c.tensor; rank++) machine_of.push_back(c.zero > 0 ? rank / c.tensor : 0);
-  return machine_of;
-}
+std::string name_of(const Case& c) { return c.kind + "_" + c.division.name(); }
 
 std::vector<Case> all_cases() {
   std::vector<Case> cases;
@@ -124,36 +27,142 @@ std::vector<Case> all_cases() {
       for (int tensor = 1; tensor <= ranks; tensor++) {
         if (ranks % tensor != 0 || (tensor > 1 && kind == std::string("lenet"))) continue;
         const int data = ranks / tensor;
-        for (int zero = 0; zero <= (data > 1 ? 3 : 0); zero++) cases.push_back({kind, data, tensor, zero});
+        for (int zero = 0; zero <= (data > 1 ? 3 : 0); zero++) cases.push_back({kind, {data, tensor, zero}});
       }
   return cases;
 }
 
-class MeshMatrix : public testing::TestWithParam<Case> {};
+/// The smallest window: with ZeRO 2 and 3 gradients go, and parameters come and go, in the middle of a pass.
+ParallelOptions options_of(const Division& division, const Course& course) {
+  ParallelOptions options{
+      .exchange = {.bucket_bytes = 20000, .clip = course.clip, .zero = division.zero, .zero_window = 1},
+      .accumulate = course.accumulate};
+  if (course.cosine) options.schedule = {.kind = RateSchedule::cosine, .total = course.steps};
+  return options;
+}
 
-TEST_P(MeshMatrix, EndsLikeOneProcess) {
-  const Case& c = GetParam();
-  const Parameters& whole = reference(c.kind);
-  expect_all_well(run_world(machines_of(c), [&](Group& group, cluster::Site&) {
-    at::set_num_threads(1);
-    const Mesh mesh(group, {{"data", c.data}, {"tensor", c.tensor}});
-    const Learner learner = make(c.kind, mesh);
-    auto train = parallel(mesh, *learner.net, adamw({.lr = 0.01, .epsilon = epsilon_of(c.kind), .weight_decay = 0.1}),
-                          exchange::Options{.bucket_bytes = 20000, .clip = 0.5, .zero = c.zero});
-    const int64_t share = kBatch / c.data, first = share * mesh.coordinate("data");
-    const torch::Tensor samples = torch::arange(first, first + share);
-    for (int64_t step = 0; step < kSteps; step++) train.step([&] { return learner.loss(step, samples); });
-    train.settled([&] {
+space::UpdaterOptions optimizer_of(const Course& course) {
+  return adamw({.lr = course.lr, .epsilon = course.epsilon, .weight_decay = course.weight_decay});
+}
+
+/// This rank's part of the course. `heard` has each update.
+Learner train(const std::string& kind, Group& group, const Division& division, const Course& course,
+              const LearnerOptions& shape, const std::function<void(const Step&)>& heard,
+              const std::function<void(const Learner&)>& at_end) {
+  at::set_num_threads(1);
+  const Mesh mesh(group, {{"data", division.data}, {"tensor", division.tensor}});
+  const Learner learner = make_learner(kind, mesh, shape);
+  auto train = parallel(mesh, *learner.net, optimizer_of(course), options_of(division, course));
+  const int64_t share = kBatch / division.data, first = share * mesh.coordinate("data");
+  for (int64_t number = 0; number < course.steps * course.accumulate; number++) {
+    const Samples mine = samples_of(kind, number, shape.type).rows(first, share);
+    const double weight = 1.0 / division.data / course.accumulate;
+    const Step done = train.step(weight, [&] { return learner.loss(mine); });
+    if (done.updated) heard(done);
+  }
+  train.settled([&] { at_end(learner); });
+  return learner;
+}
+
+void expect_like(const Parameters& whole, const std::string& kind, const Division& division, const Course& course,
+                 const LearnerOptions& shape = {}) {
+  expect_all_well(run_world(division.machines(), [&](Group& group, cluster::Site&) {
+    const auto compare = [&](const Learner& learner) {
       const Parameters wanted = parts_of(whole, *learner.net);
       for (const auto& item : learner.net->named_parameters())
         EXPECT_LT((item.value() - wanted.at(item.key())).abs().max().item<double>(), 1e-9)
-            << name_of(c) << ", rank " << group.rank() << ", " << item.key();
-    });
+            << kind << " " << division.name() << ", rank " << group.rank() << ", " << item.key();
+    };
+    train(
+        kind, group, division, course, shape, [](const Step&) {}, compare);
+  }));
+}
+
+class MeshMatrix : public testing::TestWithParam<Case> {};
+
+/// Once for all cases.
+const Parameters& reference(const std::string& kind) {
+  static std::map<std::string, Parameters> known;
+  auto& found = known[kind];
+  if (found.empty()) found = alone(kind, course_of(kind));
+  return found;
+}
+
+TEST_P(MeshMatrix, EndsLikeOneProcess) {
+  const Case& c = GetParam();
+  expect_like(reference(c.kind), c.kind, c.division, course_of(c.kind));
+}
+
+// ---- against PyTorch ----
+
+constexpr Course kInF32{.steps = 8, .lr = 0.003, .clip = 0.5};
+constexpr LearnerOptions kF32{.type = torch::kFloat32};
+
+checkpoint::NamedTensor named(const std::string& name, const torch::Tensor& tensor) {
+  return {name, tensor.scalar_type() == torch::kInt64 ? "I64" : "F32", tensor.sizes().vec(), tensor.data_ptr(),
+          tensor.nbytes()};
+}
+
+/// What a program of its own, without a line of ours, makes of these parameters and batches.
+std::vector<double> losses_of_pytorch(const std::string& kind) {
+  const std::string stem = testing::TempDir() + fmt::format("mesh-matrix-{}", getpid());
+  const std::string parameters = stem + "-parameters", batches = stem + "-batches";
+  std::vector<torch::Tensor> xs, ys;
+  for (int64_t step = 0; step < kInF32.steps; step++) {
+    const Samples some = samples_of(kind, step, torch::kFloat32);
+    xs.push_back(some.x), ys.push_back(some.y);
+  }
+  const torch::Tensor x = torch::stack(xs), y = torch::stack(ys);
+  const Learner learner = make_learner(kind, {}, kF32);
+  std::vector<checkpoint::NamedTensor> list;
+  for (const auto& item : learner.net->named_parameters()) list.push_back(named(item.key(), item.value()));
+  checkpoint::write_safetensors(parameters, list, {});
+  checkpoint::write_safetensors(batches, {named("x", x), named("y", y)}, {});
+  const std::string command =
+      fmt::format("/usr/bin/python3 {} {} {} --kind {} --heads {} --lr {} --weight-decay {} --clip {}", LOSS_REFERENCE,
+                  parameters, batches, kind, kHeads, kInF32.lr, kInF32.weight_decay, kInF32.clip);
+  FILE* const program = popen(command.c_str(), "r");
+  std::string said(1 << 12, 0);
+  said.resize(fread(said.data(), 1, said.size(), program));
+  EXPECT_EQ(pclose(program), 0) << command;
+  std::remove(parameters.c_str());
+  std::remove(batches.c_str());
+  std::vector<double> losses;
+  for (size_t at = said.find('['); at != said.npos && losses.size() < static_cast<size_t>(kInF32.steps);
+       at = said.find(',', at + 1))
+    losses.push_back(std::strtod(said.c_str() + at + 1, nullptr));
+  return losses;
+}
+
+TEST_P(MeshMatrix, HasTheLossesOfPyTorch) {
+  static const bool has_pytorch = std::system("/usr/bin/python3 -c 'import torch' 2> /dev/null") == 0;
+  if (!has_pytorch) GTEST_SKIP() << "Debian's Python has no torch";
+  const Case& c = GetParam();
+  static std::map<std::string, std::vector<double>> known;
+  std::vector<double>& expected = known[c.kind];
+  if (expected.empty()) expected = losses_of_pytorch(c.kind);
+  ASSERT_EQ(expected.size(), static_cast<size_t>(kInF32.steps));
+  expect_all_well(run_world(c.division.machines(), [&](Group& group, cluster::Site&) {
+    size_t step = 0;
+    const auto compare = [&](const Step& done) {
+      EXPECT_NEAR(done.loss, expected[step], 1e-5) << name_of(c) << ", rank " << group.rank() << ", step " << step;
+      step++;
+    };
+    train(c.kind, group, c.division, kInF32, kF32, compare, [](const Learner&) {});
+    EXPECT_EQ(step, expected.size());
   }));
 }
 
 INSTANTIATE_TEST_SUITE_P(All, MeshMatrix, testing::ValuesIn(all_cases()),
                          [](const auto& info) { return name_of(info.param); });
+
+// ---- everything at once ----
+
+TEST(MeshEverything, AccumulatesClipsFollowsACosineAndSplitsTheSequence) {
+  const Course course{.clip = 0.5, .accumulate = 2, .cosine = true};
+  const Parameters whole = alone("gpt", course);
+  for (int zero = 0; zero <= 3; zero++) expect_like(whole, "gpt", {2, 2, zero}, course, {.sequence = true});
+}
 
 }  // namespace
 }  // namespace trireme::tests

@@ -263,7 +263,8 @@ std::vector<double> losses_of_pytorch(const LanguageModel& net, const Samples& d
   checkpoint::write_safetensors(parameters, list, {});
   checkpoint::write_safetensors(batches, {named("x", data.tokens), named("y", data.targets)}, {});
   FILE* const program = popen(
-      ("/usr/bin/python3 " GPT_REFERENCE " " + parameters + " " + batches + " --heads 12 --lr 0.003 --weight-decay 0.1")
+      ("/usr/bin/python3 " LOSS_REFERENCE " " + parameters + " " + batches +
+       " --heads 12 --lr 0.003 --weight-decay 0.1")
           .c_str(),
       "r");
   std::string said(1 << 12, 0);

@@ -1,7 +1,12 @@
 // label: multiproc
 // ZeRO 1, 2 and 3 on any module: ranks as threads, on one machine and on several, against one process with libtorch's
 // own optimizers.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -380,6 +385,37 @@ TEST(Zero, LoadsAStateAfterItWasLookedAt) {
   EXPECT_FALSE(hashes[0].empty());
   EXPECT_EQ(hashes[0], hashes[1]);
   std::filesystem::remove_all(dir);
+}
+
+/// As on systems that make no holes in memory files. For the thread that calls it, until it ends. False: not here.
+bool forbid_holes() {
+  constexpr auto at = [](size_t field) { return static_cast<uint32_t>(field); };
+  sock_filter code[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at(offsetof(seccomp_data, nr))),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_fallocate, 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, at(offsetof(seccomp_data, args[1]))),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, FALLOC_FL_PUNCH_HOLE, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EOPNOTSUPP),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog program{static_cast<unsigned short>(std::size(code)), code};
+  return prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
+}
+
+TEST(Zero, IsRefusedWhereMemoryCannotBeGivenBack) {
+  std::atomic<bool> permitted{true};
+  for (int zero : {1, 2, 3}) {
+    const auto outcomes = run_world({0, 1}, [&](Group& group, cluster::Site&) {
+      if (!forbid_holes()) return void(permitted.store(false));
+      Net net;
+      const Parallel train(group, *net, space::sgd(), ParallelOptions{.exchange = {.zero = zero}});
+    });
+    if (!permitted.load()) GTEST_SKIP() << "no filters of system calls here";
+    for (const auto& outcome : outcomes) {
+      ASSERT_EQ(outcome != nullptr, zero > 1) << zero;
+      if (outcome) expect_error<IoError>(outcome, {"no holes in memory files", "use zero 1"});
+    }
+  }
 }
 
 }  // namespace

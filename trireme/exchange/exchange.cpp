@@ -36,7 +36,7 @@ Exchange::Exchange(space::Layout layout, const Options& options, const Traits& t
   // Rounds in which nothing is sent wait for arrivals alone, and whoever waits in its backward pass has arrived
   // wherever others can be. With the other exchanges a rank may wait for what a peer does when it comes by next, which
   // would be never.
-  if (options_.backward_waits && options_.sync != Sync::shared) options_.overlap = false;
+  if (options_.backward_waits != BackwardWaits::never && options_.sync != Sync::shared) options_.overlap = false;
 }
 
 bool Exchange::begin(double lr, std::optional<int64_t> leased) {

@@ -20,15 +20,18 @@ struct HoldingsOf {
   size_t largest_bucket = 0;  // bytes; 0: not known
   space::Optimizer optimizer = space::Optimizer::sgd;
   int zero = 0;
-  int ranks_here = 1, machines = 1;
-  size_t zero_window = 0;  // Options::zero_window
+  int ranks_here = 1, machines = 1;  // of those that have the same part of the model
+  size_t zero_window = 0;            // Options::zero_window
+  bool whole_gradients = false;      // all of a rank's stay until its last backward pass has ended: micro-batches add
+                                     // up, or ranks wait for one another (BackwardWaits::anywhere)
+  bool in_parts = false;             // the model is divided besides: other ranks of a machine have other parts of it
 };
 
 /// Machines divide what a stage divides; the ranks of one share parameters and optimizer state in any case.
 Holdings holdings_of(const HoldingsOf& what);
 
 /// "zero 3 on 4 machines: each holds 25.0 MB of parameters (of 100.0), … in all 62 % less than zero 0", or, on one
-/// machine, why there is less to save.
+/// machine, why there is less to save. With `in_parts` what the ranks hold that have one part, on one machine.
 std::string describe_holdings(const HoldingsOf& what);
 
 }  // namespace trireme::exchange

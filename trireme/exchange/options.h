@@ -25,6 +25,11 @@ enum class Ahead : uint8_t {
   always  // whether or not they are there, and whatever the step before was: for tests
 };
 
+/// For whom ranks wait in the middle of a backward pass, beside ready(): with layers in parts for those of their own
+/// replica, who come by the same places in the same order; with synchronised batch norm, and between the stages of a
+/// pipeline, for ranks of which that cannot be said.
+enum class BackwardWaits : uint8_t { never, in_replica, anywhere };
+
 struct Options {
   Sync sync = Sync::shared;
   size_t bucket_bytes = 1 << 20;  // gradients travel in buckets of about this size
@@ -35,16 +40,16 @@ struct Options {
                                // clip does: gradients are read once more, and updates begin after the backward pass
   int zero = 0;  // stage of ZeRO, with Sync::shared: across machines each rank alone keeps its part of the optimizer's
                  // state (1), of summed gradients too (2), of parameters too (3); see docs/zero.md
-  size_t zero_window = 0;       // bytes beyond its own share that a machine holds in a step: half for parameters that
-                                // were gathered (stage 3), half for gradients on their way (2, 3). 0: window_of()
-  int virtual_workers = 0;      // V > 0, with Sync::shared: gradients of V pieces of a step are summed in a fixed tree,
-                                // whoever computes which, so that bits do not depend on the ranks (tree.h,
-                                // docs/virtual.md); 0: one of each rank, in their order
-  bool backward_waits = false;  // ranks wait for one another in the middle of a backward pass: nobody in ready() may
-                                // need them. Where that cannot be had, the buckets stay until close()
-  bool elastic = false;  // with Sync::shared: those who are left after a loss go on with the step that it was lost
-                         // in, or the next (Succession::take_over). No update begins before all gradients are there
-  Ahead ahead = Ahead::idle;               // not with elastic: a step that is not decided changes nothing
+  size_t zero_window = 0;   // bytes beyond its own share that a machine holds in a step: half for parameters that
+                            // were gathered (stage 3), half for gradients on their way (2, 3). 0: window_of()
+  int virtual_workers = 0;  // V > 0, with Sync::shared: gradients of V pieces of a step are summed in a fixed tree,
+                            // whoever computes which, so that bits do not depend on the ranks (tree.h,
+                            // docs/virtual.md); 0: one of each rank, in their order
+  BackwardWaits backward_waits = BackwardWaits::never;  // nobody in ready() may need who waits. Where that cannot be
+                                                        // had, the buckets stay until close()
+  bool elastic = false;       // with Sync::shared: those who are left after a loss go on with the step that it was lost
+                              // in, or the next (Succession::take_over). No update begins before all gradients are there
+  Ahead ahead = Ahead::idle;  // not with elastic: a step that is not decided changes nothing
   size_t ahead_bytes = size_t{256} << 20;  // of parameters and state that are kept to take an update back: what is
                                            // more is not updated ahead
   Rate rate = Rate::share;  // what one gradient counts where they are applied one by one: how staleness is weighed;

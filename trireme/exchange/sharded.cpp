@@ -34,7 +34,8 @@ Sharded::Sharded(const Group& group, const space::Layout& layout, const space::U
   traits_.patient = true;
   if (stage3()) paging_ = this;
   source_ = std::make_unique<OwnShare>(all_.rank(), all_.size());
-  if (options_.backward_waits && options_.zero >= 2) options_.overlap = false;  // ready() would wait for sums
+  // From stage 2 on ready() waits for sums, see relieve().
+  if (options_.backward_waits == BackwardWaits::anywhere && options_.zero >= 2) options_.overlap = false;
   total_ = berth_->each("total", sizeof(Told), "what ranks of all machines tell");
   milestones_ = berth_->each("milestones", sizeof(Milestones), "what ranks have come to");
   int32_t machine = lane_ != nullptr ? lane_->rank() : 0;
@@ -235,6 +236,9 @@ void Sharded::land_sum() {
 }
 
 /// Blocks until the gradients of a bucket, the next in order, are summed; then only this rank's part of them stays.
+/// What it waits for, each rank has done when it leaves its own ready() of the same bucket, or has arrived at before.
+/// So ranks that wait for their replica between two calls of ready() close no circle: of those that have made the
+/// fewest calls, and of these the one that is furthest behind in its replica's program, somebody can always go on.
 void Sharded::relieve(size_t bucket) {
   while (!open_.empty() && open_.front().bucket <= bucket) work_next();
   depart();

@@ -1,3 +1,5 @@
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -33,6 +35,17 @@ std::vector<Pieces> runs_for(const Group& group, int pieces) {
   return runs;
 }
 
+/// What stages 2 and 3 save is memory that is given back, and nobody looks each time whether it is: so once, before
+/// anything depends on it. `unused`: pages that have no memory yet.
+void check_holes(const Segment& segment, const std::byte* unused, int zero) {
+  const auto offset = static_cast<off_t>(*segment.offset_of(unused));
+  if (fallocate(segment.descriptor(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, off_t{kPage}) == 0) return;
+  fail<IoError>(
+      "zero {} gives memory back to the machine in every step, and this system makes no holes in memory files "
+      "(fallocate: {}), as some sandboxes do not: use zero 1",
+      zero, errno_text());
+}
+
 }  // namespace
 
 using comm::shm::Fingerprint;
@@ -61,6 +74,7 @@ Shared::Shared(const Group& group, const space::Layout& layout, const space::Upd
   std::byte* const parameters =
       berth_->one("parameters", layout_.bytes(), "the model's parameters", slices_, divided && options_.zero == 3);
   gradients_ = berth_->each("gradients", layout_.bytes(), "the ranks' gradients", options_.zero >= 2);
+  if (options_.zero >= 2) check_holes(local_.segment(), gradients_of(local_.rank()), options_.zero);
   const int pieces = options_.virtual_workers, ranks = group.all.size();
   const int seats = pieces == 0 ? 1 : most_seats(pieces, pieces - ranks + 1);
   flags_ = berth_->each("flags", layout_.size() * static_cast<size_t>(seats), "the gradients' flags");

@@ -43,7 +43,8 @@ Spread::Spread(const Group& group, const space::Layout& layout, const space::Upd
   landings_ = berth_->each("landings", sizeof(Landings) * buckets_.size(), "which buckets have landed");
   // More flags than one opening takes are a collective of their own, for which depart() waits.
   for (const space::Bucket& b : buckets_)
-    if (options_.backward_waits && b.last - b.first > comm::network::Communicator::kMostFlags) options_.overlap = false;
+    if (options_.backward_waits != BackwardWaits::never && b.last - b.first > comm::network::Communicator::kMostFlags)
+      options_.overlap = false;
   while (space::part_of(buckets_.back().range, speaker_, lanes_, grain_of(options_)).empty()) speaker_++;
   std::vector<Freight> freight(buckets_.size());  // ready at once, on a wire without a limit: in their order
   for (size_t b = 0; b < freight.size(); b++)

@@ -1,7 +1,7 @@
 #pragma once
 // Divides the layers of a module that exists.
 //
-//   layers::shard(*net, mesh, {{"*.mlp.in", Column}, {"*.mlp.out", Row}, {"tokens", Vocab}});
+//   shard(*net, mesh, {{"*.mlp.in", Column}, {"*.mlp.out", Row}, {"tokens", Vocab}});
 //
 // A user's forward() calls typed members, so layers cannot be exchanged for others. But all that torch::nn::Linear and
 // torch::nn::Embedding do ends in a few operators of libtorch, and their weights are tensors that members and registry

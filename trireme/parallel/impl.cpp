@@ -242,8 +242,12 @@ void Parallel::Impl::check_parts(const space::Layout& layout,
 /// several ranks make them wait for one another in the middle of a backward pass.
 exchange::Options Parallel::Impl::exchange_options() const {
   exchange::Options options = options_.exchange;
-  options.backward_waits = options.backward_waits || options_.sync_batch_norm || model_;
-  if (!pipeline_ || pipeline_->stages() == 1) options.ahead = exchange::Ahead::never;
+  const bool stages = pipeline_ && pipeline_->stages() > 1;
+  if (options_.sync_batch_norm || stages)
+    options.backward_waits = exchange::BackwardWaits::anywhere;
+  else if (model_)
+    options.backward_waits = exchange::BackwardWaits::in_replica;
+  if (!stages) options.ahead = exchange::Ahead::never;
   options.terms.add(own_terms());
   options.notes = {own_scalar("updates"), own_scalar("clock")};
   return options;
@@ -279,7 +283,8 @@ void Parallel::Impl::adopt_parameters() {
   for (size_t i = 0; i < parameters_.size(); i++)
     gradients_.push_back(view_of(layout[i], flat.gradients(), parameters_[i].tensor.scalar_type()));
   exchange_->state().publish();
-  if (options_.exchange.zero > 0) malloc_trim(0);  // what the module's own tensors were in is the machine's again
+  // What the module's own tensors were in is the machine's again.
+  if (options_.exchange.zero > 0 || model_) malloc_trim(0);
   placement_.emplace(gradients_);
   for (int seat = 1; seat < flat.seats(); seat++)
     for (size_t i = 0; i < parameters_.size(); i++)

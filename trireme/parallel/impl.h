@@ -222,6 +222,7 @@ class Parallel::Impl {
   void without_samples(bool last);
   torch::Tensor forward(const std::function<torch::Tensor()>& loss);
   void backward(double weight, const std::function<torch::Tensor()>& loss, bool last, metrics::Laps& laps);
+  bool places_gradients() const;
   void expect_gradients();
   void arrived(size_t slot);
   void add_up(size_t slot);

@@ -175,12 +175,17 @@ void Parallel::Impl::backward(double weight, const std::function<torch::Tensor()
   if (last) expect_gradients();
   const Collecting collecting(*this);
   std::optional<Placement::Watch> watch;
-  // Later micro-batches add to what is there. Where parameters are gathered, a gradient whose place is taken must not
-  // hold up its bucket: others would wait for it who are to gather what this rank needs.
-  if (micro_ == 0 && !gathers()) watch.emplace(*placement_);
+  if (micro_ == 0 && places_gradients()) watch.emplace(*placement_);  // later micro-batches add to what is there
   value.backward(torch::full_like(value, weight * seed_));
   laps.end("backward", count_.backward_seconds);
   count_.micro_batches.add();
+}
+
+/// A gradient whose place is taken holds up its bucket. Where ranks wait in ready() for each other's sums, and this one
+/// for others in the middle of its backward pass, these would be the same: so all gradients are copied there.
+bool Parallel::Impl::places_gradients() const {
+  const bool waits = model_ && options_.exchange.zero >= 2 && group_.machines() > 1;
+  return !gathers() && !waits;
 }
 
 /// The last micro-batch's backward pass begins: these are the gradients that may come.

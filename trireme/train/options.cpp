@@ -54,18 +54,17 @@ void check_rollback(const Options& o) {
         "skip");
 }
 
-/// What a part of a layer is made of.
-void check_divides(const Options& o, const models::LanguageSpec& spec) {
-  const auto refuse = [&](const char* what, int64_t number) {
-    std::vector<int64_t> fitting;
-    for (int64_t degree = 2; degree <= number && fitting.size() < 4; degree++)
-      if (number % degree == 0) fitting.push_back(degree);
-    fail<InvalidArgument>("{} has {} {}, which tensor {} does not divide: use tensor {}", o.model, number, what,
-                          o.tensor, fitting.empty() ? "1" : fmt::format("{}", fmt::join(fitting, ", ")));
-  };
-  if (spec.heads % o.tensor != 0) refuse("heads", spec.heads);
-  const int64_t rows = models::embedded(spec, 256);
-  if (o.tokenizer.empty() && rows % o.tensor != 0) refuse("rows of its vocabulary", rows);
+/// What a part of a layer is made of. `rows`: of the embedding, where they are known.
+void check_divides(const Options& o, const models::LanguageSpec& spec, std::optional<int64_t> rows) {
+  const auto fits = [&](int64_t degree) { return spec.heads % degree == 0 && rows.value_or(0) % degree == 0; };
+  if (fits(o.tensor)) return;
+  const bool heads = spec.heads % o.tensor != 0;
+  std::vector<int64_t> fitting;
+  for (int64_t degree = 2; degree <= spec.heads && fitting.size() < 4; degree++)
+    if (fits(degree)) fitting.push_back(degree);
+  fail<InvalidArgument>("{} has {} {}, which tensor {} does not divide: use tensor {}", o.model,
+                        heads ? spec.heads : *rows, heads ? "heads" : "rows of its vocabulary", o.tensor,
+                        fitting.empty() ? "1" : fmt::format("{}", fmt::join(fitting, ", ")));
 }
 
 void check_lockstep(const Options& o, const char* degree, int number) {
@@ -188,12 +187,17 @@ void check_division(const Options& o) {
   const auto spec = models::language_spec(o.model);
   if (!spec)
     fail<InvalidArgument>("tensor {}: {} has no form that workers divide; gpt and bert have", o.tensor, o.model);
-  check_divides(o, *spec);
+  // Bytes are known; what a tokenizer has, when it is open: check_vocabulary().
+  check_divides(o, *spec, o.tokenizer.empty() ? std::optional(models::embedded(*spec, 256)) : std::nullopt);
   if (o.keeping.weights_only)
     fail<InvalidArgument>(
         "resume-weights-only fills whole models, and with tensor {} each worker has a part of one: resume all of the "
         "checkpoint, or begin with tensor 1",
         o.tensor);
+}
+
+void check_vocabulary(const Options& o, int64_t tokens) {
+  if (const auto spec = models::language_spec(o.model)) check_divides(o, *spec, models::embedded(*spec, tokens));
 }
 
 void check_writable(const std::string& path) {

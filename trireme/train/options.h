@@ -80,6 +80,8 @@ void check_schedule_name(const std::string& name);
 /// Throws InvalidArgument where workers cannot divide a model as asked: a model that has no such form, numbers that do
 /// not divide, modes in which workers go at their own pace, a schedule that does not work out.
 void check_division(const Options& options);
+/// The same of the vocabulary, where the data's tokenizer says it: `tokens` that there are.
+void check_vocabulary(const Options& options, int64_t tokens);
 
 /// Throws InvalidArgument or IoError for what cannot be honoured, as far as that shows without data and model: before
 /// the training, not after it. Makes the folders of `report` and `save`.

@@ -63,6 +63,7 @@ Result Run::train() {
   make_mesh();
   const data::Cut cut{splits.train.count, options_.batch, pieces(), options_.parallel.accumulate};
   data::check(cut, splits.train.name);
+  check_vocabulary(options_, splits.train.classes);
   mse_ = options_.loss == Loss::mse || (options_.loss == Loss::automatic && splits.train.task == data::Task::regress);
   if (mse_ && data::is_text(splits.train.task))
     fail<InvalidArgument>("tokens of a text are no numbers to predict: --loss mse is for those, leave it out");
@@ -248,7 +249,11 @@ void Run::introduce_parts(const Parallel& train) {
                                               .zero = asked().zero,
                                               .ranks_here = train.group().local().size(),
                                               .machines = train.group().machines(),
-                                              .zero_window = asked().zero_window}));
+                                              .zero_window = asked().zero_window,
+                                              .whole_gradients = options_.parallel.accumulate > 1 || pipe_ ||
+                                                                 !asked().overlap ||
+                                                                 options_.parallel.sync_batch_norm,
+                                              .in_parts = mesh_.has_value()}));
 }
 
 data::OpenOptions Run::data_options() const {

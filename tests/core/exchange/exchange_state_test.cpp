@@ -571,6 +571,9 @@ TEST(AnotherCrew, AnyGoesOnWithTheStateOfAnyOther) {
   const std::vector<Crew> some = {
       {.sync = Sync::shared, .ranks = 3},
       {.sync = Sync::shared, .ranks = 2, .machine_of = {0, 1}, .bucket_bytes = 9000},
+      {.sync = Sync::shared, .ranks = 3, .machine_of = {0, 1, 1}, .zero = 1},
+      {.sync = Sync::shared, .ranks = 2, .machine_of = {0, 1}, .zero = 2},
+      {.sync = Sync::shared, .ranks = 4, .machine_of = {0, 1, 0, 1}, .zero = 3},
       {.sync = Sync::allreduce, .ranks = 2},
       {.sync = Sync::central, .ranks = 2},
       {.sync = Sync::server, .ranks = 2, .servers = 2},

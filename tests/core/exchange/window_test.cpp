@@ -164,6 +164,36 @@ TEST(Holdings, AreTheFormulasOfTheStages) {
             std::string::npos);
 }
 
+/// Sentences are what users read: whose the figures are, and that no window is promised that nobody keeps to.
+TEST(Holdings, AreSaidOfWhoHasThem) {
+  HoldingsOf what{.parameter_bytes = 80'000'000,
+                  .largest_bucket = 1'000'000,
+                  .optimizer = space::Optimizer::adam,
+                  .zero = 2,
+                  .machines = 2};
+  EXPECT_EQ(describe_holdings(what),
+            "zero 2 on 2 machines: each holds 80.0 MB of parameters (of 80.0), 40.0 MB of gradients (of 80.0), 80.0 MB "
+            "of optimizer state (of 160.0), and in a step a window of 10.0 MB, 38 % less than zero 0");
+  what.in_parts = true;
+  EXPECT_EQ(describe_holdings(what).substr(0, 39), "zero 2 on 2 machines: each rank holds 8");
+  what.ranks_here = 3;
+  EXPECT_EQ(describe_holdings(what).substr(0, 89),
+            "zero 2 on 2 machines: the 3 ranks of a machine that have the same part of the model hold ");
+  what = {.parameter_bytes = 80'000'000,
+          .optimizer = space::Optimizer::adam,
+          .zero = 2,
+          .machines = 2,
+          .whole_gradients = true};
+  EXPECT_EQ(holdings_of(what).window, 0U) << "nothing is gathered";
+  EXPECT_EQ(describe_holdings(what),
+            "zero 2 on 2 machines: each holds 80.0 MB of parameters (of 80.0), 80.0 MB of gradients (of 80.0), 80.0 MB "
+            "of optimizer state (of 160.0); gradients stay until the end of a step's backward passes, 25 % less than "
+            "zero 0");
+  what.zero = 3;
+  EXPECT_EQ(holdings_of(what).window, 5'000'000U) << "half of it is for parameters";
+  EXPECT_EQ(holdings_of(what).gradients, 80'000'000U);
+}
+
 TEST(Zero, IsRefusedWhereThereIsNoUpdateToDivide) {
   for (const Sync& sync : {Sync(Sync::async), Sync(Sync::hogwild), Sync::local_for(3), Sync(Sync::allreduce),
                            Sync(Sync::central), Sync(Sync::server)})
