@@ -46,6 +46,7 @@ int main() {
   auto net = torch::nn::Linear(4, 3);
   trireme::ParallelOptions options;
   if (world.machines() > 1) options.exchange.own_codec = [] { return std::make_unique<Half>(); };
+  options.exchange.own_codec_name = "half";  // ranks whose codecs have other names are told
   auto train = trireme::parallel(world, *net, trireme::sgd({.lr = 0.1}), options);
 
   const auto truth = torch::randn({3, 4});

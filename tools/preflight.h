@@ -18,7 +18,8 @@ int preflight(const HostsFlags& flags, const std::string& program);
 /// The part of one host, which preflight() starts there as a rank; rank 0 prints.
 int preflight_probe();
 
-/// Lets others measure their way to this host. Serves, in a thread of its own, whoever knows the secret; one at a time.
+/// Lets others measure their way to this host. Serves, in a thread of its own, whoever knows the secret, one at a time;
+/// who says nothing, or something else, keeps nobody waiting.
 class Responder {
  public:
   /// On a free port of that address of ours. Throws IoError.

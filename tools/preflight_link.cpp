@@ -14,6 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <deque>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -21,6 +22,7 @@
 #include <trireme/base/descriptor.h>
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
+#include <trireme/cluster/coordination/tls.h>
 #include <trireme/cluster/launching/launcher.h>
 
 #include "preflight.h"
@@ -29,16 +31,18 @@ namespace trireme::tools {
 namespace {
 
 constexpr Seconds kConnect{3}, kAnswer{3}, kIdle{5};
-constexpr size_t kBlock = 256 << 10;
+constexpr size_t kBlock = 256 << 10, kMostStrangers = 64;
 constexpr int kWarm = 5, kPings = 50;
 constexpr double kRampUp = 0.2;  // of the streaming, before which TCP has not found its speed
 
 double wall_clock() { return Seconds(std::chrono::system_clock::now().time_since_epoch()).count(); }
 
+int milliseconds_of(const Deadline& deadline) { return static_cast<int>(std::ceil(deadline.left().count() * 1e3)); }
+
 /// What is ready of `events`; 0 when the deadline passed.
 short wait_for(int socket, short events, const Deadline& deadline) {
   pollfd entry{socket, events, 0};
-  while (poll(&entry, 1, static_cast<int>(std::ceil(deadline.left().count() * 1e3))) < 0)
+  while (poll(&entry, 1, milliseconds_of(deadline)) < 0)
     if (errno != EINTR) return 0;
   return entry.revents;
 }
@@ -91,10 +95,8 @@ double sink(int socket, Seconds streaming) {
   return bytes * 8 / counted.count();
 }
 
-void serve(int socket, const std::string& secret) {
+void serve(int socket) {
   send_at_once(socket);
-  std::string shown(secret.size(), 0);
-  if (!read_all(socket, shown.data(), shown.size(), Deadline(kIdle)) || shown != secret) return;
   char request = 0;
   while (read_all(socket, &request, 1, Deadline(kIdle))) {
     double value = wall_clock();
@@ -163,19 +165,50 @@ bool stream(int socket, Seconds streaming, MeasuredLink& link) {
 
 }  // namespace
 
+/// Strangers who say nothing wait beside the others, and not before them.
 struct Responder::Thread {
+  struct Stranger {
+    Descriptor socket;
+    std::string shown{};  // of the secret, so far
+    Deadline deadline{kIdle};
+  };
   Descriptor listener, stop{eventfd(0, EFD_CLOEXEC)};
+  std::deque<Stranger> strangers;  // at most kMostStrangers, who came first in front
   std::thread thread;
 
   void run(const std::string& secret) {
     name_thread("trireme-responder");
-    pollfd entries[] = {{listener.get(), POLLIN, 0}, {stop.get(), POLLIN, 0}};
     while (true) {
-      if (poll(entries, 2, -1) < 0 && errno != EINTR) return;
-      if (entries[1].revents != 0) return;
-      if (const Descriptor client(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC)); client)
-        serve(client.get(), secret);
+      std::erase_if(strangers, [](const Stranger& one) { return one.deadline.passed(); });
+      std::vector<pollfd> entries = {{stop.get(), POLLIN, 0}, {listener.get(), POLLIN, 0}};
+      for (const Stranger& one : strangers) entries.push_back({one.socket.get(), POLLIN, 0});
+      const int longest = strangers.empty() ? -1 : milliseconds_of(strangers.front().deadline);
+      if (poll(entries.data(), entries.size(), longest) < 0 && errno != EINTR) return;
+      if (entries[0].revents != 0) return;
+      for (size_t i = strangers.size(); i-- > 0;)
+        if (entries[i + 2].revents != 0) hear(i, secret);
+      if (entries[1].revents != 0) admit();
     }
+  }
+
+  void admit() {
+    Descriptor client(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (!client) return;
+    if (strangers.size() == kMostStrangers) strangers.pop_front();
+    strangers.push_back({std::move(client)});
+  }
+
+  void hear(size_t i, const std::string& secret) {
+    std::string& shown = strangers[i].shown;
+    const size_t before = shown.size();
+    shown.resize(secret.size());
+    const ssize_t got = recv(strangers[i].socket.get(), shown.data() + before, shown.size() - before, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return shown.resize(before);
+    shown.resize(before + static_cast<size_t>(std::max<ssize_t>(0, got)));
+    if (got > 0 && shown.size() < secret.size()) return;
+    const Stranger known = std::move(strangers[i]);
+    strangers.erase(strangers.begin() + static_cast<std::ptrdiff_t>(i));
+    if (cluster::same_secret(known.shown, secret)) serve(known.socket.get());
   }
 };
 

@@ -38,25 +38,26 @@ CASES = {  # name: (model, batch per worker, timed steps)
 }
 
 
-def register(model, hook):
+def register(model, hook, dense):
+    """`dense`: steps before PowerSGD begins, which needs two at least."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook == "ddp_fp16":
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     if hook == "ddp_powersgd":
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=10)
+        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=2, start_powerSGD_iter=dense)
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
 def run(args):
     make, batch, steps = CASES[args.case]
     steps = args.steps or steps
-    before = min(20, steps)
+    before = max(6, min(20, steps))  # not timed; half of them without PowerSGD, which the timed ones all have
     torch.manual_seed(0)
     model = make()
     if dist.is_initialized():
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
-        register(model, args.hook)
+        register(model, args.hook, before // 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     x, y = torch.randn(batch, 1, 28, 28), torch.randint(0, 10, (batch,))
     for step in range(before + steps):

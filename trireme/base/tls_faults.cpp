@@ -19,10 +19,16 @@ std::string certificate_fault(long result) {
     case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
     case X509_V_ERR_CERT_SIGNATURE_FAILURE:
       return fmt::format("has a foreign certificate: another authority made it than ours. {}", kSameFolder);
+    case X509_V_ERR_HOSTNAME_MISMATCH:
+      return fmt::format("has {}", certificate_name_fault());
     default:
       return fmt::format("has a certificate that does not hold: {}. {}", X509_verify_cert_error_string(result),
                          kSameFolder);
   }
+}
+
+std::string certificate_name_fault() {
+  return fmt::format("a certificate for another name than '{}'. {}", kCertificateName, kSameFolder);
 }
 
 std::string alert_fault(unsigned long error) {

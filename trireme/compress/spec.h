@@ -26,6 +26,11 @@ constexpr int kMostRank = 64;
 /// number.
 Spec spec_named(const std::string& text);
 std::string name_of(const Spec& spec);
+/// Throws InvalidArgument for one that a program has made and no text says: an unknown kind, a rate or rank out of
+/// range.
+void check(const Spec& spec);
+/// The same, of codecs to choose from: each, and that they are few, all different, and none is not among them.
+void check(const std::vector<Spec>& candidates);
 
 /// "auto": which codecs it chooses from, those that lose least first: "auto:fp16,int8". Alone it means those of
 /// kAutomatic. Empty for a text that is no "auto". Throws InvalidArgument for what cannot be chosen from.

@@ -20,7 +20,11 @@ void put_beside(std::span<std::byte> message, std::span<const uint8_t> flags, st
 }
 
 void add_beside(std::span<const std::byte> message, std::span<uint8_t> flags, std::span<double> told) {
-  for (size_t slot = 0; slot < flags.size(); slot++) flags[slot] |= static_cast<uint8_t>(message[slot]);
+  const auto theirs = message.first(flags.size());
+  const auto wrong = std::find_if(theirs.begin(), theirs.end(), [](std::byte flag) { return flag > std::byte{1}; });
+  if (wrong != theirs.end())
+    fail<Corruption>("a machine's message has {} where a flag of a parameter belongs", static_cast<int>(*wrong));
+  for (size_t slot = 0; slot < flags.size(); slot++) flags[slot] |= static_cast<uint8_t>(theirs[slot]);
   for (size_t i = 0; i < told.size(); i++) {
     double one = 0;
     std::memcpy(&one, message.data() + compress::aligned(flags.size()) + i * sizeof one, sizeof one);

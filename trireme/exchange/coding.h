@@ -129,7 +129,8 @@ bool by_matrix(const Options& options);
 constexpr size_t beside_bytes(size_t slots) { return compress::aligned(slots) + sizeof(Told); }
 /// `told` may be empty: zeroes.
 void put_beside(std::span<std::byte> message, std::span<const uint8_t> flags, std::span<const double> told);
-/// Whatever one machine has a flag for has one; sums of what they tell, where `told` is not empty.
+/// Whatever one machine has a flag for has one; sums of what they tell, where `told` is not empty. Throws Corruption
+/// for what is no flag, and has changed nothing then.
 void add_beside(std::span<const std::byte> message, std::span<uint8_t> flags, std::span<double> told);
 
 /// Throws InvalidArgument where this codec cannot be had: other types than f32, parts of a model, one machine.

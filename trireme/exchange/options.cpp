@@ -45,6 +45,8 @@ void check_choosing_alone(const Options& options) {
 }
 
 void check_codec(const Options& options) {
+  compress::check(options.codec);
+  compress::check(options.candidates);
   if (!options.codes()) {
     if (!options.codec_excludes.empty())
       fail<InvalidArgument>(

@@ -62,6 +62,7 @@ struct Options {
   // (docs/compression.md).
   compress::Spec codec{};
   std::function<std::unique_ptr<compress::Codec>()> own_codec{};  // one of the caller's, in its place; called once
+  std::string own_codec_name{};                                   // of that one: ranks with different names are refused
   std::vector<std::string> codec_excludes{};  // names of parameters that travel as they are, with * and ?; those with
                                               // one dimension do in any case
   std::vector<compress::Spec> candidates{};   // in place of `codec`: measured, and chosen from for each bucket where

@@ -87,7 +87,8 @@ Terms terms_of(const Options& options) {
     terms.add("outer_rate", options.sync.outer_rate).add("outer_momentum", options.sync.outer_momentum);
   if (options.virtual_workers > 0) terms.add("virtual_workers", options.virtual_workers);
   if (options.codes()) {
-    terms.add("compress", options.own_codec ? "a codec of the program's" : codec_name(options));
+    terms.add("compress", options.own_codec ? fmt::format("the program's codec '{}'", options.own_codec_name)
+                                            : codec_name(options));
     for (const std::string& pattern : options.codec_excludes) terms.add("not compressed", pattern);
   }
   if (options.zero > 0) terms.add("zero", options.zero).add("zero_window", options.zero_window);

@@ -28,15 +28,25 @@ class CopyWriter {
   std::vector<std::byte> bytes_;
 };
 
-/// Throws Corruption where it ends too early.
+/// Throws Corruption where it ends too early, or a value is none of its type's.
 class CopyReader {
  public:
   explicit CopyReader(std::span<const std::byte> bytes) : left_(bytes) {}
 
   template <class T>
   requires std::is_trivially_copyable_v<T> T get() {
+    if constexpr (std::is_same_v<T, bool>) return get<uint8_t>(1) != 0;
     T value;
     std::memcpy(&value, take(sizeof value).data(), sizeof value);
+    return value;
+  }
+  /// One between 0 and `most`.
+  template <class T>
+  T get(T most) {
+    const T value = get<T>();
+    bool fine = value <= most;
+    if constexpr (!std::is_unsigned_v<T>) fine = fine && value >= T{};
+    if (!fine) fail<Corruption>("the copy of a shard has a value that cannot be");
     return value;
   }
   void get_bytes(std::span<std::byte> to) { std::memcpy(to.data(), take(to.size()).data(), to.size()); }

@@ -2,6 +2,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <set>
 #include <sstream>
 
 #include <trireme/base/error.h>
@@ -142,8 +143,11 @@ void Models::copy_from(CopyReader& in, const Again& again) {
     std::string how = in.text();
     gone_.emplace(worker, Departure{std::move(how), in.get<bool>()});
   }
+  std::set<int> copied;
   for (size_t count = in.get<size_t>(); count > 0; count--) {
     const int model = in.get<int>(), from = in.get<int>();
+    if (model < kRoll || model >= kMostModels || !copied.insert(model).second)
+      fail<Corruption>("the copy of a shard has a model {}", model);
     Service& service = service_of(model);
     if (const std::string refusal = service.open(from, in.text()); !refusal.empty()) fail<Corruption>("{}", refusal);
     service.copy_from(in, [&](int worker, const Request& request) { return again(model, worker, request); });

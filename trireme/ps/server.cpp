@@ -92,6 +92,7 @@ struct Server::State {
       replicas.emplace(shm::Replicas::Options{.job = options.meeting.job,
                                               .server = options.server,
                                               .servers = options.servers,
+                                              .silence = options.silence,
                                               .bell = bell_memory.get(),
                                               .crew = &crew,
                                               .registry = options.registry != nullptr ? options.registry : &registry},

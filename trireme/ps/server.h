@@ -18,6 +18,7 @@ struct ServerOptions {
   Meeting meeting;
   std::string host = "127.0.0.1";  // several machines: this one, as workers reach it
   Seconds timeout{60};             // for the first worker to come
+  Seconds silence{5};              // of a backup that has something to do, until it is given up
   std::optional<int> helpers{};    // threads for long passes; default: helpers_for(workers, servers, usable cores)
   metrics::Registry* registry = nullptr;  // where it counts; null: one of its own
 };

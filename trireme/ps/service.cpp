@@ -17,8 +17,7 @@
 namespace trireme::ps {
 namespace {
 
-constexpr size_t kMostKeys = 1 << 24;   // of one request
-constexpr double kLongestDelay = 60e3;  // milliseconds
+constexpr size_t kMostKeys = 1 << 24;  // of one request
 
 std::span<const std::byte> bytes_of(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
@@ -226,6 +225,12 @@ bool Service::check(const Incoming& in, std::string& why) const {
     return why = "a request before the worker was admitted", false;
   if (workers_[static_cast<size_t>(in.from->worker)].standing != Worker::present)
     return why = "a request of a worker that has left", false;
+  return check_content(in, why);
+}
+
+/// Whoever it is from.
+bool Service::check_content(const Incoming& in, std::string& why) const {
+  const Request& r = in.request;
   if (r.id == 0) return why = "a request without a number", false;
   if (r.verb >= Verb::count) return why = fmt::format("there is no request {}", static_cast<int>(r.verb)), false;
   if ((r.verb == Verb::push || r.verb == Verb::sparse_push) && !(std::isfinite(r.lr) && r.lr >= 0))

@@ -4,6 +4,7 @@
 #include <array>
 #include <bitset>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,8 @@ class SeenIds {
   std::bitset<kWindow> recent_;
   uint64_t highest_ = 0;
 };
+
+constexpr double kLongestDelay = 60e3;  // milliseconds, of a worker's pushes
 
 /// How a worker has gone.
 struct Departure {
@@ -124,6 +127,7 @@ class Service {
   };
 
   bool check(const Incoming& in, std::string& why) const;
+  bool check_content(const Incoming& in, std::string& why) const;
   bool check_range(const Incoming& in, std::string& why) const;
   void push(Incoming in, Clock::time_point now);
   bool decode(Incoming& in);
@@ -213,6 +217,8 @@ class Service {
   void take_rows(const Incoming& in);
 
   // All of it, in service_copy.cpp.
+  Incoming next(CopyReader& in, const Again& again, std::initializer_list<Verb> verbs,
+                const ChunkState* of = nullptr) const;
   void copy_workers_to(CopyWriter& out) const;
   void copy_workers_from(CopyReader& in, const Again& again);
   void copy_chunk_to(CopyWriter& out, ChunkState& state) const;

@@ -1,4 +1,6 @@
 // All of a service, for a backup that is filled.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -21,18 +23,22 @@ void put(CopyWriter& out, const std::vector<Incoming>& all) {
   for (const Incoming& in : all) put(out, in);
 }
 
-Incoming next(CopyReader& in, const Service::Again& again) {
-  const int worker = in.get<int>();
-  return again(worker, in.get<Request>());
-}
-
-std::vector<Incoming> all_of(CopyReader& in, const Service::Again& again) {
-  std::vector<Incoming> all;
-  for (size_t count = in.get<size_t>(); count > 0; count--) all.push_back(next(in, again));
-  return all;
-}
-
 }  // namespace
+
+/// It was checked when it came to the other server: one that is wrong was damaged since.
+Incoming Service::next(CopyReader& in, const Again& again, std::initializer_list<Verb> verbs,
+                       const ChunkState* of) const {
+  const int worker = in.get(job_->workers - 1);
+  Incoming incoming = again(worker, in.get<Request>());
+  const Request& r = incoming.request;
+  std::string why;
+  if (std::find(verbs.begin(), verbs.end(), r.verb) == verbs.end())
+    why = fmt::format("a request {} where none waits", static_cast<int>(r.verb));
+  else if (check_content(incoming, why) && of != nullptr && &of->chunk != &chunks_[r.chunk])
+    why = fmt::format("a request of chunk {} in another", r.chunk);
+  if (!why.empty()) fail<Corruption>("the copy of a shard has {}", why);
+  return incoming;
+}
 
 void Service::copy_workers_to(CopyWriter& out) const {
   out.put(failure_);
@@ -67,29 +73,31 @@ void Service::copy_workers_to(CopyWriter& out) const {
 
 void Service::copy_workers_from(CopyReader& in, const Again& again) {
   failure_ = in.text();
-  job_from_ = in.get<int>();
+  job_from_ = in.get(job_->workers - 1);
   away_ = 0;
   for (Worker& worker : workers_) {
-    worker.standing = in.get<Worker::Standing>();
+    worker.standing = static_cast<Worker::Standing>(in.get<uint8_t>(Worker::victim));
     worker.seen = in.get<SeenIds>();
     worker.clock = in.get<int64_t>();
     worker.begun = in.get<int64_t>();
-    worker.delay = in.get<Seconds>();
+    worker.delay = Seconds(in.get(kLongestDelay / 1e3));
     worker.answer = in.get<Reply>();
     worker.passed = in.get<uint64_t>();
     if (worker.standing > Worker::present) away_++;
   }
   for (size_t count = in.get<size_t>(); count > 0; count--) {
-    Incoming incoming = next(in, again);
+    Incoming incoming = next(in, again, {Verb::begin, Verb::take});
     const auto step = in.get<int64_t>(), piece = in.get<int64_t>();
     beginning_.push_back({std::move(incoming), step, piece});
   }
-  at_barrier_ = all_of(in, again);
+  for (size_t count = in.get<size_t>(); count > 0; count--) at_barrier_.push_back(next(in, again, {Verb::barrier}));
   for (size_t count = in.get<size_t>(); count > 0; count--) {
     const auto due = in.get<Clock::time_point>();
-    delayed_.emplace_back(due, next(in, again));
+    delayed_.emplace_back(due, next(in, again, {Verb::push}));
   }
   lock_holder_ = in.get<int>();
+  if (lock_holder_ < -1 || lock_holder_ >= job_->workers)
+    fail<Corruption>("the copy of a shard has a lock of nobody's");
   epoch_ = in.get<int64_t>();
   next_piece_ = in.get<int64_t>();
   stopped_ = in.get<bool>();
@@ -124,18 +132,23 @@ void Service::copy_chunk_to(CopyWriter& out, ChunkState& state) const {
 void Service::copy_chunk_from(CopyReader& in, const Again& again, ChunkState& state) {
   const space::Range range = state.chunk.range;
   state.version = in.get<uint64_t>();
-  state.turn = in.get<int>();
+  state.turn = in.get(job_->workers - 1);
   state.gathered = in.get<bool>();
   state.squares = in.get<double>();
   state.fine = in.get<bool>();
   for (uint64_t& version : state.pulled) version = in.get<uint64_t>();
   for (auto& then : state.then) {
-    const auto bytes = in.take(in.get<size_t>());
+    const auto bytes = in.take(in.get(range.size()));
+    if (!bytes.empty() && bytes.size() != range.size()) fail<Corruption>("the copy of a shard has a part of a chunk");
     then.assign(bytes.begin(), bytes.end());
   }
   for (auto& pushed : state.pushed)
-    if (in.get<bool>()) pushed = next(in, again);
-  state.pulls = all_of(in, again);
+    if (in.get<bool>()) pushed = next(in, again, {Verb::push}, &state);
+  const bool whole =
+      std::all_of(state.pushed.begin(), state.pushed.end(), [](const auto& one) { return one.has_value(); });
+  if (state.gathered && !whole) fail<Corruption>("the copy of a shard has a sum of gradients that are not there");
+  for (size_t count = in.get<size_t>(); count > 0; count--)
+    state.pulls.push_back(next(in, again, {Verb::pull}, &state));
   in.get_bytes({parameters_ + range.begin, range.size()});
   for (space::Updater& updater : state.updaters) {
     updater.restart(in.get<int64_t>());

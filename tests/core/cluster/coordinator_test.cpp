@@ -639,6 +639,19 @@ TEST_F(CoordinatorTls, AnExpiredCertificateIsCalledExpired) {
   EXPECT_HAS(message_of<InvalidArgument>([&] { Coordinator{options_}; }), "has expired on 20");
 }
 
+TEST_F(CoordinatorTls, ACertificateForAnotherNameIsRefusedOnEitherSide) {
+  make_certificates(folder("other"), {.name = "payroll", .authority = folder("a")});
+  Coordinator coordinator(options_);
+  EXPECT_HAS(refused<InvalidArgument>("other", coordinator.port()),
+             "refuses a certificate for another name than 'trireme'");
+  EXPECT_EQ(coordinator.snapshot().epoch, 0u);
+  options_.tls = folder("other");
+  Coordinator payroll(options_);
+  const std::string text = refused<InvalidArgument>("a", payroll.port());
+  EXPECT_HAS(text, "has a certificate for another name than 'trireme'");
+  EXPECT_HAS(text, folder("a"));
+}
+
 TEST_F(CoordinatorTls, OneSideWithoutTlsIsTold) {
   Coordinator with(options_);
   EXPECT_HAS(refused<InvalidArgument>("", with.port()), "speaks TLS: give --tls");

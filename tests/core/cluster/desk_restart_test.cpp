@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <random>
@@ -69,6 +70,7 @@ testing::AssertionResult has(const std::string& text, const std::string& part) {
                                               : testing::AssertionFailure() << "'" << part << "' is not in: " << text;
 }
 #define EXPECT_HAS(text, part) EXPECT_TRUE(has(text, part))
+#define ASSERT_HAS(text, part) ASSERT_TRUE(has(text, part))
 
 struct Job {
   explicit Job(int ranks, bool elastic = false, int least = 1) {
@@ -412,6 +414,84 @@ TEST(DeskRestart, ManyWriteAtOnce) {
   job.paper->before_write = nullptr;
   job.restart();
   EXPECT_EQ(job.desk->snapshot().keys, 200u);
+}
+
+/// What a journal's checksums let through by mistake, or somebody has written by hand.
+class DamagedJournal {
+ public:
+  explicit DamagedJournal(journal::Contents good) : good_(std::move(good)) {}
+
+  journal::Contents next() {
+    journal::Contents contents = good_;
+    for (size_t changes = 1 + below(2); changes > 0; changes--) {
+      const auto entry = std::next(contents.begin(), static_cast<std::ptrdiff_t>(below(contents.size())));
+      std::string& text = entry->second;
+      const uint64_t nasty[] = {0, 1, 0x7fffffff, 0x80000000, ~uint64_t{0}, uint64_t{1} << 63, random_()};
+      const uint64_t value = nasty[below(std::size(nasty))];
+      const size_t at = below(text.size() + 1), width = std::min<size_t>(size_t{1} << below(4), text.size() - at);
+      switch (below(8)) {
+        case 0:
+          text.resize(at);
+          break;
+        case 1:
+          text.insert(at, below(5), static_cast<char>(random_()));
+          break;
+        case 2:
+          contents.emplace(entry->first.substr(0, below(entry->first.size() + 1)) + "x", text);
+          break;
+        case 3:
+          contents.erase(entry);
+          break;
+        default:
+          std::memcpy(text.data() + at, &value, width);
+      }
+      if (contents.empty()) break;
+    }
+    return contents;
+  }
+
+ private:
+  size_t below(size_t n) { return n == 0 ? 0 : random_() % n; }
+  const journal::Contents good_;
+  std::mt19937_64 random_{20261119};
+};
+
+TEST(DeskImageFuzz, ADamagedJournalIsRefusedOrALifeGoesOnFromIt) {
+  Job job(3, true);
+  Process a(job, 0), b(job, 1), c(job, 2);
+  for (const Process* each : {&a, &b, &c}) each->confirm(0);
+  job.desk->put("secret", a.id, "key", "value");
+  job.desk->leave("secret", b.id, 1, "it broke", 1);
+  job.desk->disconnected(b.id);
+  a.confirm(1);
+  DamagedJournal damaged(job.paper->contents);
+  size_t taken = 0, refused = 0;
+  for (int i = 0; i < 100'000; i++) {
+    job.paper->contents = damaged.next();
+    try {
+      const PaperJournal journal(job.paper);
+      if (!image_of(journal)) continue;
+      taken++;
+    } catch (const Corruption& error) {
+      refused++;
+      ASSERT_HAS(error.what(), "the journal paper is no coordinator's of this version");
+      continue;
+    }
+    if (taken % 10 != 0) continue;  // a whole desk takes longer
+    try {
+      job.restart();
+    } catch (const Error&) {  // of another job, by its facts
+      continue;
+    }
+    a.come_back();
+    c.come_back();
+    c.confirm(1);
+    job.desk->tick(Seconds(1));
+    job.desk->leave("secret", c.id, 0, "", -1);
+    ASSERT_LT(job.desk->snapshot().members.size(), 100u);
+  }
+  EXPECT_GT(taken, 10'000u);
+  EXPECT_GT(refused, 10'000u);
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <random>
 
 #include <trireme/base/error.h>
 #include <trireme/comm/shm/communicator.h>
@@ -155,6 +156,29 @@ TEST(Meeting, GarbageDoesNotDisturb) {
   }
   const Descriptor silent = connect_to(job);
   const auto second = start_rank(job, 1, 2, Seconds(30), work);
+  EXPECT_EQ(first->next_line(), "ok");
+  EXPECT_EQ(second->next_line(), "ok");
+}
+
+/// Greetings of any size and content but that of a rank.
+TEST(MeetingFuzz, AHundredThousandStrangersDoNotDisturb) {
+  const std::string job = job_name();
+  const auto first = start_rank(job, 0, 2, Seconds(60), [](Group& group, const auto&) { sum_ones(group); });
+  std::mt19937_64 random(20261119);
+  const uint64_t kMagic = 0x3230656d65726974;
+  for (int i = 0; i < 100'000; i++) {
+    std::array<char, 64> bytes;
+    for (char& byte : bytes) byte = static_cast<char>(random());
+    size_t size = 1 + random() % bytes.size();
+    if (random() % 2 == 0) {
+      std::memcpy(bytes.data(), &kMagic, sizeof kMagic);
+      if (size >= 16) size = 15;  // too short: with the right magic and size it is a rank's, right or wrong
+    }
+    const Descriptor stranger = connect_to(job);
+    ASSERT_TRUE(stranger) << i;
+    send(stranger.get(), bytes.data(), size, MSG_NOSIGNAL);
+  }
+  const auto second = start_rank(job, 1, 2, Seconds(60), [](Group& group, const auto&) { sum_ones(group); });
   EXPECT_EQ(first->next_line(), "ok");
   EXPECT_EQ(second->next_line(), "ok");
 }

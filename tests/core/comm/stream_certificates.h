@@ -20,6 +20,7 @@ class CertificateFolder {
     cluster::make_certificates((path_ / "tls").string(), options);
   }
   ~CertificateFolder() { std::filesystem::remove_all(path_); }
+  std::string path() const { return (path_ / "tls").string(); }
   CertificateFolder(const CertificateFolder&) = delete;
   CertificateFolder& operator=(const CertificateFolder&) = delete;
 

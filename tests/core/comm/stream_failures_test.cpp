@@ -222,13 +222,15 @@ TEST(StreamDoor, NamesWhoIsOfAnotherJobOrComesWithoutCertificates) {
   EXPECT_TRUE(none[0] && none[1]);
 }
 
-TEST(StreamDoor, NamesForeignAndExpiredCertificates) {
+TEST(StreamDoor, NamesForeignExpiredAndOtherNamesCertificates) {
   const CertificateFolder ours, theirs, old({.days = -1});
+  const CertificateFolder payroll({.name = "payroll", .authority = ours.path()});
   struct Case {
     const CertificateFolder &first, &second;
     const char* word;
   };
-  for (const auto& [first, second, word] : {Case{ours, theirs, "foreign"}, Case{old, old, "expired"}}) {
+  for (const auto& [first, second, word] : {Case{ours, theirs, "foreign"}, Case{old, old, "expired"},
+                                            Case{ours, payroll, "another name"}, Case{payroll, ours, "another name"}}) {
     Board board;
     const Outcomes outcomes = run_two(
         board, [&](Meeting& meeting) { meeting.secrets = (meeting.rank == 0 ? first : second).secrets(); },

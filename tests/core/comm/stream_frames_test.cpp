@@ -244,6 +244,25 @@ TEST(StreamFuzz, NoBytesDoMoreThanFail) {
   EXPECT_GT(taken, 500u) << "nor as good";
 }
 
+TEST(StreamFuzz, AVerdictIsItsProofAndItsReason) {
+  Mischief mischief(11);
+  size_t taken = 0;
+  for (int i = 0; i < 100'000; i++) {
+    std::string bytes(mischief.below(i % 2 == 0 ? 64 : 400), '\0');
+    for (char& byte : bytes) byte = static_cast<char>(mischief.below(256));
+    bytes.shrink_to_fit();
+    try {
+      const Verdict verdict = decode_verdict(bytes);
+      taken++;
+      ASSERT_EQ(encode(verdict), bytes);
+    } catch (const Corruption&) {
+      ASSERT_LT(bytes.size(), sizeof(Proof));
+    }
+  }
+  EXPECT_GT(taken, 50'000u);
+  EXPECT_LT(taken, 90'000u);
+}
+
 TEST(StreamFuzz, DamagedGreetingsAreNeverBelieved) {
   Mischief mischief(7);
   Hello hello{.from = 2, .to = 0, .size = 3, .job = "digest", .meeting = "epoch 7/all/lane 0"};

@@ -505,6 +505,106 @@ TEST(Coding, TakesACodecOfAProgramsOwn) {
   EXPECT_NE(all[0], trained({{0, 1}, {.bucket_bytes = 20000}})[0]);
 }
 
+/// As Threshold, but what one of the ranks sends is wrong from a step on.
+class Spoiling final : public compress::Codec {
+ public:
+  enum class What { nothing, kind, body };
+  Spoiling(What what, int calls) : what_(what), left_(calls) {}
+
+ protected:
+  uint8_t kind() const override { return what_ == What::kind && left_ <= 0 ? 78 : 77; }
+  size_t body_bytes(const compress::Strip& strip) const override { return (strip.count() + 1) * sizeof(float); }
+  bool encode_body(const compress::Strip& strip, const float* values, std::span<std::byte> body) override {
+    const float mark = what_ == What::body && left_ <= 0 ? 8.f : 7.f;
+    std::memcpy(body.data(), &mark, sizeof mark);
+    std::memcpy(body.data() + sizeof mark, values, strip.count() * sizeof(float));
+    left_--;
+    return true;
+  }
+  void add_body(const compress::Strip& strip, std::span<const std::byte> body, float* into) override {
+    float mark = 0;
+    std::memcpy(&mark, body.data(), sizeof mark);
+    if (mark != 7.f) fail<Corruption>("a message without its mark");
+    for (size_t i = 0; i < strip.count(); i++) {
+      float sent = 0;
+      std::memcpy(&sent, body.data() + (i + 1) * sizeof sent, sizeof sent);
+      into[i] += sent;
+    }
+  }
+
+ private:
+  const What what_;
+  int left_;
+};
+
+/// In the middle of a step, when pieces before it were applied: the job ends on all ranks, on each with an error.
+TEST(Coding, AWrongMessageEndsTheJobOnAllRanks) {
+  using What = Spoiling::What;
+  for (const auto& machine_of : {std::vector{0, 1}, std::vector{0, 0, 1, 1}, std::vector{0, 1, 2}})
+    for (const What what : {What::nothing, What::kind, What::body})
+      for (const int zero : {0, 2}) {
+        const int last = static_cast<int>(machine_of.size()) - 1;
+        const auto outcomes = run_machines(machine_of, [&](const OnMachine& rank) {
+          Options options{.bucket_bytes = 20000, .zero = zero};
+          const bool spoils = rank.all.rank() == last;
+          options.own_codec = [&] { return std::make_unique<Spoiling>(spoils ? what : What::nothing, 12); };
+          const auto exchange = make_exchange(group_of(rank), model(), space::momentum(), options);
+          for (int step = 0; step < 4; step++) one_step(*exchange, rank.all.rank(), step);
+          rank.all.barrier("at the end");
+        });
+        if (what == What::nothing) {
+          expect_all_well(outcomes);
+          continue;
+        }
+        size_t corrupt = 0;
+        for (const auto& outcome : outcomes) {
+          ASSERT_TRUE(outcome) << "a rank has not heard of it";
+          try {
+            std::rethrow_exception(outcome);
+          } catch (const Corruption& error) {
+            corrupt++;
+            EXPECT_NE(std::string(error.what()).find(what == What::kind ? "78" : "without its mark"), std::string::npos)
+                << error.what();
+          } catch (const Error&) {  // that another one has ended
+          }
+        }
+        EXPECT_GE(corrupt, 1u);
+      }
+}
+
+TEST(Coding, WhatIsNoFlagIsCorruption) {
+  std::vector<uint8_t> flags = {0, 1, 0};
+  std::vector<double> told = {1, 2};
+  std::vector<std::byte> message(beside_bytes(3));
+  const std::vector<uint8_t> theirs = {1, 0, 0};
+  put_beside(message, theirs, told);
+  add_beside(message, flags, told);
+  EXPECT_EQ(flags, (std::vector<uint8_t>{1, 1, 0}));
+  EXPECT_EQ(told, (std::vector<double>{2, 4}));
+  for (int wrong = 2; wrong < 256; wrong++) {
+    message[2] = static_cast<std::byte>(wrong);
+    EXPECT_THROW(add_beside(message, flags, told), Corruption) << wrong;
+  }
+  EXPECT_EQ(flags, (std::vector<uint8_t>{1, 1, 0}));
+  EXPECT_EQ(told, (std::vector<double>{2, 4}));
+}
+
+TEST(Coding, RefusesCodecsThatNoTextSays) {
+  using compress::Spec;
+  const double nan = std::nan("");
+  for (const Spec& wrong : {Spec{.kind = Spec::powersgd}, Spec{.kind = Spec::powersgd, .rank = -1},
+                            Spec{.kind = Spec::powersgd, .rank = 65}, Spec{.kind = Spec::topk},
+                            Spec{.kind = Spec::topk, .rate = nan}, Spec{.kind = Spec::randomk, .rate = -0.1},
+                            Spec{.kind = Spec::sketch, .rate = 1.01}, Spec{.kind = static_cast<Spec::Kind>(9)}}) {
+    EXPECT_THROW(check(Options{.codec = wrong}), InvalidArgument) << static_cast<int>(wrong.kind);
+    EXPECT_THROW(check(Options{.candidates = {{.kind = Spec::fp16}, wrong}}), InvalidArgument);
+  }
+  EXPECT_NO_THROW(check(Options{.codec = {.kind = Spec::powersgd, .rank = 64}}));
+  EXPECT_NO_THROW(check(Options{.candidates = {{.kind = Spec::topk, .rate = 1e-6}, {.kind = Spec::int8}}}));
+  EXPECT_THROW(check(Options{.candidates = {{.kind = Spec::int8}, {}}}), InvalidArgument);
+  EXPECT_THROW(check(Options{.candidates = {{.kind = Spec::int8}, {.kind = Spec::int8}}}), InvalidArgument);
+}
+
 TEST(Coding, RefusesWhatItCannotDo) {
   const auto error_of = [](const std::vector<int>& machine_of, Options options, const Layout& layout) {
     std::string text;
@@ -548,6 +648,14 @@ TEST(Coding, RanksThatDifferHearIt) {
   differ([](Options& o) { o.codec = compress::spec_named("topk:0.01"); },
          {"compress: rank 0 has 'int8', rank 1 has 'topk:0.01'"});
   differ([](Options& o) { o.codec = {}; }, {"compress: rank 0 has 'int8', rank 1 has none"});
+  differ([](Options& o) { o.codec = {}, o.own_codec = [] { return std::make_unique<Threshold>(); }; },
+         {"compress: rank 0 has 'int8', rank 1 has 'the program's codec"});
+  for (const auto& outcome : run_machines({0, 1}, [&](const OnMachine& rank) {
+         Options options{.own_codec_name = rank.all.rank() == 0 ? "threshold" : "another"};
+         options.own_codec = [] { return std::make_unique<Threshold>(); };
+         make_exchange(group_of(rank), model(), space::sgd(), options);
+       }))
+    expect_error<Mismatch>(outcome, {"rank 0 has 'the program's codec 'threshold''", "'another'"});
   differ([](Options& o) { o.codec_excludes = {"last"}; }, {"not compressed: rank 0 has none, rank 1 has 'last'"});
 }
 

@@ -77,6 +77,8 @@ TEST(LaneFaults, AForeignCertificateIsRefused) {
   meeting.tls = certificates() + "-foreign";
   cluster::make_certificates(meeting.tls, {.force = true});
   expect_refused<InvalidArgument>(meeting, job, {"server 0 at 127.0.0.1", "foreign certificate"});
+  cluster::make_certificates(meeting.tls, {.force = true, .name = "payroll", .authority = certificates()});
+  expect_refused<InvalidArgument>(meeting, job, {"server 0 at 127.0.0.1", "refuses a certificate for another name"});
   meeting.tls = "";
   expect_refused<InvalidArgument>(meeting, job, {"server 0 at 127.0.0.1", "speaks TLS"});
   expect_serves(running.meeting, job);

@@ -3,9 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
+#include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
+#include <trireme/ps/network/arrival.h>
 #include <trireme/ps/network/assembly.h>
 
 namespace trireme::ps::network {
@@ -75,6 +79,103 @@ TEST(Pieces, OfAnotherSizeAreRefused) {
   EXPECT_NE(assembly.take(buffer_of(5), nowhere), "");
   EXPECT_NE(assembly.take(buffer_of(500), nowhere), "");
   EXPECT_NE(assembly.take(push_of(data, {})[1], nowhere), "") << "the beginning is missing";
+}
+
+// ---- bytes by chance, and by mischief ----
+
+class Mischief {
+ public:
+  explicit Mischief(uint64_t seed) : random_(seed) {}
+  size_t below(size_t n) { return random_() % n; }
+
+  /// The pieces of a frame with some bytes changed, some cut or doubled, now and then one left out.
+  std::vector<grpc::ByteBuffer> damaged(const Pieces& good) {
+    std::vector<grpc::ByteBuffer> pieces;
+    for (const grpc::ByteBuffer& piece : good) {
+      if (below(16) == 0) continue;
+      Reader reader(piece);
+      std::string bytes(reader.left(), '\0');
+      reader.copy(bytes.data(), bytes.size());
+      constexpr uint64_t kNasty[] = {0, 1, 64, 0x7fffffff, 0xffffffff, ~uint64_t{0}, uint64_t{1} << 63, kMostBytes};
+      for (size_t changes = below(3); changes > 0; changes--) {
+        const uint64_t value = kNasty[below(std::size(kNasty))];
+        const size_t width = size_t{1} << below(4), at = below(std::min(bytes.size(), kPrefix) / width) * width;
+        std::memcpy(bytes.data() + at, &value, width);
+      }
+      if (below(8) == 0) bytes.resize(below(2 * bytes.size()));
+      const grpc::Slice slice(bytes);
+      pieces.emplace_back(&slice, 1);
+      if (below(16) == 0) pieces.push_back(pieces.back());
+    }
+    return pieces;
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+/// The memory of a worker, of which requests ask for a part.
+struct Asking {
+  static constexpr size_t kFlat = 4096, kStaging = 2048;
+  Asking() : plot(shm::Plot::plan(1, 0, kFlat, 4, kStaging)), memory(Segment::create(plot.total), plot) {
+    std::memset(memory.parameters(), 0x11, kFlat);
+    std::memset(memory.gradients(), 0x11, kFlat);
+    std::memset(memory.staging(), 0x11, kStaging);
+  }
+  static std::optional<Request> find(uint64_t id) {
+    if (id == 7) return Request{.id = 7, .verb = Verb::pull, .begin = 1024, .bytes = 512};
+    if (id == 8) return Request{.id = 8, .verb = Verb::sparse_pull, .version = 4, .bytes = 32, .extra = 256};
+    return std::nullopt;
+  }
+  /// But for what was asked for: 512 bytes of parameters, and the staging area from 256 on.
+  bool untouched() const {
+    const auto same = [](const std::byte* from, size_t bytes) {
+      return std::all_of(from, from + bytes, [](std::byte byte) { return byte == std::byte{0x11}; });
+    };
+    return same(memory.gradients(), kFlat) && same(memory.parameters(), 1024) &&
+           same(memory.parameters() + 1536, kFlat - 1536) && same(memory.staging(), 256);
+  }
+  shm::Plot plot;
+  shm::Memory memory;
+};
+
+TEST(PiecesFuzz, AnArrivalWritesOnlyWhereSomethingWasAskedFor) {
+  Asking asking;
+  Mischief mischief(20261119);
+  const auto answer = [](Verb verb, uint64_t id, const std::vector<std::byte>& data, Status status = Status::ok) {
+    return compose({.head = {.kind = Kind::reply},
+                    .reply = {.id = id, .verb = verb, .status = status, .begin = 1024, .bytes = data.size()},
+                    .data = data});
+  };
+  const auto right = numbered(512), rows = numbered(300), words = numbered(40), large = numbered(kPiece + 100);
+  const std::vector<Pieces> good = {answer(Verb::pull, 7, right),
+                                    answer(Verb::sparse_pull, 8, rows),
+                                    answer(Verb::status, 9, words),
+                                    answer(Verb::push, 7, words, Status::invalid),
+                                    answer(Verb::show_state, 8, rows),
+                                    answer(Verb::pull, 6, right),
+                                    compose({.head = {.kind = Kind::welcome}, .data = words})};
+  const Pieces long_one = answer(Verb::explain, 9, large);
+  size_t complete = 0, faults = 0;
+  for (int i = 0; i < 100'000;) {
+    Arrival arrival;
+    for (int frames = 0; frames < 4; frames++) {  // one after another, as on a stream, until one is wrong
+      const Pieces& one = mischief.below(500) == 0 ? long_one : good[mischief.below(good.size())];
+      bool wrong = false;
+      for (const grpc::ByteBuffer& piece : mischief.damaged(one)) {
+        i++;
+        wrong = !arrival.take(piece, asking.memory, Asking::find).empty();
+        if (wrong) break;
+        complete += arrival.complete();
+      }
+      faults += wrong;
+      if (wrong) break;
+    }
+    if (i % 64 == 0) ASSERT_TRUE(asking.untouched()) << i;
+  }
+  EXPECT_TRUE(asking.untouched());
+  EXPECT_GT(complete, 20'000u);
+  EXPECT_GT(faults, 10'000u);
 }
 
 }  // namespace

@@ -167,7 +167,7 @@ TEST(ScheduleFile, NeverCrashesWhenItIsDamaged) {
   std::mt19937 random(11);
   const char* names[] = {"gpipe", "1f1b", "interleaved:2", "zero-bubble"};
   int read = 0, refused = 0, sound = 0;
-  for (int round = 0; round < 20000; round++) {
+  for (int round = 0; round < 100'000; round++) {
     Schedule schedule = make_schedule(parse_schedule(names[round % 4]), 1 + round % 3, 1 + round % 5);
     const bool automatic = round % 7 == 0;
     if (automatic)
@@ -177,14 +177,14 @@ TEST(ScheduleFile, NeverCrashesWhenItIsDamaged) {
     try {
       const Schedule found = schedule_from_text(damaged(text, random), "damaged");
       read++;
-      sound += check(found).ok;
+      if (round % 5 == 0) sound += check(found).ok;  // which takes longer than all else
     } catch (const InvalidArgument& error) {
       refused++;
       ASSERT_EQ(std::string(error.what()).rfind("damaged", 0), 0u) << error.what();
     }
   }
-  EXPECT_GT(read, 1000);
-  EXPECT_GT(refused, 1000);
+  EXPECT_GT(read, 5000);
+  EXPECT_GT(refused, 5000);
   EXPECT_GT(sound, 100);
 }
 
@@ -236,17 +236,17 @@ TEST(Record, NeverCrashesWhenItIsDamaged) {
   std::mt19937 random(12);
   const std::string text = to_lines(simulate(make_schedule(parse_schedule("zero-bubble"), 2, 2)));
   int read = 0;
-  for (int round = 0; round < 5000; round++) {
+  for (int round = 0; round < 100'000; round++) {
     try {
       const Timeline found = timeline_from_lines(damaged(text, random), "damaged");
+      if (read++ % 20 != 0) continue;
       EXPECT_FALSE(draw_text(found).empty());
       EXPECT_FALSE(draw_svg("", {{"", found, "s"}}).empty());
-      read++;
     } catch (const InvalidArgument& error) {
       ASSERT_EQ(std::string(error.what()).rfind("damaged", 0), 0u) << error.what();
     }
   }
-  EXPECT_GT(read, 50);
+  EXPECT_GT(read, 1000);
 }
 
 }  // namespace

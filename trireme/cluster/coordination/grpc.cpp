@@ -1,11 +1,34 @@
 #include "grpc.h"
 
+#include <grpc/grpc_security_constants.h>
+#include <grpcpp/security/auth_metadata_processor.h>
+
+#include <algorithm>
 #include <csignal>
 #include <string_view>
 
+#include <trireme/base/tls_faults.h>
 #include <trireme/cluster/coordination/coordinator.h>
 
 namespace trireme::cluster {
+namespace {
+
+/// gRPC has verified who made the client's certificate, but not for whom: an authority may have made others too.
+class OurCertificates final : public grpc::AuthMetadataProcessor {
+ public:
+  bool IsBlocking() const override { return false; }
+  grpc::Status Process(const InputMetadata& /*metadata*/, grpc::AuthContext* context, OutputMetadata* /*consumed*/,
+                       OutputMetadata* /*answer*/) override {
+    const auto names = context->FindPropertyValues(GRPC_X509_SAN_PROPERTY_NAME);
+    const bool ours = std::any_of(names.begin(), names.end(), [](const grpc::string_ref& name) {
+      return std::string_view(name.data(), name.size()) == kCertificateName;
+    });
+    if (ours) return grpc::Status::OK;
+    return {grpc::StatusCode::UNAUTHENTICATED, "refuses " + certificate_name_fault()};
+  }
+};
+
+}  // namespace
 
 void prepare_grpc() {
   gpr_set_log_function([](gpr_log_func_args*) {});  // the library never prints; errors arrive as statuses
@@ -45,7 +68,9 @@ std::shared_ptr<grpc::ServerCredentials> server_credentials(const std::string& f
   grpc::SslServerCredentialsOptions options(GRPC_SSL_REQUEST_AND_REQUIRE_CLIENT_CERTIFICATE_AND_VERIFY);
   options.pem_root_certs = certificates.authority;
   options.pem_key_cert_pairs.push_back({certificates.key, certificates.certificate});
-  return grpc::SslServerCredentials(options);
+  auto credentials = grpc::SslServerCredentials(options);
+  credentials->SetAuthMetadataProcessor(std::make_shared<OurCertificates>());
+  return credentials;
 }
 
 std::shared_ptr<grpc::Channel> channel_to(const std::string& target, const std::optional<Certificates>& certificates,

@@ -28,7 +28,6 @@
 namespace trireme::cluster {
 namespace {
 
-constexpr const char* kName = "trireme";
 constexpr const char* kFiles[] = {"ca.pem", "ca.key", "node.pem", "node.key"};
 
 template <auto Free>
@@ -107,12 +106,12 @@ Certificate make_authority(EVP_PKEY* key, int days) {
   return certificate;
 }
 
-Certificate make_node(EVP_PKEY* key, X509* authority, EVP_PKEY* authority_key, int days) {
-  Certificate certificate = certificate_for(key, kName, days);
+Certificate make_node(EVP_PKEY* key, X509* authority, EVP_PKEY* authority_key, const std::string& name, int days) {
+  Certificate certificate = certificate_for(key, name, days);
   add_extension(certificate.get(), authority, NID_basic_constraints, "critical,CA:FALSE");
   add_extension(certificate.get(), authority, NID_key_usage, "critical,digitalSignature");
   add_extension(certificate.get(), authority, NID_ext_key_usage, "serverAuth,clientAuth");
-  add_extension(certificate.get(), authority, NID_subject_alt_name, "DNS:trireme");
+  add_extension(certificate.get(), authority, NID_subject_alt_name, ("DNS:" + name).c_str());
   sign(certificate.get(), authority, authority_key);
   return certificate;
 }
@@ -224,7 +223,8 @@ Connection connection_over(SSL_CTX* context, int socket) {
   Connection connection(SSL_new(context));
   if (!connection || SSL_set_fd(connection.get(), socket) != 1) fail<IoError>("cannot speak TLS: {}", openssl_text());
   SSL_set_alpn_protos(connection.get(), kProtocol, sizeof kProtocol);
-  SSL_set_tlsext_host_name(connection.get(), kName);
+  SSL_set_tlsext_host_name(connection.get(), kCertificateName);
+  SSL_set1_host(connection.get(), kCertificateName);
   return connection;
 }
 
@@ -242,10 +242,16 @@ void make_certificates(const std::string& folder, const TlsOptions& options) {
   std::filesystem::create_directories(path, error);
   if (error) fail<IoError>("cannot make the folder {}: {}", folder, error.message());
 
-  const Key authority_key(EVP_EC_gen("P-256")), node_key(EVP_EC_gen("P-256"));
+  const bool own = options.authority.empty();
+  const std::string pem = (std::filesystem::path(options.authority) / "ca.pem").string(),
+                    key = (std::filesystem::path(options.authority) / "ca.key").string();
+  const Key authority_key = own ? Key(EVP_EC_gen("P-256")) : parse_key(read_file(key), key);
+  const Key node_key(EVP_EC_gen("P-256"));
   require(authority_key && node_key, "EC P-256");
-  const Certificate authority = make_authority(authority_key.get(), options.days);
-  const Certificate node = make_node(node_key.get(), authority.get(), authority_key.get(), options.days);
+  const Certificate authority =
+      own ? make_authority(authority_key.get(), options.days) : parse_certificate(read_file(pem), pem);
+  const Certificate node = make_node(node_key.get(), authority.get(), authority_key.get(),
+                                     options.name.empty() ? kCertificateName : options.name, options.days);
   write_file(path / "ca.key", pem_of(authority_key.get()), 0600);
   write_file(path / "ca.pem", pem_of(authority.get()), 0644);
   write_file(path / "node.key", pem_of(node_key.get()), 0600);

@@ -15,6 +15,8 @@ struct Certificates {
 struct TlsOptions {
   int days = 365;      // validity, from now on. Below 0: makes certificates that expired that many days ago, for tests
   bool force = false;  // replaces files that are there
+  std::string name{};  // for tests: to whom the certificate is issued, if not to kCertificateName
+  std::string authority{};  // for tests: the folder whose authority makes it; default: one of its own
 };
 
 /// Writes ca.pem, ca.key, node.pem and node.key (EC P-256; keys with mode 0600). Makes the folder. Throws

@@ -4,6 +4,7 @@
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/comm/network/letters.h>
+#include <trireme/comm/network/shown.h>
 
 namespace trireme::comm::network {
 
@@ -123,8 +124,8 @@ void Letters::finish_receiving(const Incoming& incoming, void* data, const Finge
   const Fingerprint& theirs = packet->what;
   if (!agree(what, theirs))
     fail<Mismatch>("rank {} expects '{}' of {} × {} from rank {}, which sent '{}' of {} × {}",
-                   wire_.name_of(wire_.rank()), what.text.data(), what.count, trireme::name_of(what.dtype),
-                   wire_.name_of(from), theirs.text.data(), theirs.count, trireme::name_of(theirs.dtype));
+                   wire_.name_of(wire_.rank()), shown_name(what), what.count, shown_type(what), wire_.name_of(from),
+                   shown_name(theirs), theirs.count, shown_type(theirs));
   take_data(*packet, data, what, from);
 }
 
@@ -154,14 +155,11 @@ std::shared_ptr<Ticket> Letters::start_receive_any(Room room, int from, std::str
   return line(peers_[from].in).add([this, incoming = expect(what, from), room = std::move(room), what, from] {
     const auto& [packet, message] = incoming;
     wire_.wait_long(*message, from, what);
-    Fingerprint theirs = packet->what;
-    theirs.text.back() = 0;
-    const std::string_view beginning = what.text.data();
-    if (theirs.kind != Kind::none || theirs.dtype != DType::u8 ||
-        !std::string_view(theirs.text.data()).starts_with(beginning))
+    const Fingerprint& theirs = packet->what;
+    const std::string beginning = shown_name(what), shown = shown_name(theirs);
+    if (theirs.kind != Kind::none || theirs.dtype != DType::u8 || !shown.starts_with(beginning))
       fail<Mismatch>("rank {} expects bytes '{}' from rank {}, which sent '{}' of {} × {}", wire_.name_of(wire_.rank()),
-                     beginning, wire_.name_of(from), theirs.text.data(), theirs.count,
-                     theirs.dtype <= DType::u8 ? trireme::name_of(theirs.dtype) : "unknown type");
+                     beginning, wire_.name_of(from), shown, theirs.count, shown_type(theirs));
     take_data(*packet, room(theirs.bytes()), theirs, from);
   });
 }

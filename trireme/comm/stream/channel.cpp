@@ -17,7 +17,6 @@
 namespace trireme::comm::stream {
 namespace {
 
-constexpr const char* kCertificateName = "trireme";  // what all certificates of `trireme tls init` are issued to
 constexpr const char* kIdentity = "trireme stream";  // of the pre-shared key
 constexpr unsigned kContextBytes = 7;                // of it: sessions are for this alone
 constexpr size_t kReadAhead = 256 << 10;             // bytes of one read of the socket
@@ -211,12 +210,8 @@ Channel::Channel(const Credentials& credentials, Descriptor socket, Side side, u
   BIO_set_init(bio, 1);
   SSL_set_bio(ssl_.get(), bio, bio);
   SSL_set_app_data(ssl_.get(), const_cast<Credentials*>(&credentials_));
-  if (side == Side::accepts) {
-    SSL_set_accept_state(ssl_.get());
-    return;
-  }
-  SSL_set_connect_state(ssl_.get());
-  if (credentials.by_certificate()) SSL_set1_host(ssl_.get(), kCertificateName);
+  if (credentials.by_certificate()) SSL_set1_host(ssl_.get(), kCertificateName);  // of either side
+  side == Side::accepts ? SSL_set_accept_state(ssl_.get()) : SSL_set_connect_state(ssl_.get());
 }
 
 Channel::~Channel() { ERR_clear_error(); }

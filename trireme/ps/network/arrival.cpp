@@ -29,6 +29,8 @@ std::byte* Arrival::place(const Frame& frame, size_t bytes, shm::Memory& memory,
   const Reply& reply = frame.reply;
   if (frame.head.kind == Kind::welcome ||
       (frame.head.kind == Kind::reply && (reply.status >= Status::invalid || answers_in_words(reply.verb)))) {
+    unasked_ = bytes > kMostWords;
+    if (unasked_) return nullptr;
     text_.resize(bytes);
     return reinterpret_cast<std::byte*>(text_.data());
   }

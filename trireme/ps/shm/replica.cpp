@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr Seconds kForBackup{1};    // for an answer of a server that is asked to be the backup
 constexpr int kRecordsAtOnce = 64;  // before the other replicas' turn
+constexpr double kCopied = 100e6;   // bytes per second that the slowest backup takes of a copy
 
 std::string name_of_worker(int worker, pid_t process) { return fmt::format("worker {} (process {})", worker, process); }
 
@@ -24,6 +26,11 @@ std::string name_of_worker(int worker, pid_t process) { return fmt::format("work
 bool changes(Verb verb) {
   return verb != Verb::status && verb != Verb::explain && verb != Verb::norm && verb != Verb::show_state &&
          verb != Verb::show_rows;
+}
+
+uint64_t bytes_of_file(int descriptor) {
+  struct stat file {};
+  return fstat(descriptor, &file) == 0 ? static_cast<uint64_t>(file.st_size) : 0;
 }
 
 }  // namespace
@@ -64,6 +71,9 @@ std::string Replica::describe() const {
                        : seat_.backup == around_.server ? "backup"
                                                         : "being filled",
                        seat_.primary, following_->log->applied.load());
+  if (!leading_ && silent_ != kNobody)
+    return fmt::format("{}primary, without a backup: server {} has carried out nothing for {:g} s", head, silent_,
+                       around_.silence.count());
   if (!leading_) return head + "primary, without a backup";
   const uint64_t applied = leading_->log->applied.load();
   return fmt::format("{}primary, backup on server {}{}, {} events behind", head, leading_->server,
@@ -86,6 +96,10 @@ Models::Admission Replica::open(const std::shared_ptr<Port>& port, int model, in
 
 void Replica::handle(const std::shared_ptr<Port>& port, const Request& request, Clock::time_point now) {
   Service& service = *port->service;
+  if (request.verb == Verb::explain)
+    if (const std::string why = why_held(*port, request.version); !why.empty())
+      return port->reply({.id = request.id, .verb = request.verb, .bytes = why.size()},
+                         std::as_bytes(std::span(why.data(), why.size())));
   if (leading_ && changes(request.verb))
     append({.event = Event::request,
             .model = service.model(),
@@ -103,11 +117,46 @@ void Replica::lost(int worker, const std::string& how) {
 }
 
 void Replica::tick(Clock::time_point now) {
+  check_backup(now);
+  if (const auto due = models_.due(); !due || *due > now) return;
   append({.event = Event::tick, .now = now.time_since_epoch().count()});
   models_.tick(now);
 }
 
-std::optional<Clock::time_point> Replica::due() const { return leads() ? models_.due() : std::nullopt; }
+std::optional<Clock::time_point> Replica::due() const {
+  const auto first = leads() ? models_.due() : std::nullopt, silence = silence_ends();
+  return first && silence ? std::min(first, silence) : first ? first : silence;
+}
+
+/// When the backup has to have done something.
+std::optional<Clock::time_point> Replica::silence_ends() const {
+  if (!leading_) return std::nullopt;
+  const uint64_t applied = leading_->log->applied.load();
+  if (applied >= order_) return std::nullopt;
+  const Seconds patience = applied < copied_ ? around_.silence + for_copy_ : around_.silence;
+  return moved_ + std::chrono::duration_cast<Clock::duration>(patience);
+}
+
+/// One that is stopped would keep all answers from all workers.
+void Replica::check_backup(Clock::time_point now) {
+  if (const auto end = silence_ends(); !end || now < *end) return;
+  if (const uint64_t applied = leading_->log->applied.load(); applied != seen_) {
+    seen_ = applied;
+    moved_ = now;
+    return;
+  }
+  silent_ = leading_->server;
+  backup_gone(logs_);
+}
+
+/// For an answer that is there and waits for the backup.
+std::string Replica::why_held(const Port& port, uint64_t id) const {
+  const bool held = std::any_of(held_.begin(), held_.end(),
+                                [&](const Held& one) { return one.port.get() == &port && one.reply.id == id; });
+  if (!held || !leading_) return "";
+  return fmt::format("server {} waits for its backup, server {}, which is {} events behind: it is stopped, or too busy",
+                     around_.server, leading_->server, order_ - leading_->log->applied.load());
+}
 
 std::string Replica::control(const std::string& words) {
   const std::string told = models_.control(words);  // throws what nobody else needs to hear
@@ -122,6 +171,10 @@ void Replica::append(Record record, const Aside* aside, int descriptor) {
   if (aside != nullptr && !(descriptor >= 0 ? send_message(leading_->socket.get(), aside, sizeof *aside, {descriptor})
                                             : send_message(leading_->socket.get(), aside, sizeof *aside)))
     return backup_gone(logs_);
+  if (leading_->log->applied.load() == order_) {
+    seen_ = order_;
+    moved_ = Clock::now();
+  }
   record.order = ++order_;
   if (!leading_->overflow.empty() || !leading_->log->records.push(record)) leading_->overflow.push_back(record);
   ring(*leading_->bell);
@@ -149,6 +202,7 @@ void Replica::find_backup(const Deadline* deadline) {
   std::vector<bool> lives = unsuited_;
   lives.flip();
   lives[static_cast<size_t>(around_.server)] = false;
+  if (silent_ != kNobody) lives[static_cast<size_t>(silent_)] = false;
   const bool anew = models_.empty();
   if (anew && deadline != nullptr) {  // at the job's start the others are about to come
     const int server = seat_.backup;
@@ -168,6 +222,7 @@ void Replica::find_backup(const Deadline* deadline) {
       continue;
     }
     seat_ = move.seat;
+    silent_ = kNobody;
     return fill();
   }
 }
@@ -234,19 +289,23 @@ void Replica::fill() {
   std::memcpy(memory->map(0, bytes, "the copy of a shard"), all.bytes().data(), all.bytes().size());
   const Aside aside{.event = Event::fill, .bytes = all.bytes().size()};
   append({.event = Event::fill}, &aside, memory->descriptor());
+  copied_ = order_;
+  for_copy_ = Seconds(static_cast<double>(bytes) / kCopied);
   append({.event = Event::filled});
   if (leading_) seat_ = filled(seat_).seat;
 }
 
 void Replica::newcomer(int server) {
   unsuited_[static_cast<size_t>(server)] = false;
+  if (silent_ == server) silent_ = kNobody;
   find_backup();
 }
 
 // ---- the backup ----
 
 void Replica::take_copy(const Aside& aside, std::vector<Descriptor> descriptors) {
-  if (descriptors.size() != 1) fail<PeerLost>("the copy of part {} did not come", seat_.shard);
+  if (descriptors.size() != 1 || aside.bytes > bytes_of_file(descriptors[0].get()))
+    fail<PeerLost>("the copy of part {} did not come", seat_.shard);
   const size_t bytes = round_up(std::max<size_t>(1, aside.bytes), kPage);
   Segment memory(std::move(descriptors[0]), bytes);
   CopyReader all({memory.map(0, bytes, "the copy of a shard"), aside.bytes});
@@ -295,7 +354,8 @@ Aside Replica::receive_aside(const Record& record, std::vector<Descriptor>& desc
 }
 
 void Replica::open_shadow(const Aside& aside, std::vector<Descriptor> descriptors) {
-  if (descriptors.size() != 1) fail<PeerLost>("a worker came to part {} without its memory", seat_.shard);
+  if (descriptors.size() != 1 || !aside.plot.fits(bytes_of_file(descriptors[0].get())))
+    fail<PeerLost>("a worker came to part {} without its memory", seat_.shard);
   const Memory memory(std::make_shared<Segment>(std::move(descriptors[0]), aside.plot.total), aside.plot);
   const auto shadow = std::make_shared<Shadow>(memory, aside.process);
   auto [service, refusal] = models_.open(aside.model, aside.worker, std::string(memory.job(), memory.plot().job_bytes));
@@ -310,6 +370,10 @@ void Replica::replay(const Record& record) try {
   const Clock::time_point now{Clock::duration(record.now)};
   const auto found = shadows_.find({record.model, record.worker});
   std::vector<Descriptor> descriptors;
+  if (record.order != following_->log->applied.load() + 1)
+    fail<Corruption>("the log of part {} goes on with event {} after event {}", seat_.shard, record.order,
+                     following_->log->applied.load());
+  if (record.now < 0 || record.now > int64_t{1} << 62) fail<Corruption>("the log of part {} has no time", seat_.shard);
   switch (record.event) {
     case Event::open: {
       const Aside aside = receive_aside(record, descriptors);
@@ -341,6 +405,9 @@ void Replica::replay(const Record& record) try {
     case Event::filled:
       seat_ = ps::filled(seat_).seat;
       break;
+    default:
+      fail<Corruption>("the log of part {} has an event of an unknown kind, {}", seat_.shard,
+                       static_cast<uint32_t>(record.event));
   }
   following_->log->applied.store(record.order);
   ring(*following_->bell);
@@ -360,7 +427,10 @@ void Replica::primary_gone(const Following* following) {
   if (following_.get() != following || !fault_.empty()) return;
   while (look_after()) continue;
   if (!fault_.empty()) return;
-  if (following_->log->dropped.load() != 0) return give_up("its primary goes on without it");
+  if (following_->log->dropped.load() != 0) {
+    left_behind_ = true;
+    return give_up("its primary goes on without it");
+  }
   if (seat_.backup != around_.server) return give_up("its primary was gone before all was here");
   seat_ = after_death(seat_, seat_.primary).seat;
   following_.reset();

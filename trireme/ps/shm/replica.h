@@ -29,6 +29,7 @@ class Port;
 struct Surroundings {
   int server = 0, servers = 1;
   std::string job;                                  // the meeting key
+  Seconds silence{5};                               // of a backup that has something to do, until it is given up
   const Segment* bell = nullptr;                    // the server's own
   std::function<void(std::function<void()>)> post;  // from any thread: the service's thread does it
 };
@@ -83,6 +84,8 @@ class Replica {
   void follow(std::shared_ptr<Following> following, const Seat& seat);
   /// The primary is gone: the rest of its log, and then this server answers.
   void primary_gone(const Following* following);
+  /// Its primary had given it up, though it lives.
+  bool left_behind() const { return left_behind_; }
   /// What is wrong with it, or "".
   const std::string& fault() const { return fault_; }
   std::string digest() const { return models_.digest(); }
@@ -100,6 +103,9 @@ class Replica {
   void append(Record record, const Aside* aside = nullptr, int descriptor = -1);
   bool try_backup(int server, bool anew);
   void backup_gone(uint64_t log);
+  std::optional<Clock::time_point> silence_ends() const;
+  void check_backup(Clock::time_point now);
+  std::string why_held(const Port& port, uint64_t id) const;
   void fill();
   void send_due();
   void replay(const Record& record);
@@ -112,12 +118,18 @@ class Replica {
   Seat seat_;
   const Surroundings& around_;
   std::string fault_;  // why it is no replica any more, or ""
+  bool left_behind_ = false;
 
   std::unique_ptr<Leading> leading_;  // the log that it writes
   uint64_t logs_ = 0;                 // that it has written, with this one
   uint64_t order_ = 0;                // of the last event in it
   std::deque<Held> held_;
-  std::vector<bool> unsuited_;                                                // servers that could not be the backup
+  uint64_t seen_ = 0;           // of `applied`
+  Clock::time_point moved_{};   // when that was, or there was nothing to do
+  uint64_t copied_ = 0;         // the order of the copy with which the backup was filled, and what it may take beyond
+  Seconds for_copy_{0};         // others
+  int silent_ = kNobody;        // who was given up for its silence, if nobody has come since
+  std::vector<bool> unsuited_;  // servers that could not be the backup
   std::map<Place, std::pair<std::shared_ptr<const Memory>, pid_t>> workers_;  // who has come
 
   std::shared_ptr<Following> following_;  // the log that it reads

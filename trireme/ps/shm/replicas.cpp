@@ -38,7 +38,11 @@ Replicas::Kept::Kept(const Seat& seat, const Surroundings& around, Crew& crew, m
 
 Replicas::Replicas(const Options& options, Inbox& inbox)
     : options_(options), inbox_(inbox), held_(static_cast<size_t>(options.servers)) {
-  around_ = {.server = options.server, .servers = options.servers, .job = options.job, .bell = options.bell};
+  around_ = {.server = options.server,
+             .servers = options.servers,
+             .job = options.job,
+             .silence = options.silence,
+             .bell = options.bell};
   around_.post = [this](std::function<void()> errand) {
     inbox_.post([errand = std::move(errand)](Models&) { errand(); });
   };
@@ -200,7 +204,9 @@ void Replicas::primary_gone(int shard, const std::shared_ptr<Following>& followi
   around_.post([this, shard, following] {
     Replica* const replica = of(shard);
     if (replica == nullptr) return;
+    const int primary = replica->seat().primary;
     replica->primary_gone(following.get());
+    if (replica->left_behind()) greet(options_.job, primary, options_.server);  // it may be filled again
     if (!replica->leads()) return;
     for (const auto& [worker, how] : died_) replica->lost(worker, how);
   });

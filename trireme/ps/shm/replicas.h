@@ -33,6 +33,7 @@ class Replicas {
   struct Options {
     std::string job;  // the meeting key
     int server = 0, servers = 1;
+    Seconds silence{5};             // of a backup that has something to do, until it is given up
     const Segment* bell = nullptr;  // the server's
     Crew* crew = nullptr;
     metrics::Registry* registry = nullptr;  // of its own shard
