@@ -174,10 +174,10 @@ void Parallel::Impl::backward(double weight, const std::function<torch::Tensor()
   follow_freezing();
   if (last) expect_gradients();
   const Collecting collecting(*this);
-  std::optional<Placement::Watch> watch;
+  std::optional<Placement::Use> placing;
   // Later micro-batches add to what is there. Where parameters are gathered, a gradient whose place is taken must not
   // hold up its bucket: others would wait for it who are to gather what this rank needs.
-  if (micro_ == 0 && !exchange_->traits().gathers) watch.emplace(*placement_);
+  if (micro_ == 0 && !exchange_->traits().gathers) placing.emplace(*placement_);
   value.backward(torch::full_like(value, weight * seed_));
   laps.end("backward", count_.backward_seconds);
   count_.micro_batches.add();

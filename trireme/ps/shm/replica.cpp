@@ -48,26 +48,26 @@ struct Replica::Shadow final : Connection {
   const pid_t process;
 };
 
-Replica::Replica(Models& models, const Seat& seat, const Surroundings& around)
-    : models_(models), seat_(seat), around_(around), unsuited_(static_cast<size_t>(around.servers)) {}
+Replica::Replica(Models& models, const Charge& charge, const Surroundings& around)
+    : models_(models), charge_(charge), around_(around), unsuited_(static_cast<size_t>(around.servers)) {}
 
 Replica::~Replica() = default;
 
 bool Replica::finished() const { return !fault_.empty() || (models_.finished() && held_.empty()); }
 
 std::string Replica::describe() const {
-  if (!fault_.empty()) return fmt::format("part {}: no longer here: {}", seat_.shard, fault_);
-  const std::string head = fmt::format("part {}: epoch {}, ", seat_.shard, seat_.epoch);
+  if (!fault_.empty()) return fmt::format("part {}: no longer here: {}", charge_.shard, fault_);
+  const std::string head = fmt::format("part {}: epoch {}, ", charge_.shard, charge_.epoch);
   if (following_)
     return fmt::format("{}{} of server {}, {} events", head,
-                       leads()                          ? "primary"
-                       : seat_.backup == around_.server ? "backup"
-                                                        : "being filled",
-                       seat_.primary, following_->log->applied.load());
+                       leads()                            ? "primary"
+                       : charge_.backup == around_.server ? "backup"
+                                                          : "being filled",
+                       charge_.primary, following_->log->applied.load());
   if (!leading_) return head + "primary, without a backup";
   const uint64_t applied = leading_->log->applied.load();
   return fmt::format("{}primary, backup on server {}{}, {} events behind", head, leading_->server,
-                     seat_.backup == kNobody ? " (being filled)" : "", order_ - applied);
+                     charge_.backup == kNobody ? " (being filled)" : "", order_ - applied);
 }
 
 // ---- the primary ----
@@ -151,7 +151,7 @@ void Replica::find_backup(const Deadline* deadline) {
   lives[static_cast<size_t>(around_.server)] = false;
   const bool anew = models_.empty();
   if (anew && deadline != nullptr) {  // at the job's start the others are about to come
-    const int server = seat_.backup;
+    const int server = charge_.backup;
     while (!try_backup(server, true)) {
       if (deadline->passed())
         fail<Timeout>("server {} found no server {} of its job on this machine within {:g} s to be its backup",
@@ -161,13 +161,13 @@ void Replica::find_backup(const Deadline* deadline) {
     return;
   }
   while (true) {
-    const Move move = appoint(seat_, lives);
+    const Move move = appoint(charge_, lives);
     if (move.why != Move::Why::appointed) return;
     if (!try_backup(move.server, false)) {
       lives[static_cast<size_t>(move.server)] = false;
       continue;
     }
-    seat_ = move.seat;
+    charge_ = move.charge;
     return fill();
   }
 }
@@ -183,9 +183,9 @@ bool Replica::try_backup(int server, bool anew) {
   leading->log = reinterpret_cast<Log*>(leading->memory->map(0, bytes, "the log of a shard"));
   const Hello hello{.kind = Visitor::primary,
                     .worker = around_.server,
-                    .shard = seat_.shard,
+                    .shard = charge_.shard,
                     .line = anew ? 0u : 1u,
-                    .epoch = seat_.epoch};
+                    .epoch = charge_.epoch};
   Welcome answer;
   std::vector<Descriptor> descriptors;
   if (!send_message(socket.get(), &hello, sizeof hello, {leading->memory->descriptor(), around_.bell->descriptor()}) ||
@@ -211,7 +211,7 @@ void Replica::backup_gone(uint64_t log) {
   if (!leading_ || log != logs_) return;
   leading_->log->dropped.store(1);  // it may live, and must not answer
   unsuited_[static_cast<size_t>(leading_->server)] = leading_->log->given_up.load() != 0;
-  seat_ = after_death(seat_, leading_->server).seat;
+  charge_ = after_death(charge_, leading_->server).charge;
   leading_.reset();
   send_due();
   find_backup();
@@ -235,7 +235,7 @@ void Replica::fill() {
   const Aside aside{.event = Event::fill, .bytes = all.bytes().size()};
   append({.event = Event::fill}, &aside, memory->descriptor());
   append({.event = Event::filled});
-  if (leading_) seat_ = filled(seat_).seat;
+  if (leading_) charge_ = filled(charge_).charge;
 }
 
 void Replica::newcomer(int server) {
@@ -246,20 +246,20 @@ void Replica::newcomer(int server) {
 // ---- the backup ----
 
 void Replica::take_copy(const Aside& aside, std::vector<Descriptor> descriptors) {
-  if (descriptors.size() != 1) fail<PeerLost>("the copy of part {} did not come", seat_.shard);
+  if (descriptors.size() != 1) fail<PeerLost>("the copy of part {} did not come", charge_.shard);
   const size_t bytes = round_up(std::max<size_t>(1, aside.bytes), kPage);
   Segment memory(std::move(descriptors[0]), bytes);
   CopyReader all({memory.map(0, bytes, "the copy of a shard"), aside.bytes});
   models_.copy_from(all, [this](int model, int worker, const Request& request) {
     const auto found = shadows_.find({model, worker});
     if (found == shadows_.end())
-      fail<PeerLost>("the copy of part {} has a request of a worker that has left", seat_.shard);
+      fail<PeerLost>("the copy of part {} has a request of a worker that has left", charge_.shard);
     return incoming_of(found->second, request, found->second->memory);
   });
 }
 
-void Replica::follow(std::shared_ptr<Following> following, const Seat& seat) {
-  seat_ = seat;
+void Replica::follow(std::shared_ptr<Following> following, const Charge& charge) {
+  charge_ = charge;
   following_ = std::move(following);
 }
 
@@ -289,13 +289,13 @@ Aside Replica::receive_aside(const Record& record, std::vector<Descriptor>& desc
   Aside aside;
   if (receive_message(following_->socket.get(), &aside, sizeof aside, descriptors) != sizeof aside ||
       aside.magic != kMagic || aside.event != record.event)
-    fail<PeerLost>("what came beside the log of part {} is not what it announced", seat_.shard);
+    fail<PeerLost>("what came beside the log of part {} is not what it announced", charge_.shard);
   aside.words.back() = 0;
   return aside;
 }
 
 void Replica::open_shadow(const Aside& aside, std::vector<Descriptor> descriptors) {
-  if (descriptors.size() != 1) fail<PeerLost>("a worker came to part {} without its memory", seat_.shard);
+  if (descriptors.size() != 1) fail<PeerLost>("a worker came to part {} without its memory", charge_.shard);
   const Memory memory(std::make_shared<Segment>(std::move(descriptors[0]), aside.plot.total), aside.plot);
   const auto shadow = std::make_shared<Shadow>(memory, aside.process);
   auto [service, refusal] = models_.open(aside.model, aside.worker, std::string(memory.job(), memory.plot().job_bytes));
@@ -339,7 +339,7 @@ void Replica::replay(const Record& record) try {
       break;
     }
     case Event::filled:
-      seat_ = ps::filled(seat_).seat;
+      charge_ = ps::filled(charge_).charge;
       break;
   }
   following_->log->applied.store(record.order);
@@ -361,8 +361,8 @@ void Replica::primary_gone(const Following* following) {
   while (look_after()) continue;
   if (!fault_.empty()) return;
   if (following_->log->dropped.load() != 0) return give_up("its primary goes on without it");
-  if (seat_.backup != around_.server) return give_up("its primary was gone before all was here");
-  seat_ = after_death(seat_, seat_.primary).seat;
+  if (charge_.backup != around_.server) return give_up("its primary was gone before all was here");
+  charge_ = after_death(charge_, charge_.primary).charge;
   following_.reset();
   for (const auto& [place, shadow] : std::exchange(shadows_, {}))
     workers_[place] = {std::make_shared<Memory>(shadow->memory), shadow->process};
