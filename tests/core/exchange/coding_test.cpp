@@ -21,8 +21,8 @@ using trireme::tests::OnMachine;
 using trireme::tests::run_machines;
 using Parameters = std::vector<float>;
 
-const std::vector<std::string> kEach = {"fp16",      "bf16",        "int8",       "sign",
-                                        "topk:0.05", "randomk:0.2", "powersgd:2", "sketch:0.3"};
+const std::vector<std::string> kEach =
+    compress::tests::each_codec({{"topk", {"0.05"}}, {"randomk", {"0.2"}}, {"sketch", {"0.3"}}});
 constexpr float kRate = 0.05f;
 
 /// Several buckets; one slot of several pieces, in strips that do not divide it; two that are never encoded.
@@ -202,8 +202,7 @@ TEST_P(Coded, LeavesBiasesAndWhatIsExcludedAlone) {
 
 /// "As if its batch had not been there": nor is anything remembered of it.
 TEST_P(Coded, ASkippedStepLeavesNothing) {
-  if (codec() == "int8" || codec().starts_with("randomk") || codec().starts_with("sketch"))
-    return;                                        // by chance
+  if (codec() == "int8" || codec().starts_with("randomk") || codec().starts_with("sketch")) return;  // by chance
   if (codec().starts_with("powersgd")) return;  // it has turned its factors
   Options options = this->options();
   options.on_nan = OnNan::skip;
