@@ -29,10 +29,8 @@ bool is_late(const Session& session) { return session.rank() >= session.size(); 
 
 /// Who is in the crew, as the session hears it. Of an agent, `target` are its own ranks.
 CrewView crew_of(const Session& session) {
-  CrewView view{.target = session.slots(),
-                .more = session.more(),
-                .complete = true,
-                .over = session.dismissal().has_value()};
+  CrewView view{
+      .target = session.slots(), .more = session.more(), .complete = true, .over = session.dismissal().has_value()};
   for (int rank = 0; rank < session.size(); rank++) view.ranks.push_back(rank);
   for (const CrewChange& change : session.crews())
     if (!change.ranks.empty()) {  // otherwise they wait for newcomers
@@ -237,7 +235,8 @@ LaunchResult run_agent(const AgentOptions& options) {
                          .size = session.size(),
                          .job = session.job(),
                          .master = meeting.substr(0, colon),
-                         .master_port = std::stoi(meeting.substr(colon + 1)),
+                         .master_port = static_cast<int>(
+                             comm::network::number_under("the ranks' meeting point", meeting.substr(colon + 1))),
                          .failed = failed.get(),
                          .crew =
                              [&] {
