@@ -49,7 +49,8 @@ class Transaction {
 
   /// The crew begins here. All ranks say the same.
   void begin_at(const Reached& reached);
-  /// Step `step` of this crew, from 1, will be made. All ranks say the same. Throws PeerLost when others have given it up.
+  /// Step `step` of this crew, from 1, will be made. All ranks say the same. Throws PeerLost when others have given it
+  /// up.
   void decide(uint64_t step, const Decided& what);
   /// State is about to be written over in other ways, until kept().
   void spoil();
