@@ -96,7 +96,9 @@ class Balance(support.CommandTest):
             with self.subTest(args=args):
                 self.refused("train", *small, *args, says=[sentence])
         even = small[:-2]
-        self.refused("train", *even, "--balance-stint", "2s", says=["--balance-stint has no effect with --balance even"])
+        self.refused(
+            "train", *even, "--balance-stint", "2s", says=["--balance-stint has no effect with --balance even"]
+        )
         self.refused("train", *small, "--balance-stint", "soon", says=["--balance-stint", "soon"])
         batch_norm = ["lenet-bn", "--data", "synthetic:100", "--sync-batch-norm", "--balance", "watch"]
         self.refused("train", *batch_norm, says=["sync-batch-norm"])
