@@ -16,7 +16,8 @@ setup-test: # and those of the tests
 
 # A new folder that nobody develops in is compiled the quick way, a folder of the sources at a time. Once chosen, that
 # stays: `make test` goes on where `make train` stopped. `cmake --preset release -DTRIREME_UNITY=OFF` is for editing.
-configure = cmake --preset $(PRESET) $(if $(wildcard $(BUILD)/build.ninja),>/dev/null,$(if $(filter release,$(PRESET)),-DTRIREME_UNITY=ON))
+at_first = $(if $(filter release,$(PRESET)),-DTRIREME_UNITY=ON)
+configure = cmake --preset $(PRESET) $(if $(wildcard $(BUILD)/build.ninja),>/dev/null,$(at_first))
 
 build: setup ## build the library and the command, build/trireme
 	@$(configure)
@@ -36,8 +37,9 @@ test: build-all check ## install what tests need, build everything, run all test
 unit: build-all ## the quick tests only
 	@cd $(BUILD) && ctest --output-on-failure -L unit
 
-check: ## folder rules: who may include whom
+check: ## folder rules: who may include whom; the width of lines
 	@scripts/check_includes.py
+	@scripts/check_lines.py
 
 locks: setup-test ## clang checks that fields are used under their lock
 	@scripts/check_locks
@@ -56,8 +58,8 @@ bench: build ## ours and the peers alternately; one JSON object a line
 format: ## clang-format all sources
 	@git ls-files '*.cpp' '*.h' | xargs clang-format -i
 
-tidy: build-all ## clang-tidy on the library and the command
-	@git ls-files 'trireme/*.cpp' 'tools/*.cpp' | xargs -n 4 clang-tidy -p $(BUILD) --quiet
+tidy: build-all ## clang-tidy on all sources, or on those in FOLDERS="..."
+	@scripts/tidy $(BUILD) $(FOLDERS)
 
 install: build ## install to PREFIX (default /usr/local)
 	@cmake --install $(BUILD) --prefix $(or $(PREFIX),/usr/local)

@@ -1,6 +1,4 @@
 // From the command to the program with libtorch.
-#include "become.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -8,6 +6,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/segment.h>
+
+#include "become.h"
 
 namespace trireme::tools {
 

@@ -1,6 +1,4 @@
 // `trireme bench`: ours and the peers alternately, several rounds, medians.
-#include "bench.h"
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -16,6 +14,7 @@
 #include <trireme/cluster/environment/environment.h>
 #include <trireme/cluster/launching/launcher.h>
 
+#include "bench.h"
 #include "commands.h"
 #include "hosts.h"
 #include "peers.h"

@@ -28,8 +28,7 @@ namespace {
 struct Settings {
   std::string self, worker;
   int rounds = 5, steps = 30;
-  std::vector<std::string> codecs = {"fp16",      "bf16",        "int8",       "sign",
-                                     "topk:0.01", "randomk:0.1", "powersgd:2", "sketch:0.1"};
+  std::vector<std::string> codecs = compress::spec_examples();
   std::vector<std::string> cases = {"mlp2048-32"};
   std::vector<std::string> gradients = {kGradientModels.begin(), kGradientModels.end()};
   std::string lines, picture;
@@ -57,7 +56,7 @@ std::vector<float> made_up(size_t count) {
 /// One codec over made up gradients, strip by strip.
 class Course {
  public:
-  explicit Course(const compress::Spec& spec) : by_matrix_(spec.kind == compress::Spec::powersgd) {
+  explicit Course(const compress::Spec& spec) : by_matrix_(spec.by_matrix()) {
     plain_ = compress::make_codec(spec, true);
     feedback_ = std::make_unique<compress::ErrorFeedback>(compress::make_codec(spec, true), kElements * sizeof(float));
     for (size_t begin = 0; begin < kElements; begin += kStrip)

@@ -1,7 +1,7 @@
-#include "bench_flags.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+
+#include "bench_flags.h"
 
 namespace trireme::tools {
 

@@ -1,6 +1,4 @@
 // `trireme bench ps`: parameter servers against what the memory and the wire allow.
-#include "bench_ps.h"
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -12,6 +10,7 @@
 #include <trireme/cluster/coordination/tls.h>
 
 #include "bench.h"
+#include "bench_ps.h"
 #include "commands.h"
 #include "peers.h"
 

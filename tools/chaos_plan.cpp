@@ -1,11 +1,11 @@
-#include "chaos_plan.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
 #include <trireme/data/random.h>
+
+#include "chaos_plan.h"
 
 namespace trireme::tools {
 namespace {

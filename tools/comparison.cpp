@@ -1,5 +1,3 @@
-#include "comparison.h"
-
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +8,7 @@
 
 #include <trireme/base/error.h>
 
+#include "comparison.h"
 #include "with_commas.h"
 
 namespace trireme::tools {

@@ -1,9 +1,9 @@
-#include "disturb.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <csignal>
+
+#include "disturb.h"
 
 namespace trireme::tools {
 namespace {

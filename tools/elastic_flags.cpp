@@ -1,10 +1,9 @@
-#include "elastic_flags.h"
-
 #include <fmt/format.h>
 
 #include <trireme/base/error.h>
 
 #include "duration_flag.h"
+#include "elastic_flags.h"
 
 namespace trireme::tools {
 

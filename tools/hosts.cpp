@@ -1,5 +1,3 @@
-#include "hosts.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <trireme/base/error.h>
 
 #include "commands.h"
+#include "hosts.h"
 
 namespace trireme::tools {
 namespace {

@@ -59,6 +59,7 @@ bool convolutions(const Settings& s) {  // those without have the default, and m
   return s.memory_format != "channels-last" || !is_one_of(stem(s.options.model), {"linear", "mlp", "gpt", "bert"});
 }
 bool gives_back(const Settings& s) { return s.options.parallel.exchange.zero >= 2; }
+bool balances(const Settings& s) { return s.balance != "even"; }
 bool in_stages(const Settings& s) { return s.options.pipeline > 1; }
 bool on_hosts(const Settings& s) { return s.hosts.given(); }
 bool hears_of_silence(const Settings& s) { return on_hosts(s) || asks_for_elasticity(s.elastic, s.workers_given); }
@@ -94,6 +95,9 @@ constexpr Rule kRules[] = {
     {"--micro", "--pipeline", ": use --accumulate, which goes through micro-batches on each worker alone", in_stages},
     {"--schedule", "--pipeline", ": it says what the stages of one do when", in_stages},
     {"--record-schedule", "--pipeline", ": it is of what the stages of one do", in_stages},
+    {"--ahead", "--pipeline", ": elsewhere no rank has to wait for a norm alone", in_stages},
+    {"--ahead-bytes", "--pipeline", ": elsewhere no rank has to wait for a norm alone", in_stages},
+    {"--balance-stint", "--balance", "auto and watch", balances},
     {"--checkpoint-every", "--checkpoint", "", keeps},
     {"--keep", "--checkpoint", "", keeps},
     {"--keep-best", "--checkpoint", "", keeps},
@@ -116,6 +120,7 @@ std::string value_of(const std::string& decider, const Settings& s) {
   if (decider == "--sync") return s.sync;
   if (decider == "--compress") return s.compress;
   if (decider == "--on-nan") return s.on_nan;
+  if (decider == "--balance") return s.balance;
   if (decider == "--zero") return fmt::format("{}", s.options.parallel.exchange.zero);
   return s.options.model;
 }

@@ -1,7 +1,7 @@
-#include "peers.h"
-
 #include <cstdlib>
 #include <filesystem>
+
+#include "peers.h"
 
 namespace trireme::tools {
 

@@ -1,5 +1,3 @@
-#include "preflight.h"
-
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -7,6 +5,8 @@
 #include <string_view>
 
 #include <trireme/base/error.h>
+
+#include "preflight.h"
 
 namespace trireme::tools {
 namespace {

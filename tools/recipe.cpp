@@ -1,5 +1,3 @@
-#include "recipe.h"
-
 #include <fmt/format.h>
 #include <toml++/toml.h>
 
@@ -8,6 +6,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/cluster/environment/environment.h>
+
+#include "recipe.h"
 
 namespace trireme::tools {
 namespace {

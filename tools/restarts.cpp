@@ -1,5 +1,3 @@
-#include "restarts.h"
-
 #include <fmt/format.h>
 #include <poll.h>
 
@@ -9,6 +7,8 @@
 
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/folder.h>
+
+#include "restarts.h"
 
 namespace trireme::tools {
 namespace {

@@ -1,7 +1,7 @@
-#include "sparse_speed.h"
-
 #include <algorithm>
 #include <random>
+
+#include "sparse_speed.h"
 
 namespace trireme::tools {
 namespace {

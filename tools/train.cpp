@@ -1,7 +1,5 @@
 // `trireme train`: started by a person it launches one worker process per rank; started by a launcher it becomes a
 // worker.
-#include "train.h"
-
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -15,6 +13,7 @@
 #include "commands.h"
 #include "idle_flags.h"
 #include "restarts.h"
+#include "train.h"
 
 namespace trireme::tools {
 namespace {

@@ -1,5 +1,3 @@
-#include "train_flags.h"
-
 #include <fmt/format.h>
 #include <unistd.h>
 
@@ -19,6 +17,7 @@
 
 #include "duration_flag.h"
 #include "join_names.h"
+#include "train_flags.h"
 
 namespace trireme::tools {
 namespace {
@@ -90,6 +89,17 @@ void add_division_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--record-schedule", s.options.record_schedule,
                  "--pipeline: write what each stage did when in the last step: FILE.svg is a picture of it below what "
                  "was planned, other files are for `trireme schedule NAME --happened FILE`")
+      ->group(group);
+  app.add_option("--ahead", s.ahead,
+                 "--pipeline with --clip or --on-nan skip: when stages update before the norm of all of them is known, "
+                 "and take back what was wrong: " +
+                     join_names(exchange::ahead_names()) + ". idle: where they would wait. The result is the same")
+      ->group(group);
+  app.add_option(
+         "--ahead-bytes", s.options.parallel.exchange.ahead_bytes,
+         "--ahead: bytes of parameters and state that may be kept for that; the rest is updated when the norm is "
+         "known")
+      ->check(whole_number(0))
       ->group(group);
   app.add_option("--zero", s.options.parallel.exchange.zero,
                  "Any model, across machines: each worker alone keeps its part of the optimizer state (1), of the "
@@ -215,6 +225,11 @@ void add_flags(CLI::App& app, TrainSettings& s) {
                  "Which share of a batch each worker computes: " + join_names(balancing_names()) +
                      ". auto: by measured speed, with the same result up to rounding; watch: even shares, and a worker "
                      "that makes the others wait is named, as with auto (docs/balance.md)");
+  app.add_option(
+         "--balance-stint", s.balance_stint,
+         "--balance auto and watch: for how long steps are measured, at least, before workers compare what they "
+         "took: 0.5s, 2s")
+      ->transform(duration_flag());
   app.add_option("--straggler", s.straggler,
                  "WORKER:FACTOR makes a worker compute that many times slower, to see what that does");
   app.add_option("--seed", o.seed,
@@ -226,13 +241,14 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option(
       "--memory-format", s.memory_format,
       "Of convolution weights: " + join_names(train::memory_format_names()) + "; auto measures once and remembers");
-  app.add_option("--compress", s.compress,
-                 "Between machines, with --sync shared, allreduce and modes with parameter servers: fewer bytes of gradients, one of " +
-                     join_names(compress::spec_names()) +
-                     ", or auto. fp16 and bf16 halve them; int8: a quarter; sign: a bit each; topk:R and randomk:R: a "
-                     "part R of the elements; powersgd:K: factors of K columns; sketch:R. What is left out comes later. "
-                     "auto, in shared alone, measures, and chooses for each bucket of gradients what pays, or none, of " +
-                     compress::kAutomatic + ", or of those that auto:fp16,int8 names (docs/compression.md)")
+  app.add_option(
+         "--compress", s.compress,
+         "Between machines, with --sync shared, allreduce and modes with parameter servers: fewer bytes of "
+         "gradients, one of " +
+             join_names(compress::spec_names()) + ", or auto. What is sent: " + compress::spec_help() +
+             ". What is left out comes later. "
+             "auto, in shared alone, measures, and chooses for each bucket of gradients what pays, or none, of " +
+             compress::kAutomatic + ", or of those that auto:fp16,int8 names (docs/compression.md)")
       ->group("Several hosts");
   app.add_option(
          "--compress-layers", x.codec_excludes,
@@ -270,10 +286,11 @@ void add_flags(CLI::App& app, TrainSettings& s) {
   app.add_option("--progress", s.progress,
                  "One of: " + join_names(progress_names()) +
                      "; auto is a line on a terminal, and plain under mpirun and other launchers");
-  app.add_option("--engine", s.engine,
-                 "Between machines: auto, stream, gloo, mpi or nccl. stream encrypts and authenticates every byte; gloo and "
-                 "mpi are for trusted networks, and with --tls need :insecure behind their name. auto is stream with "
-                 "--tls. Inside a machine it is always shared memory")
+  app.add_option(
+         "--engine", s.engine,
+         "Between machines: auto, stream, gloo, mpi or nccl. stream encrypts and authenticates every byte; gloo and "
+         "mpi are for trusted networks, and with --tls need :insecure behind their name. auto is stream with "
+         "--tls. Inside a machine it is always shared memory")
       ->group("Several hosts");
   add_hosts_flags(app, s.hosts);
   app.footer(
@@ -446,6 +463,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
   x.rate = exchange::rate_named(settings.rate);
   x.stale = ps::stale_named(settings.stale);
   x.on_nan = exchange::on_nan_named(settings.on_nan);
+  x.ahead = exchange::ahead_named(settings.ahead);
   x.candidates = compress::candidates_named(settings.compress);
   x.codec = x.chooses() ? compress::Spec{} : compress::spec_named(settings.compress);
   x.zero_window = settings.zero_window << 20;
@@ -455,6 +473,7 @@ void resolve(TrainSettings& settings, const cluster::Place& place) {
     fail<InvalidArgument>("unknown --mean '{}': weighted or plain", settings.mean);
   o.plain_mean = settings.mean == "plain";
   o.parallel.balance = balancing_named(settings.balance);
+  o.parallel.balance_stint = Seconds(settings.balance_stint);
   read_straggler(settings);
   if (settings.servers == 0 && x.sync.needs_servers()) settings.servers = 1;
   if (settings.servers > 0 && !x.sync.takes_servers())

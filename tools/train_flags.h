@@ -34,9 +34,10 @@ struct TrainSettings {
   std::string optimizer = "auto", lr_schedule = "constant", sync = "shared", rate = "share", stale = "full",
               mean = "weighted", balance = "even", straggler, memory_format = "auto", loss = "auto", progress = "auto",
               engine = "auto", on_nan = "stop", precision = "f32";
-  std::string compress = "none";
-  size_t zero_window = 0;     // MB; 0: as for the model
-  bool quiet_report = false;  // nobody is told where the report is, as whoever asked for it reads it and removes it
+  std::string compress = "none", ahead = "idle";
+  double balance_stint = 0.5;  // seconds
+  size_t zero_window = 0;      // MB; 0: as for the model
+  bool quiet_report = false;   // nobody is told where the report is, as whoever asked for it reads it and removes it
   HostsFlags hosts;
 };
 

@@ -1,5 +1,3 @@
-#include "use_flags.h"
-
 #include <fmt/ranges.h>
 
 #include <cmath>
@@ -12,6 +10,7 @@
 #include <trireme/train/options.h>
 
 #include "join_names.h"
+#include "use_flags.h"
 
 namespace trireme::tools {
 namespace {

@@ -1,5 +1,3 @@
-#include "victim_job.h"
-
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
@@ -20,6 +18,8 @@
 #include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/status_door.h>
+
+#include "victim_job.h"
 
 namespace trireme::tools {
 namespace {

@@ -32,6 +32,11 @@ class Balance(support.CommandTest):
                 for name, value in wanted.items():
                     numpy.testing.assert_allclose(parameters[name], value, rtol=0, atol=1e-9)
 
+    def test_no_decision_before_a_stint_is_over(self):
+        args = [*DATA, "--epochs", 10, "--workers", 2, *SLOW, "--balance", "auto", "--balance-stint", "1h"]
+        balance = self.train(*args)["balance"]
+        self.assertEqual((balance["shares"], balance["changes"]), ([32, 32], 0))
+
     def test_what_is_said(self):
         args = [*DATA, "--epochs", 40, "--workers", 2, *SLOW]
         for mode, share in (("auto", r"(; its share is now \d+ of 64 samples)?"), ("watch", "")):
@@ -90,6 +95,11 @@ class Balance(support.CommandTest):
         ):
             with self.subTest(args=args):
                 self.refused("train", *small, *args, says=[sentence])
+        even = small[:-2]
+        self.refused(
+            "train", *even, "--balance-stint", "2s", says=["--balance-stint has no effect with --balance even"]
+        )
+        self.refused("train", *small, "--balance-stint", "soon", says=["--balance-stint", "soon"])
         batch_norm = ["lenet-bn", "--data", "synthetic:100", "--sync-batch-norm", "--balance", "watch"]
         self.refused("train", *batch_norm, says=["sync_batch_norm"])
 

@@ -84,6 +84,15 @@ class Stages(LanguageTest):
         self.train(*images, "--memory-format", "auto")
         self.train(*images, "--memory-format", "channels-last", "--straggler", "1:2")
 
+    def test_updates_ahead_of_their_norm(self):
+        counts, hashes = {}, set()
+        for ahead in (("--ahead", "always"), ("--ahead", "always", "--ahead-bytes", 0), ("--ahead", "never")):
+            report = self.train(*TINY, *SHORT, "--clip", 1000, "--workers", 2, "--pipeline", 2, *ahead)
+            counts[ahead] = sum(rank.get("updates_ahead", 0) for rank in report["metrics"].values())
+            hashes.add(report["sha256"])
+        self.assertEqual(list(counts.values()), [12, 0, 0])
+        self.assertEqual(len(hashes), 1)
+
     def test_a_checkpoint_goes_on_on_another_mesh(self):
         spec = (*TINY, "--dtype", "f64", "--test", 0.005)
         straight, _ = self.parameters(*spec, "--workers", 1, "--max-steps", 8)
@@ -162,6 +171,9 @@ class Refusals(LanguageTest):
         self.refuses(*TINY, *two, "--micro", 4, says=("--micro has no effect without --pipeline P", "use --accumulate"))
         self.refuses(*TINY, *two, "--schedule", "gpipe", says=("--schedule has no effect without --pipeline",))
         self.refuses(*TINY, *two, "--record-schedule", "a.svg", says=("--record-schedule has no effect without",))
+        self.refuses(*TINY, *two, "--ahead", "never", says=("--ahead has no effect without --pipeline P",))
+        self.refuses(*TINY, *two, "--ahead-bytes", 1, says=("--ahead-bytes has no effect without --pipeline P",))
+        self.refuses(*TINY, *two, "--pipeline", 2, "--ahead", "allways", says=("did you mean 'always'", "idle"))
         for pipeline in ((), ("--pipeline", 2)):
             self.refuses(
                 *TINY, *two, *pipeline, "--schedule", "cosine",

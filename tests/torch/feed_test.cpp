@@ -15,9 +15,10 @@ namespace trireme::data {
 namespace {
 
 std::vector<Sync> all_modes() {
-  return {Sync::shared,      Sync::allreduce,   Sync::central,      Sync::server,
-          Sync::async,       Sync::stale_by(0), Sync::stale_by(2),  Sync::trylock_with(1),
-          Sync::round_robin, Sync::hogwild,     Sync::local_for(3), Sync::elastic_with(3, 0.3)};
+  return {Sync::shared,       Sync::allreduce,   Sync::central,      Sync::server,
+          Sync::async,        Sync::stale_by(0), Sync::stale_by(2),  Sync::trylock_with(1),
+          Sync::round_robin,  Sync::hogwild,     Sync::local_for(3), Sync::elastic_with(3, 0.3),
+          Sync::diloco_for(3)};
 }
 
 void run(int ranks, const Sync& sync, const std::function<void(World&)>& body) {

@@ -47,7 +47,8 @@ std::vector<torch::Tensor> train_alone(int part) {
   return net->parameters();
 }
 
-void train_part(const Group& group, int part, const ParallelOptions& options) {
+void train_part(const Group& group, int part, const ParallelOptions& options,
+                const std::vector<torch::Tensor>& reference) {
   auto net = net_of(part);
   const auto [x, y] = samples_of(part);
   const auto mine = x.narrow(0, 6 * group.rank(), 6), wanted = y.narrow(0, 6 * group.rank(), 6);
@@ -55,7 +56,6 @@ void train_part(const Group& group, int part, const ParallelOptions& options) {
     auto train = parallel(group, *net, momentum({.lr = 0.02, .momentum = 0.9}), options);
     for (int step = 0; step < kSteps; step++) train.step([&] { return torch::mse_loss(net->forward(mine), wanted); });
   }
-  const auto reference = train_alone(part);
   for (size_t i = 0; i < reference.size(); i++)
     EXPECT_LT((net->parameters()[i] - reference[i]).abs().max().item<double>(), 1e-12) << "part " << part;
 }
@@ -63,14 +63,80 @@ void train_part(const Group& group, int part, const ParallelOptions& options) {
 TEST(Groups, EachTrainsItsOwnModel) {
   for (const char* mode : {"shared", "allreduce", "central"})
     test::run_ranks(4, [&](World& world) {
-      train_part(world.split(world.rank() % 2), world.rank() % 2, {.exchange = {.sync = exchange::sync_named(mode)}});
+      const int part = world.rank() % 2;
+      train_part(world.split(part), part, {.exchange = {.sync = exchange::sync_named(mode)}}, train_alone(part));
     });
+}
+
+constexpr int kPeriod = 3;
+
+/// Two replicas, each with half of the samples and an optimizer of its own, that meet every few steps: for the mean, or
+/// for a step of Nesterov's with what they have moved by on average.
+std::vector<torch::Tensor> train_apart(int part, const exchange::Sync& sync) {
+  const auto [x, y] = samples_of(part);
+  std::vector<Sequential> nets = {net_of(part), net_of(part)};
+  std::vector<torch::optim::SGD> optimizers;
+  for (auto& net : nets) optimizers.emplace_back(net->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9));
+  const torch::NoGradGuard values;
+  std::vector<torch::Tensor> agreed, velocity;
+  for (const auto& parameter : nets[0]->parameters()) {
+    agreed.push_back(parameter.clone());
+    velocity.push_back(torch::zeros_like(parameter));
+  }
+  for (int step = 1; step <= kSteps; step++) {
+    for (int rank = 0; rank < 2; rank++) {
+      const torch::AutoGradMode gradients(true);
+      optimizers[static_cast<size_t>(rank)].zero_grad();
+      torch::mse_loss(nets[static_cast<size_t>(rank)]->forward(x.narrow(0, 6 * rank, 6)), y.narrow(0, 6 * rank, 6))
+          .backward();
+      optimizers[static_cast<size_t>(rank)].step();
+    }
+    if (step % kPeriod != 0) continue;
+    for (size_t i = 0; i < agreed.size(); i++) {
+      const auto mean = (nets[0]->parameters()[i] + nets[1]->parameters()[i]) / 2;
+      velocity[i] = sync.outer_momentum * velocity[i] + (agreed[i] - mean);
+      agreed[i] = sync.kind == exchange::Sync::local
+                      ? mean
+                      : agreed[i] - sync.outer_rate * (agreed[i] - mean + sync.outer_momentum * velocity[i]);
+      for (auto& net : nets) net->parameters()[i].copy_(agreed[i]);
+    }
+  }
+  return agreed;
+}
+
+TEST(Groups, EachTrainsItsOwnModelAndMeetsNowAndThen) {
+  for (const exchange::Sync& sync : {exchange::Sync::local_for(kPeriod), exchange::Sync::diloco_for(kPeriod)})
+    test::run_ranks(4, [&](World& world) {
+      const int part = world.rank() % 2;
+      train_part(world.split(part), part, {.exchange = {.sync = sync}}, train_apart(part, sync));
+    });
+}
+
+/// Without a lock no two runs are the same: each group comes near to its own function, and has one copy.
+TEST(Groups, EachTrainsItsOwnModelWithoutALock) {
+  test::run_ranks(4, [&](World& world) {
+    const int part = world.rank() % 2;
+    const Group group = world.split(part);
+    auto net = net_of(part);
+    const auto [x, y] = samples_of(part);
+    const auto mine = x.narrow(0, 6 * group.rank(), 6), wanted = y.narrow(0, 6 * group.rank(), 6);
+    const auto loss = [&] { return torch::mse_loss(net->forward(x), y).item<double>(); };
+    const double before = loss();
+    auto train = parallel(group, *net, sgd({.lr = 0.05}), {.sync = exchange::Sync::hogwild});
+    for (int step = 0; step < 200; step++) train.step([&] { return torch::mse_loss(net->forward(mine), wanted); });
+    train.settled([&] { EXPECT_LT(loss(), 0.1 * before) << "part " << part; });
+    const double sum = net->parameters()[0].sum().item<double>();
+    std::vector<double> sums(2);
+    group.comm().all_gather(&sum, sums.data(), 1, DType::f64, "sums");
+    EXPECT_EQ(sums[0], sums[1]);
+  });
 }
 
 TEST(Groups, AnAxisOfAMeshTrainsTogether) {
   test::run_ranks(4, [&](World& world) {
     const Mesh mesh = world.mesh({{"data", 2}, {"tensor", 2}});
-    train_part(mesh.group("data"), mesh.coordinate("tensor"), {.exchange = {.bucket_bytes = 64}, .overlap_next = true});
+    const int part = mesh.coordinate("tensor");
+    train_part(mesh.group("data"), part, {.exchange = {.bucket_bytes = 64}, .overlap_next = true}, train_alone(part));
     world.comm().barrier("the world is of use, too");
   });
 }

@@ -1,8 +1,7 @@
 // The processes that `trireme bench` starts for ours.
-#include "../bench.h"
-
 #include <memory>
 
+#include "../bench.h"
 #include "../bench_flags.h"
 #include "../commands.h"
 

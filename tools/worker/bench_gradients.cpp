@@ -152,7 +152,7 @@ double left_out(const std::vector<float>& wanted, const std::vector<float>& sent
 
 nlohmann::ordered_json errors_of(const Captured& captured, const std::string& codec) {
   const compress::Spec spec = compress::spec_named(codec);
-  const std::vector<compress::Strip> strips = strips_of(captured, spec.kind == compress::Spec::powersgd);
+  const std::vector<compress::Strip> strips = strips_of(captured, spec.by_matrix());
   const size_t count = captured.steps[0].size();
   compress::ErrorFeedback feedback(compress::make_codec(spec, true), count * sizeof(float));
   std::vector<float> given(count, 0), sent(count, 0), first;

@@ -1,5 +1,3 @@
-#include "pipeline_subject.h"
-
 #include <fmt/format.h>
 #include <torch/autograd.h>
 #include <torch/nn/functional/loss.h>
@@ -12,6 +10,8 @@
 #include <trireme/layers/sections.h>
 #include <trireme/models/resnet.h>
 #include <trireme/models/transformer.h>
+
+#include "pipeline_subject.h"
 
 namespace trireme::tools {
 namespace {

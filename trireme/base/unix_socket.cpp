@@ -1,8 +1,10 @@
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstring>
 
 #include <trireme/base/error.h>
@@ -50,6 +52,16 @@ bool listen_at(int socket, const std::string& name, int waiting) {
 bool connect_to(int socket, const std::string& name) {
   const Address address(name);
   return connect(socket, address.get(), address.length) == 0;
+}
+
+Descriptor accept_from(int listener) {
+  Descriptor visitor(accept4(listener, nullptr, nullptr, SOCK_CLOEXEC));
+  const int error = visitor ? 0 : errno;
+  if (error == EMFILE || error == ENFILE || error == ENOBUFS || error == ENOMEM)
+    fail<IoError>(
+        "process {} cannot let anybody in at its unix socket: {}. Raise the limit (ulimit -n), or close files",
+        getpid(), errno_text(error));
+  return visitor;
 }
 
 void limit_wait(int socket, Seconds limit) {

@@ -19,6 +19,10 @@ bool listen_at(int socket, const std::string& name, int waiting);
 /// False, with errno, when nobody listens there.
 bool connect_to(int socket, const std::string& name);
 
+/// Who knocks at a listener; nothing when whoever did is gone again. Throws IoError when nobody can be let in: this
+/// process, or the machine, has no descriptor or memory left.
+Descriptor accept_from(int listener);
+
 /// Later sends and receives give up after this.
 void limit_wait(int socket, Seconds limit);
 

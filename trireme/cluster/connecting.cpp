@@ -1,5 +1,6 @@
 #include <utility>
 
+#include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/cluster/connecting.h>
 
@@ -25,9 +26,12 @@ void Connecting::run(const Connect& connect) {
   bell_.notify_all();
 }
 
-std::unique_ptr<comm::network::Transport> Connecting::wait(Seconds patience) {
+std::unique_ptr<comm::network::Transport> Connecting::wait(const Deadline& deadline, Seconds patience) {
   Lock lock(mutex_);
-  bell_.wait(lock, [&]() TRIREME_REQUIRES(mutex_) { return transport_ || error_ || cause_; });
+  if (!bell_.wait_for(lock, deadline.left(), [&]() TRIREME_REQUIRES(mutex_) { return transport_ || error_ || cause_; }))
+    fail<Timeout>(
+        "the engine has not connected the machines of the crew of epoch {} within {:.3g} s, and has not said why",
+        epoch_, deadline.limit().count());
   if (error_) bell_.wait_for(lock, patience, [&]() TRIREME_REQUIRES(mutex_) { return cause_ != nullptr; });
   if (cause_) std::rethrow_exception(cause_);
   if (error_) std::rethrow_exception(error_);

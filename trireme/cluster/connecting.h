@@ -1,7 +1,7 @@
 #pragma once
-// A connection between machines for a crew that may lose a rank meanwhile. An engine goes on waiting for a rank that has
-// died until its deadline, and nothing wakes it; those who are left must not wait with it, as the next crew needs them.
-// So the engine works in a thread of its own, and a connection whose epoch has ended is left to it.
+// A connection between machines for a crew that may lose a rank meanwhile. An engine goes on waiting for a rank that
+// has died until its deadline, and nothing wakes it; those who are left must not wait with it, as the next crew needs
+// them. So the engine works in a thread of its own, and a connection whose epoch has ended is left to it.
 #include <cstdint>
 #include <exception>
 #include <functional>
@@ -27,7 +27,9 @@ class Connecting final : public Site::Listener {
 
   /// Blocks until there is a connection. Throws what the engine throws, or PeerLost as soon as the epoch has ended: an
   /// engine may notice a death before anybody has said whose it was, so its errors wait for that, `patience` at most.
-  std::unique_ptr<comm::network::Transport> wait(Seconds patience);
+  /// Throws Timeout when the engine has neither connected nor failed by `deadline`: it has one of its own, but is not
+  /// relied on.
+  std::unique_ptr<comm::network::Transport> wait(const Deadline& deadline, Seconds patience);
 
   uint64_t epoch() const override { return epoch_; }
   void interrupt(const std::exception_ptr& cause) noexcept override;

@@ -1,6 +1,5 @@
 #include <fmt/format.h>
 #include <poll.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <array>
@@ -10,14 +9,26 @@
 #include <map>
 #include <random>
 
+#include <trireme/base/error.h>
 #include <trireme/base/unix_socket.h>
 #include <trireme/cluster/doors.h>
 
 namespace trireme::cluster {
 namespace {
 
-constexpr int kBeforeTheDoor = 16;  // visitors
-constexpr Seconds kForVisitor{1};   // to read its answer
+constexpr int kBeforeTheDoor = 16;      // visitors
+constexpr Seconds kForVisitor{1};       // to read its answer
+constexpr int kUntilThereIsRoom = 200;  // milliseconds
+
+/// Nothing: it is gone, or this process has no descriptor left. Then it waits a while, or until `stop`: the visitor
+/// stays at the door, so that poll() would not.
+Descriptor try_to_accept(const Descriptor& listener, const Descriptor& stop) try {
+  return accept_from(listener.get());
+} catch (const IoError&) {
+  pollfd only{stop.get(), POLLIN, 0};
+  poll(&only, 1, kUntilThereIsRoom);
+  return {};
+}
 
 }  // namespace
 
@@ -49,10 +60,10 @@ Descriptor next_visitor(const Descriptor& listener, const Descriptor& stop) {
     if (poll(polls.data(), polls.size(), -1) < 0 && errno != EINTR) return {};
     if (polls[0].revents != 0) return {};
     if (polls[1].revents == 0) continue;
-    Descriptor socket(accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    if (!socket || !same_user(socket.get())) continue;
-    limit_wait(socket.get(), kForVisitor);
-    return socket;
+    Descriptor visitor = try_to_accept(listener, stop);
+    if (!visitor || !same_user(visitor.get())) continue;
+    limit_wait(visitor.get(), kForVisitor);
+    return visitor;
   }
 }
 

@@ -19,6 +19,8 @@ using comm::hierarchical::Topology;
 
 namespace {
 
+constexpr Seconds kAskAround{1};  // of the store, after a failure
+constexpr const char* kWithColor = " with color ";
 constexpr Seconds kConnect{10};  // for ranks that are all there, each of which has just been told to come
 
 /// Two ranks send each other all they have: as many bytes as in a ring, in half the trips.
@@ -74,6 +76,7 @@ class Group::State final : public cluster::Site::Listener {
                                .epoch = crew.epoch,
                                .alone = crew.newcomer,
                                .own = crew.newcomer ? cluster::kNewcomerMemory : cluster::kGroupMemory};
+    if (facts.stage_bytes) options.stage_bytes = *facts.stage_bytes;
     if (crew.newcomer) options.stage_bytes = kPage;  // nobody else is there
     local = std::make_unique<comm::shm::Communicator>(Spot(facts.segment, control), number,
                                                       static_cast<int>(names.size()), std::move(options));
@@ -105,6 +108,29 @@ class Group::State final : public cluster::Site::Listener {
     return second_.get();
   }
 
+  /// So that the others can say where this rank is when they wait for it in vain.
+  void announce_split(const std::string& what) const {
+    if (crew.ranks.size() > 1 && site->facts().store != nullptr)
+      site->facts().store->put(key_of_split(site->facts().rank), what);
+  }
+
+  /// "; rank 1 came last to split 0 of …": those who are in another split than this rank. "" when nobody is.
+  std::string others_split(const std::string& mine) const {
+    std::vector<std::string> others;
+    if (site->facts().store == nullptr) return "";
+    const Deadline deadline(kAskAround);
+    for (const int other : crew.ranks) try {
+        if (other == site->facts().rank) continue;
+        const std::string theirs = site->facts().store->get(key_of_split(other), deadline);
+        if (group_of_split(theirs) != group_of_split(mine))
+          others.push_back(fmt::format("rank {} came last to {}", other, theirs));
+      } catch (const Error&) {  // it has not split anything, or the crew has ended: then there is nothing to add
+      }
+    if (others.empty()) return "";
+    return fmt::format("; rank {} is in {}, {}. Do all ranks split the same groups, in the same order?",
+                       site->facts().rank, mine, fmt::join(others, ", "));
+  }
+
   comm::Communicator& all_ranks() { return all ? static_cast<comm::Communicator&>(*all) : *local; }
 
   const std::shared_ptr<cluster::Site> site;
@@ -118,6 +144,10 @@ class Group::State final : public cluster::Site::Listener {
   int splits = 0;                                         // so far: the same number in all ranks
 
  private:
+  std::string key_of_split(int of) const { return fmt::format("epoch {}/rank {} splits", crew.epoch, of); }
+  /// What has to be the same in all ranks: all but the color, which comes last.
+  static std::string group_of_split(const std::string& split) { return split.substr(0, split.find(kWithColor)); }
+
   template <class Action>
   void for_each_network(const Action& action) {
     const Lock lock(mutex_);
@@ -158,7 +188,7 @@ class Group::State final : public cluster::Site::Listener {
         crew.epoch, [engine = site->facts().engine, meeting] { return engine->connect(meeting); });
     site->add(attempt);
     try {
-      return attempt->wait(site->facts().timeout);
+      return attempt->wait(Deadline(meeting.timeout + kConnect), site->facts().timeout);
     } catch (...) {
       site->leave_behind(attempt);
       throw;
@@ -189,7 +219,7 @@ class Group::State final : public cluster::Site::Listener {
       facts.store->put(key,
                        std::to_string(bytes.value_or(default_direct_bytes(static_cast<size_t>(topology.machines())))));
     }
-    return std::stoull(facts.store->get(key, Deadline(facts.timeout)));
+    return comm::network::number_under(key, facts.store->get(key, Deadline(facts.timeout)));
   }
 
   /// This rank's partners, one on each machine.
@@ -290,7 +320,17 @@ Group Group::split(int color, int key) const {
   const std::string what = fmt::format("split {} of group '{}'", state.splits++, state.crew.name);
   const Choice mine{color, key};
   std::vector<Choice> choices(static_cast<size_t>(size()));
-  comm().all_gather(&mine, choices.data(), 2, DType::i64, what);
+  const std::string announced = fmt::format("{} (ranks {}){}{}", what, fmt::join(ranks(), ", "), kWithColor, color);
+  state.announce_split(announced);
+  try {
+    comm().all_gather(&mine, choices.data(), 2, DType::i64, what);
+  } catch (const Timeout& error) {
+    throw Timeout(error.what() + state.others_split(announced));
+  } catch (const PeerLost& error) {  // who gave up sooner
+    if (const std::string others = state.others_split(announced); !others.empty())
+      throw PeerLost(error.what() + others);
+    throw;
+  }
   for (size_t rank = 0; rank < choices.size(); rank++)
     if (choices[rank].color < 0)
       fail<InvalidArgument>("rank {} gives color {} to {}: colors are 0 or more, and every rank has one", ranks()[rank],

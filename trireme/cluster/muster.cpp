@@ -3,7 +3,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <array>
+#include <cstring>
 #include <map>
 #include <optional>
 #include <thread>
@@ -18,19 +18,21 @@
 namespace trireme::cluster {
 namespace {
 
-constexpr uint64_t kMagic = 0x31307265747375;  // "uster01"
-constexpr size_t kMostRanks = 256;
-constexpr Seconds kBetweenLooks{0.05};  // at those whose end no descriptor shows
+constexpr uint64_t kMagic = 0x32307265747375;  // "uster02", the version included
+constexpr Seconds kBetweenLooks{0.05};         // at those whose end no descriptor shows
 
 struct Arrival {
   uint64_t magic, epoch;
   int64_t rank;
 };
 
+/// What the leader says; the ranks of the crew, `count` of int32_t, follow.
 struct Answer {
   uint64_t magic, epoch, control, count;
-  std::array<int32_t, kMostRanks> ranks;
 };
+
+/// Of an answer about so many ranks.
+size_t answer_bytes(size_t ranks) { return sizeof(Answer) + ranks * sizeof(int32_t); }
 
 std::string point_of(const Facts& facts, int leader) {
   return own_name(fmt::format("{:016x}", space::hash_text(fmt::format("{}/muster of rank {}", facts.job, leader))));
@@ -42,7 +44,7 @@ class Leader {
  public:
   Leader(const Facts& facts, const Crew& before, const LookAt& look)
       : facts_(facts), before_(before), look_(look), epoch_(before.epoch), door_(open_unix_socket()) {
-    if (!listen_at(door_.get(), point_of(facts, facts.rank), static_cast<int>(kMostRanks)))
+    if (!listen_at(door_.get(), point_of(facts, facts.rank), static_cast<int>(before.ranks.size())))
       fail<Mismatch>("rank {} of job '{}' cannot call the crew together: {}. Does another process have the same rank?",
                      facts.rank, facts.job, errno_text());
   }
@@ -89,7 +91,7 @@ class Leader {
     for (const auto& [rank, connection] : come_) polls.push_back({connection.get(), POLLRDHUP, 0});
     const Seconds limit = blind ? std::min(kBetweenLooks, deadline.left()) : deadline.left();
     if (poll(polls.data(), polls.size(), milliseconds(limit)) <= 0 || polls[0].revents == 0) return;
-    Descriptor connection(accept4(door_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    Descriptor connection = accept_from(door_.get());
     if (!connection || !same_user(connection.get())) return;
     limit_wait(connection.get(), Seconds(1));
     Arrival arrival{};
@@ -101,9 +103,12 @@ class Leader {
   }
 
   void tell(const Mustered& result) {
-    Answer answer{kMagic, result.crew.epoch, result.control, result.crew.ranks.size(), {}};
-    std::copy(result.crew.ranks.begin(), result.crew.ranks.end(), answer.ranks.begin());
-    for (const auto& [rank, connection] : come_) send_message(connection.get(), &answer, sizeof answer);
+    const std::vector<int32_t> ranks(result.crew.ranks.begin(), result.crew.ranks.end());
+    const Answer answer{kMagic, result.crew.epoch, result.control, ranks.size()};
+    std::vector<std::byte> message(answer_bytes(ranks.size()));
+    std::memcpy(message.data(), &answer, sizeof answer);
+    std::memcpy(message.data() + sizeof answer, ranks.data(), ranks.size() * sizeof(int32_t));
+    for (const auto& [rank, connection] : come_) send_message(connection.get(), message.data(), message.size());
   }
 
   const Facts& facts_;
@@ -130,15 +135,21 @@ std::optional<Mustered> follow(const Facts& facts, const Crew& before, const Loo
   limit_wait(socket.get(), deadline.left() + Seconds(1));
   const Arrival arrival{kMagic, before.epoch, facts.rank};
   if (!send_message(socket.get(), &arrival, sizeof arrival)) return std::nullopt;
-  Answer answer{};
+  std::vector<std::byte> message(answer_bytes(before.ranks.size()));
   std::vector<Descriptor> none;
-  const ssize_t got = receive_message(socket.get(), &answer, sizeof answer, none);
+  const ssize_t got = receive_message(socket.get(), message.data(), message.size(), none);
   if (got < 0 && deadline.passed())
     fail<Timeout>("rank {} has not told who is in the crew after epoch {} within {:.3g} s; rank {} waited", leader,
                   before.epoch, deadline.limit().count(), facts.rank);
-  if (got != sizeof answer || answer.magic != kMagic || answer.count > kMostRanks) return std::nullopt;
-  return Mustered{{answer.epoch, {answer.ranks.begin(), answer.ranks.begin() + static_cast<ptrdiff_t>(answer.count)}},
-                  answer.control};
+  Answer answer{};
+  if (got < static_cast<ssize_t>(sizeof answer)) return std::nullopt;
+  std::memcpy(&answer, message.data(), sizeof answer);
+  if (answer.magic != kMagic || answer.count > before.ranks.size() ||
+      static_cast<size_t>(got) != answer_bytes(answer.count))
+    return std::nullopt;
+  std::vector<int32_t> ranks(answer.count);
+  std::memcpy(ranks.data(), message.data() + sizeof answer, ranks.size() * sizeof(int32_t));
+  return Mustered{{answer.epoch, {ranks.begin(), ranks.end()}}, answer.control};
 }
 
 }  // namespace

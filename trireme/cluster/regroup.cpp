@@ -36,7 +36,7 @@ size_t control_of(const Facts& facts, const Crew& crew) {
   }
   const std::string key = fmt::format("{}/control block of rank {}", crew.meeting(), first);
   if (first == facts.rank) facts.store->put(key, std::to_string(claim_control(*facts.segment, crew, here)));
-  return std::stoull(facts.store->get(key, Deadline(facts.timeout)));
+  return comm::network::number_under(key, facts.store->get(key, Deadline(facts.timeout)));
 }
 
 }  // namespace

@@ -48,6 +48,7 @@ struct Facts {
   std::string timeout_setting = "timeout";        // what error messages call it
   metrics::Registry* registry = nullptr;          // where this process counts; outlives the groups
   std::optional<size_t> direct_bytes{};  // between machines: network::Options::direct_bytes, if somebody said it
+  std::optional<size_t> stage_bytes{};   // inside one: shm::Options::stage_bytes, likewise
 };
 
 /// What groups have in the segment for themselves: areas with this in their names. A newcomer's own group has the other

@@ -270,7 +270,8 @@ void World::follow_coordinator() {
   });
 }
 
-/// A rank that the desk does not take, such as one that has left and comes again, goes without.
+/// A rank that the desk does not take, such as one that has left and comes again, goes without: where the crew changes
+/// it cannot, as nobody would tell it of the next one.
 void World::attend_desk() {
   cluster::SessionOptions options = cluster::desk_session(place_.desk);
   options.job = place_.job;
@@ -284,18 +285,19 @@ void World::attend_desk() {
                                                                                .pid = getpid(),
                                                                                .newcomer = place_.newcomer}));
   } catch (const Error& error) {
-    if (place_.newcomer) throw;
+    if (place_.newcomer || cluster::elastic_desk(place_.desk)) throw;
     warnings_.push_back(fmt::format("this rank does without its launcher's desk: {}", error.what()));
   }
 }
 
-/// Of a loss that ends the job, ranks of a machine hear sooner from one another.
+/// Of a loss that ends the job, ranks and servers of a machine hear sooner from one another.
 void World::follow_desk() {
   desk_->store.follow(*site_);
   follow_crew(*desk_->session, site_);
   if (!elastic()) return;
-  desk_->session->on_failure([site = site_](const cluster::Failure& failure) {
+  desk_->session->on_failure([site = site_, listeners = listeners_](const cluster::Failure& failure) {
     site->interrupt_before(cluster::Site::kAllEpochs, std::make_exception_ptr(PeerLost(failure.reason)));
+    listeners->tell(failure.reason);
   });
 }
 
@@ -326,7 +328,8 @@ void World::come_alone(const JoinOptions& options) {
                        .timeout = options.timeout,
                        .timeout_setting = options.timeout_setting,
                        .registry = registry_.get(),
-                       .direct_bytes = options.direct_bytes};
+                       .direct_bytes = options.direct_bytes,
+                       .stage_bytes = options.stage_bytes};
   if (!facts.segment) facts.segment = Segment::create();
   cluster::Crew alone{0, {place_.rank}, fmt::format("newcomer {}", place_.rank), {0}, true};
   const size_t control = cluster::claim_control(*facts.segment, alone, 1);
@@ -347,7 +350,8 @@ void World::meet_here(const JoinOptions& options) {
          .segment = std::move(spot.segment),
          .store = desk_ ? &desk_->store : nullptr,
          .timeout = options.timeout,
-         .timeout_setting = options.timeout_setting},
+         .timeout_setting = options.timeout_setting,
+         .stage_bytes = options.stage_bytes},
         spot.offset);
 }
 
@@ -378,7 +382,8 @@ void World::meet_machines(const JoinOptions& options) {
          .tls = place_.tls,
          .timeout = options.timeout,
          .timeout_setting = options.timeout_setting,
-         .direct_bytes = options.direct_bytes},
+         .direct_bytes = options.direct_bytes,
+         .stage_bytes = options.stage_bytes},
         spot.offset);
 }
 
@@ -444,7 +449,8 @@ std::vector<int> World::find_machines(const JoinOptions& options) {
   std::vector<int> machine_of, leaders;
   machine_of.reserve(static_cast<size_t>(place_.size));
   for (int rank = 0; rank < place_.size; rank++) {
-    const int theirs = std::stoi(word_of(rank, "leader"));
+    const auto theirs =
+        static_cast<int>(comm::network::number_under(fmt::format("leader/{}", rank), word_of(rank, "leader")));
     if (theirs == rank) leaders.push_back(rank);
     machine_of.push_back(static_cast<int>(std::find(leaders.begin(), leaders.end(), theirs) - leaders.begin()));
   }

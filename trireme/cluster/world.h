@@ -24,11 +24,14 @@ class StatusDoor;
 struct JoinOptions {
   Seconds timeout{60};  // deadline of every wait for another rank, the start included
   std::string timeout_setting =
-      "JoinOptions::timeout";          // what error messages call it: a program with a flag for it says that one
-  Seconds heartbeat_limit{3};          // several machines: silence that counts as death
-  std::string engine;                  // between machines: gloo, mpi or nccl; "" and auto: what TRIREME_ENGINE says
-  std::optional<size_t> direct_bytes;  // between machines: network::Options::direct_bytes; none: what `trireme tune`
-                                       // kept, or a default. Rank 0's counts
+      "JoinOptions::timeout";           // what error messages call it: a program with a flag for it says that one
+  Seconds heartbeat_limit{3};           // several machines: silence that counts as death
+  std::string engine;                   // between machines: stream, gloo, mpi or nccl; "" and auto: what TRIREME_ENGINE
+                                        // says
+  std::optional<size_t> direct_bytes;   // between machines: network::Options::direct_bytes; none: what `trireme tune`
+                                        // kept, or a default. Rank 0's counts
+  std::optional<size_t> stage_bytes{};  // inside a machine: comm::shm::Options::stage_bytes, the same in all ranks;
+                                        // none: its default
   cluster::OnLoss on_loss = cluster::OnLoss::end_job;  // several machines, where this process runs the coordinator:
                                                        // what a lost rank means
   bool timed = true;                                   // measure times too, and not only count: see metrics::Registry
@@ -76,7 +79,9 @@ class World {
   /// Small values that all members of the job can see, servers too. Thread-safe. Null without a coordinator.
   comm::network::KeyValue* store();
   /// Calls `notify` once when the job fails: from the session's thread, or at once if it has failed already. It must
-  /// not block, nor call on_failure(). Never without a coordinator, and not while the world is being left. Thread-safe.
+  /// not block, nor call on_failure(). Only with a coordinator, or under a launcher of ours whose crew changes: else
+  /// all are on one machine, and whoever waits for one that is lost notices it. Not while the world is being left.
+  /// Thread-safe.
   [[nodiscard]] FailureWatch on_failure(std::function<void(const std::string& reason)> notify);
 
   /// All ranks of the crew. Another one after regroup().

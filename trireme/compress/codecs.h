@@ -1,8 +1,24 @@
 #pragma once
-// The codecs, each in its own file. Use make_codec().
+// The codecs, each in its own file, and the table of them: from it come the names that `--compress` takes, their help,
+// make_codec() and what tests try. Use make_codec().
+#include <array>
+
 #include <trireme/compress/codec.h>
 
 namespace trireme::compress {
+
+/// The first byte of a message. Numbers stay; those from 128 on are for codecs of users.
+enum class Kind : uint8_t {
+  none = 0,
+  fp16 = 1,
+  bf16 = 2,
+  int8 = 3,
+  sign = 4,
+  topk = 5,
+  randomk = 6,
+  powersgd = 7,
+  sketch = 8
+};
 
 /// Two bytes an element.
 std::unique_ptr<Codec> make_half();
@@ -21,6 +37,35 @@ std::unique_ptr<Codec> make_powersgd(int rank);
 /// A count-sketch: every element is added, with a sign by chance, to one cell of each of three rows; decoding recovers
 /// the largest.
 std::unique_ptr<Codec> make_sketch(double rate);
+
+enum class Setting : uint8_t { nothing, rate, rank };
+
+struct CodecRow {
+  Kind kind;
+  const char* name;
+  Setting setting;
+  const char* example;  // with a setting
+  const char* help;     // what is sent
+  std::unique_ptr<Codec> (*make)(const Spec& spec, bool feedback);
+  bool by_matrix = false;  // it goes by whole rows of matrices
+};
+
+inline constexpr auto kCodecTable = std::to_array<CodecRow>({
+    {Kind::fp16, "fp16", Setting::nothing, "fp16", "half of the bytes", [](const Spec&, bool) { return make_half(); }},
+    {Kind::bf16, "bf16", Setting::nothing, "bf16", "the upper half of each float",
+     [](const Spec&, bool) { return make_brain(); }},
+    {Kind::int8, "int8", Setting::nothing, "int8", "a quarter of the bytes",
+     [](const Spec&, bool) { return make_int8(); }},
+    {Kind::sign, "sign", Setting::nothing, "sign", "a bit an element", [](const Spec&, bool) { return make_sign(); }},
+    {Kind::topk, "topk", Setting::rate, "topk:0.01", "the part R of the elements that is largest",
+     [](const Spec& spec, bool) { return make_topk(spec.rate); }},
+    {Kind::randomk, "randomk", Setting::rate, "randomk:0.1", "a part R of the elements, by chance",
+     [](const Spec& spec, bool feedback) { return make_randomk(spec.rate, !feedback); }},
+    {Kind::powersgd, "powersgd", Setting::rank, "powersgd:2", "factors of K columns of each matrix",
+     [](const Spec& spec, bool) { return make_powersgd(spec.rank); }, true},
+    {Kind::sketch, "sketch", Setting::rate, "sketch:0.1", "what is large, in a part R of the bytes",
+     [](const Spec& spec, bool) { return make_sketch(spec.rate); }},
+});
 
 /// Elements that a rate keeps: at least one.
 size_t kept_of(double rate, size_t count);

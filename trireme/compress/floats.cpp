@@ -14,7 +14,7 @@ class SixteenBits final : public Codec {
   explicit SixteenBits(bool brain) : brain_(brain) {}
 
  private:
-  uint8_t kind() const override { return static_cast<uint8_t>(brain_ ? Spec::bf16 : Spec::fp16); }
+  uint8_t kind() const override { return static_cast<uint8_t>(brain_ ? Kind::bf16 : Kind::fp16); }
   size_t body_bytes(const Strip& strip) const override { return strip.count() * sizeof(uint16_t); }
 
   bool encode_body(const Strip& strip, const float* values, std::span<std::byte> body) override {
@@ -47,30 +47,6 @@ void check_finite(const char* codec, const float* values, size_t count) {
   if (!is_finite(kernels().most(values, count)))
     fail<Corruption>("a gradient encoded by {} has values that are NaN or infinite, which its sender would have said",
                      codec);
-}
-
-std::unique_ptr<Codec> make_codec(const Spec& spec, bool feedback) {
-  switch (spec.kind) {
-    case Spec::none:
-      return nullptr;
-    case Spec::fp16:
-      return make_half();
-    case Spec::bf16:
-      return make_brain();
-    case Spec::int8:
-      return make_int8();
-    case Spec::sign:
-      return make_sign();
-    case Spec::topk:
-      return make_topk(spec.rate);
-    case Spec::randomk:
-      return make_randomk(spec.rate, !feedback);
-    case Spec::powersgd:
-      return make_powersgd(spec.rank);
-    case Spec::sketch:
-      return make_sketch(spec.rate);
-  }
-  fail<InvalidArgument>("unknown codec");
 }
 
 }  // namespace trireme::compress

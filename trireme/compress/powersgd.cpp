@@ -44,7 +44,7 @@ class PowerSgd final : public Codec {
   explicit PowerSgd(int rank) : rank_(rank) {}
 
  private:
-  uint8_t kind() const override { return Spec::powersgd; }
+  uint8_t kind() const override { return static_cast<uint8_t>(Kind::powersgd); }
   size_t factors(const Strip& strip) const { return (strip.rows + strip.columns) * static_cast<size_t>(rank_); }
   /// Half of the elements at most; otherwise they travel as they are.
   bool pays(const Strip& strip) const { return 2 * factors(strip) < strip.count(); }

@@ -22,7 +22,7 @@ class Sketch final : public Codec {
   explicit Sketch(double rate) : rate_(rate) {}
 
  private:
-  uint8_t kind() const override { return Spec::sketch; }
+  uint8_t kind() const override { return static_cast<uint8_t>(Kind::sketch); }
   /// In a row: with the values of what is recovered, as many numbers as the rate says.
   size_t cells(const Strip& strip) const {
     return std::clamp<size_t>(4 * kept_of(rate_, strip.count()) / (4 * kRows + 1), 1, size_t{1} << kBits);

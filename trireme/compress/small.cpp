@@ -38,7 +38,7 @@ class Int8 final : public Codec {
   static constexpr float kLargest = std::numeric_limits<float>::max() / 256;  // × −128 is finite
   static constexpr float kSmallest = 0x1p-100f;  // below, a block is sent as zeros: 1 / scale would not be a number
 
-  uint8_t kind() const override { return Spec::int8; }
+  uint8_t kind() const override { return static_cast<uint8_t>(Kind::int8); }
   size_t body_bytes(const Strip& strip) const override {
     return blocks_of(strip.count(), kBlock) * sizeof(float) + strip.count();
   }
@@ -79,7 +79,7 @@ class Int8 final : public Codec {
 class Sign final : public Codec {
   static constexpr size_t kBlock = 1024;
 
-  uint8_t kind() const override { return Spec::sign; }
+  uint8_t kind() const override { return static_cast<uint8_t>(Kind::sign); }
   size_t body_bytes(const Strip& strip) const override {
     return blocks_of(strip.count(), kBlock) * sizeof(float) + blocks_of(strip.count(), 8);
   }

@@ -15,7 +15,7 @@ class TopK final : public Codec {
   explicit TopK(double rate) : rate_(rate) {}
 
  private:
-  uint8_t kind() const override { return Spec::topk; }
+  uint8_t kind() const override { return static_cast<uint8_t>(Kind::topk); }
   size_t body_bytes(const Strip& strip) const override {
     return kept_of(rate_, strip.count()) * (sizeof(uint32_t) + sizeof(float));
   }
@@ -60,7 +60,7 @@ class RandomK final : public Codec {
   RandomK(double rate, bool unbiased) : rate_(rate), unbiased_(unbiased) {}
 
  private:
-  uint8_t kind() const override { return Spec::randomk; }
+  uint8_t kind() const override { return static_cast<uint8_t>(Kind::randomk); }
   size_t body_bytes(const Strip& strip) const override {
     return sizeof(uint64_t) + kept_of(rate_, strip.count()) * sizeof(float);
   }

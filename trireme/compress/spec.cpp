@@ -2,32 +2,28 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <sstream>
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
-#include <trireme/compress/spec.h>
+#include <trireme/compress/codecs.h>
 
 namespace trireme::compress {
 namespace {
 
-struct Name {
-  const char* kind;
-  const char* setting;  // "" when there is none
-  const char* example;
-};
+constexpr const char* kNone = "none";
 
-constexpr std::array<Name, 9> kCodecs = {{{"none", "", ""},
-                                          {"fp16", "", ""},
-                                          {"bf16", "", ""},
-                                          {"int8", "", ""},
-                                          {"sign", "", ""},
-                                          {"topk", ":R", "topk:0.01 sends one element of a hundred"},
-                                          {"randomk", ":R", "randomk:0.1 sends one element of ten"},
-                                          {"powersgd", ":K", "powersgd:2 sends two columns and two rows of a matrix"},
-                                          {"sketch", ":R", "sketch:0.1 sends a tenth of the bytes"}}};
+const CodecRow& row_of(Kind kind) {
+  for (const CodecRow& row : kCodecTable)
+    if (row.kind == kind) return row;
+  fail<InvalidArgument>("there is no codec of kind {}", static_cast<int>(kind));
+}
+
+/// ":R" as users read it.
+const char* setting_of(const CodecRow& row) {
+  return row.setting == Setting::rate ? ":R" : row.setting == Setting::rank ? ":K" : "";
+}
 
 [[noreturn]] void bad_rate(const std::string& spec, const std::string& rate) {
   fail<InvalidArgument>("'{}': the rate is a part of the elements, from {} to 1, such as 0.01, not '{}'", spec,
@@ -54,38 +50,38 @@ int rank_of(const std::string& text, const std::string& spec) {
 
 }  // namespace
 
+bool Spec::by_matrix() const { return *this && row_of(kind).by_matrix; }
+
 Spec spec_named(const std::string& text) {
   const size_t colon = text.find(':');
-  const std::string kind = text.substr(0, colon);
-  std::vector<std::string> kinds;
-  for (size_t i = 0; i < kCodecs.size(); i++) {
-    kinds.emplace_back(kCodecs[i].kind);
-    if (kind != kCodecs[i].kind) continue;
-    Spec spec{.kind = static_cast<Spec::Kind>(i)};
-    const bool has_setting = *kCodecs[i].setting != 0;
+  const std::string name = text.substr(0, colon);
+  if (text == kNone) return {};
+  std::vector<std::string> names = {kNone};
+  for (const CodecRow& row : kCodecTable) {
+    names.emplace_back(row.name);
+    if (name != row.name) continue;
+    const bool has_setting = row.setting != Setting::nothing;
     if (has_setting && colon == std::string::npos)
-      fail<InvalidArgument>("codec '{}' needs a number: {}{}; {}", text, kind, kCodecs[i].setting, kCodecs[i].example);
-    if (!has_setting && colon != std::string::npos) fail<InvalidArgument>("'{}': {} has no settings", text, kind);
-    if (!has_setting) return spec;
-    if (spec.kind == Spec::powersgd)
-      spec.rank = rank_of(text.substr(colon + 1), text);
-    else
-      spec.rate = rate_of(text.substr(colon + 1), text);
+      fail<InvalidArgument>("codec '{}' needs a number: {}{}, such as {}; it sends {}", text, name, setting_of(row),
+                            row.example, row.help);
+    if (!has_setting && colon != std::string::npos) fail<InvalidArgument>("'{}': {} has no settings", text, name);
+    Spec spec{.kind = row.kind};
+    if (row.setting == Setting::rank) spec.rank = rank_of(text.substr(colon + 1), text);
+    if (row.setting == Setting::rate) spec.rate = rate_of(text.substr(colon + 1), text);
     check(spec);
     return spec;
   }
-  fail<InvalidArgument>("unknown codec '{}'{}: {}", text, did_you_mean(kind, kinds), fmt::join(spec_names(), ", "));
+  if (name == kNone) fail<InvalidArgument>("'{}': {} has no settings", text, name);
+  fail<InvalidArgument>("unknown codec '{}'{}: {}", text, did_you_mean(name, names), fmt::join(spec_names(), ", "));
 }
 
 void check(const Spec& spec) {
-  if (spec.kind >= kCodecs.size())
-    fail<InvalidArgument>("there is no codec of kind {}: {}", static_cast<int>(spec.kind),
-                          fmt::join(spec_names(), ", "));
-  if (spec.kind == Spec::powersgd) {
-    if (spec.rank < 1 || spec.rank > kMostRank) bad_rank(name_of(spec), std::to_string(spec.rank));
-  } else if (*kCodecs[spec.kind].setting != 0 && !(spec.rate >= kLeastRate && spec.rate <= 1)) {
+  if (!spec) return;
+  const Setting setting = row_of(spec.kind).setting;
+  if (setting == Setting::rank && (spec.rank < 1 || spec.rank > kMostRank))
+    bad_rank(name_of(spec), std::to_string(spec.rank));
+  if (setting == Setting::rate && !(spec.rate >= kLeastRate && spec.rate <= 1))
     bad_rate(name_of(spec), fmt::format("{:g}", spec.rate));
-  }
 }
 
 void check(const std::vector<Spec>& candidates) {
@@ -120,16 +116,34 @@ std::string auto_name(const std::vector<Spec>& candidates) {
 }
 
 std::string name_of(const Spec& spec) {
-  if (spec.kind >= kCodecs.size()) return fmt::format("codec {}", static_cast<int>(spec.kind));  // there is none
-  const std::string kind = kCodecs[spec.kind].kind;
-  if (spec.kind == Spec::powersgd) return fmt::format("{}:{}", kind, spec.rank);
-  return *kCodecs[spec.kind].setting != 0 ? fmt::format("{}:{:g}", kind, spec.rate) : kind;
+  if (!spec) return kNone;
+  const auto row = std::find_if(kCodecTable.begin(), kCodecTable.end(),
+                                [&](const CodecRow& one) { return one.kind == spec.kind; });
+  if (row == kCodecTable.end()) return fmt::format("codec {}", static_cast<int>(spec.kind));  // there is none
+  if (row->setting == Setting::rank) return fmt::format("{}:{}", row->name, spec.rank);
+  return row->setting == Setting::rate ? fmt::format("{}:{:g}", row->name, spec.rate) : row->name;
 }
 
 std::vector<std::string> spec_names() {
-  std::vector<std::string> names;
-  for (const Name& name : kCodecs) names.push_back(fmt::format("{}{}", name.kind, name.setting));
+  std::vector<std::string> names = {kNone};
+  for (const CodecRow& row : kCodecTable) names.push_back(fmt::format("{}{}", row.name, setting_of(row)));
   return names;
+}
+
+std::vector<std::string> spec_examples() {
+  std::vector<std::string> examples;
+  for (const CodecRow& row : kCodecTable) examples.emplace_back(row.example);
+  return examples;
+}
+
+std::string spec_help() {
+  std::vector<std::string> lines;
+  for (const CodecRow& row : kCodecTable) lines.push_back(fmt::format("{}{}: {}", row.name, setting_of(row), row.help));
+  return fmt::format("{}", fmt::join(lines, "; "));
+}
+
+std::unique_ptr<Codec> make_codec(const Spec& spec, bool feedback) {
+  return spec ? row_of(spec.kind).make(spec, feedback) : nullptr;
 }
 
 }  // namespace trireme::compress

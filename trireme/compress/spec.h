@@ -6,16 +6,17 @@
 
 namespace trireme::compress {
 
-/// A codec and its setting. `none`: numbers travel as they are.
+enum class Kind : uint8_t;  // of codecs.h
+
+/// A codec and its setting. Without a kind numbers travel as they are.
 struct Spec {
-  enum Kind : uint8_t { none, fp16, bf16, int8, sign, topk, randomk, powersgd, sketch };
-  Kind kind = none;
+  Kind kind{};
   double rate = 0;  // topk, randomk: the part of the elements that is sent; sketch: the sketch's size as a part of them
   int rank = 0;     // powersgd: columns of each factor
   bool operator==(const Spec&) const = default;
-  explicit operator bool() const { return kind != none; }
+  explicit operator bool() const { return kind != Kind{}; }
   /// It goes by whole rows of matrices.
-  bool by_matrix() const { return kind == powersgd; }
+  bool by_matrix() const;
 };
 
 /// Rates are at least that: a millionth.
@@ -38,7 +39,11 @@ std::vector<Spec> candidates_named(const std::string& text);
 std::string auto_name(const std::vector<Spec>& candidates);
 inline constexpr const char* kAutomatic = "fp16,int8,sign,topk:0.01,powersgd:2";
 constexpr size_t kMostCandidates = 8;
-/// All of them, with their settings as in "topk:R".
+/// "none", and all of them, with their settings as in "topk:R".
 std::vector<std::string> spec_names();
+/// All of them, with settings as in "topk:0.01".
+std::vector<std::string> spec_examples();
+/// "fp16: half of the bytes; bf16: …".
+std::string spec_help();
 
 }  // namespace trireme::compress

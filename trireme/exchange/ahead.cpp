@@ -6,9 +6,21 @@
 #include <cmath>
 #include <numeric>
 
+#include <trireme/base/error.h>
+#include <trireme/base/nearest.h>
 #include <trireme/exchange/exchange.h>
 
 namespace trireme::exchange {
+
+std::vector<std::string> ahead_names() { return {"never", "idle", "always"}; }
+
+Ahead ahead_named(const std::string& name) {
+  const auto names = ahead_names();
+  for (size_t i = 0; i < names.size(); i++)
+    if (names[i] == name) return static_cast<Ahead>(i);
+  fail<InvalidArgument>("'{}' does not say when updates may begin ahead of their norm{}: never, idle or always", name,
+                        did_you_mean(name, names));
+}
 
 /// As far as `squares`, a part of the norm's, can tell. A run that is clipped in every step would take back every one:
 /// what was wrong the last time is not tried.

@@ -30,7 +30,7 @@ class Allreduce final : public Exchange {
     std::unique_ptr<comm::Work> sum;
   };
   std::deque<Open> open_;
-  double squares_ = 0;  // of the sums that are there
+  double squares_ = 0;            // of the sums that are there
   std::optional<LaneSum> coded_;  // with a codec
 
   Share share_of(int rank, size_t bucket) const override;

@@ -24,6 +24,9 @@ enum class Ahead : uint8_t {
   idle,   // while this rank would wait for the others, unless the step before was clipped or left out
   always  // whether or not they are there, and whatever the step before was: for tests
 };
+std::vector<std::string> ahead_names();
+/// Throws InvalidArgument with the nearest name.
+Ahead ahead_named(const std::string& name);
 
 /// For whom ranks wait in the middle of a backward pass, beside ready(): with layers in parts for those of their own
 /// replica, who come by the same places in the same order; with synchronised batch norm, and between the stages of a

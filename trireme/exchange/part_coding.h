@@ -1,5 +1,6 @@
 #pragma once
-// A lane's slices as messages of a codec where machines divide them among them: each machine is sent its own part alone.
+// A lane's slices as messages of a codec where machines divide them among them: each machine is sent its own part
+// alone.
 #include <vector>
 
 #include <trireme/exchange/coding.h>
@@ -15,8 +16,8 @@ class PartCoding {
              const std::vector<std::vector<space::Range>>& parts, const Options& options,
              comm::network::Communicator& lane, metrics::Registry* registry);
 
-  /// Goes on its way from `gradients`, which may change from then on, with `flags` of the bucket's slots, and `told`, if
-  /// this lane carries that.
+  /// Goes on its way from `gradients`, which may change from then on, with `flags` of the bucket's slots, and `told`,
+  /// if this lane carries that.
   comm::Started depart(size_t bucket, const std::byte* gradients, std::span<const uint8_t> flags,
                        std::span<const double> told, int64_t step);
   /// When it is here: the sum of this machine's part, flags of all machines and the sums of what they tell.

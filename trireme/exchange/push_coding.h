@@ -26,7 +26,7 @@ class PushCoding {
   const ps::Client& client_;
   const uint64_t seed_;
   compress::ErrorFeedback codec_;
-  std::vector<compress::Parcel> parcels_;          // by chunk
+  std::vector<compress::Parcel> parcels_;         // by chunk
   std::vector<std::vector<std::byte>> messages_;  // by chunk; empty until it is encoded
   CodingMetrics count_;
 };

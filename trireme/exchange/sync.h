@@ -24,10 +24,10 @@ struct Sync {
                   // with the mean of what they have moved by as its gradient
   };
   Kind kind = shared;
-  int64_t bound = 0;       // stale
-  double probability = 1;  // trylock
-  int period = 10;         // local, elastic, diloco
-  double rho = 0.3;        // elastic: how far each moves, as a part of the distance
+  int64_t bound = 0;                              // stale
+  double probability = 1;                         // trylock
+  int period = 10;                                // local, elastic, diloco
+  double rho = 0.3;                               // elastic: how far each moves, as a part of the distance
   double outer_rate = 0.7, outer_momentum = 0.9;  // diloco: of the outer optimizer, which is Nesterov's
 
   Sync() = default;
@@ -66,8 +66,8 @@ enum class Rate : uint8_t {
   full    // the learning rate as it is: N workers move the parameters N times as far in a step
 };
 
-/// "shared", "stale:3", "trylock:0.8", "local:10", "elastic:10,0.3", "diloco:50". Throws InvalidArgument with the nearest valid
-/// name, or what is wrong with a number.
+/// "shared", "stale:3", "trylock:0.8", "local:10", "elastic:10,0.3", "diloco:50". Throws InvalidArgument with the
+/// nearest valid name, or what is wrong with a number.
 Sync sync_named(const std::string& text);
 std::string name_of(const Sync& sync);
 /// The kinds, with their settings as in "stale:S".

@@ -61,7 +61,7 @@ class Scores {
   double loss_ = 0;
 };
 
-void evaluate_classes(Loaded& model, const Samples& samples, const Progress& progress, Evaluation& result) {
+void evaluate_classes(Loaded& model, const Samples& samples, const OnAnswered& progress, Evaluation& result) {
   Scores scores(model.about);
   for_each_batch(model, samples, [&](size_t first, const data::Batch& batch, const torch::Tensor& outputs) {
     scores.add(outputs, batch.y);
@@ -70,7 +70,7 @@ void evaluate_classes(Loaded& model, const Samples& samples, const Progress& pro
   scores.write(result);
 }
 
-void evaluate_numbers(Loaded& model, const Samples& samples, const Progress& progress, Evaluation& result) {
+void evaluate_numbers(Loaded& model, const Samples& samples, const OnAnswered& progress, Evaluation& result) {
   double squares = 0, absolutes = 0;
   for_each_batch(model, samples, [&](size_t first, const data::Batch& batch, const torch::Tensor& outputs) {
     const torch::Tensor wrong = outputs - batch.y.to(outputs.dtype()).view_as(outputs);
@@ -83,7 +83,7 @@ void evaluate_numbers(Loaded& model, const Samples& samples, const Progress& pro
   result.absolute_error = absolutes / count * unit;
 }
 
-void evaluate_tokens(Loaded& model, const Samples& samples, const Progress& progress, Evaluation& result) {
+void evaluate_tokens(Loaded& model, const Samples& samples, const OnAnswered& progress, Evaluation& result) {
   double loss = 0;
   int64_t right = 0;
   for_each_batch(model, samples, [&](size_t first, const data::Batch& batch, const torch::Tensor& outputs) {
@@ -105,7 +105,7 @@ torch::Tensor answers_of(const About& about, const torch::Tensor& outputs) {
   return about.schema ? numbers * about.schema->deviation + about.schema->mean : numbers;
 }
 
-Evaluation evaluate(Loaded& model, const Samples& samples, const Progress& progress) {
+Evaluation evaluate(Loaded& model, const Samples& samples, const OnAnswered& progress) {
   if (!samples.labelled) fail<InvalidArgument>("{} have no labels to compare with", samples.what);
   Evaluation result{.samples = samples.chosen.size()};
   if (data::is_text(model.about.task))

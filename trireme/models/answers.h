@@ -31,11 +31,11 @@ struct Evaluation {
 };
 
 /// After each batch: how many samples are done.
-using Progress = std::function<void(size_t done, size_t all)>;
+using OnAnswered = std::function<void(size_t done, size_t all)>;
 
 /// Compares with the samples' labels. Loss and accuracy are those that `trireme train` reports, up to rounding.
 Evaluation evaluate(
-    Loaded& model, const Samples& samples, const Progress& progress = [](size_t, size_t) {});
+    Loaded& model, const Samples& samples, const OnAnswered& progress = [](size_t, size_t) {});
 
 /// Calls visit(first, answers) batch by batch in the order of samples.chosen: probabilities, a row of classes for each
 /// sample, or one number for each in the label's own unit. Both are f64.

@@ -38,7 +38,7 @@ Tenants& tenants() {
 
 }  // namespace
 
-/// libtorch's own CPU allocator, but for threads inside a Watch.
+/// libtorch's own CPU allocator, but for threads inside a Use.
 struct PlacingAllocator final : torch_compat::AllocatorWrapper {
   using AllocatorWrapper::AllocatorWrapper;
 
@@ -98,7 +98,7 @@ Placement::Placement(const std::vector<torch::Tensor>& homes) {
 
 Placement::~Placement() = default;
 
-Placement::Watch::Watch(Placement& placement) {
+Placement::Use::Use(Placement& placement) {
   if (!placement.active_) return;
   placement.number_ = 0;
   placement.births_.clear();
@@ -107,7 +107,7 @@ Placement::Watch::Watch(Placement& placement) {
   watching = &placement;
 }
 
-Placement::Watch::~Watch() { watching = nullptr; }
+Placement::Use::~Use() { watching = nullptr; }
 
 /// The home for this allocation of the pass, if the last pass says so and it is free.
 void* Placement::take(size_t bytes) {

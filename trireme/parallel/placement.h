@@ -25,12 +25,12 @@ class Placement {
   static constexpr size_t kLeast = 1 << 15;
 
   /// While one lives, this thread's large allocations are watched and placed. Wrap a backward pass in it.
-  class Watch {
+  class Use {
    public:
-    explicit Watch(Placement& placement);
-    ~Watch();
-    Watch(const Watch&) = delete;
-    Watch& operator=(const Watch&) = delete;
+    explicit Use(Placement& placement);
+    ~Use();
+    Use(const Use&) = delete;
+    Use& operator=(const Use&) = delete;
   };
 
   /// The backward pass has made the gradient of a slot: learns where it came from. True when it lies in its home

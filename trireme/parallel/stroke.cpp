@@ -174,8 +174,8 @@ void Parallel::Impl::backward(double weight, const std::function<torch::Tensor()
   follow_freezing();
   if (last) expect_gradients();
   const Collecting collecting(*this);
-  std::optional<Placement::Watch> watch;
-  if (micro_ == 0 && places_gradients()) watch.emplace(*placement_);  // later micro-batches add to what is there
+  std::optional<Placement::Use> placing;
+  if (micro_ == 0 && places_gradients()) placing.emplace(*placement_);  // later micro-batches add to what is there
   value.backward(torch::full_like(value, weight * seed_));
   laps.end("backward", count_.backward_seconds);
   count_.micro_batches.add();

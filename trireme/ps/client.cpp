@@ -6,8 +6,8 @@
 #include <exception>
 
 #include <trireme/base/advice.h>
-#include <trireme/base/crew.h>
 #include <trireme/base/error.h>
+#include <trireme/base/helpers.h>
 #include <trireme/base/lock.h>
 #include <trireme/base/process.h>
 #include <trireme/ps/client.h>
@@ -39,7 +39,7 @@ struct Client::Line {
   uint64_t next_id = 1;
   std::unordered_map<uint64_t, Open> open;  // by id
   int server = 0;                           // that the lane leads to
-  uint64_t epoch = 0;                       // of the seat there, with replicas
+  uint64_t epoch = 0;                       // of the charge there, with replicas
   int backup = kNobody;                     // of that server, when the lane began
   size_t place = 0;                         // of the lane's rings in this worker's memory
 };
@@ -386,7 +386,7 @@ void Client::expect(const Operation& operation) {
 /// Who waits for a long pass gives its core to the server's helper: by yielding to it, or, where the pass takes much
 /// longer than waking up does, by sleeping.
 Patience& Client::patience_with(const Operation& operation) {
-  if (!lends_ || operation.bytes < Crew::kLong) return patience_;
+  if (!lends_ || operation.bytes < Helpers::kLong) return patience_;
   return operation.bytes <= kYieldBytes ? lending_ : asleep_;
 }
 

@@ -17,15 +17,15 @@ constexpr int kMostModels = 1 << 16;  // more is a mistake or an attack
 
 }  // namespace
 
-Models::Models(int server, ModelMemory& memory, Crew& crew, metrics::Registry& registry)
-    : server_(server), memory_(memory), crew_(crew), registry_(registry) {}
+Models::Models(int server, ModelMemory& memory, Helpers& helpers, metrics::Registry& registry)
+    : server_(server), memory_(memory), helpers_(helpers), registry_(registry) {}
 
 Service& Models::service_of(int model) {
   auto& service = services_[model];
   if (!service) {
     Service::Neighbours* neighbours = this;
     service = std::make_unique<Service>(
-        server_, [this, model](size_t bytes) { return memory_.take(model, bytes); }, crew_, registry_, model,
+        server_, [this, model](size_t bytes) { return memory_.take(model, bytes); }, helpers_, registry_, model,
         neighbours);
     running_.push_back(service.get());
   }

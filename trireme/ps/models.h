@@ -31,8 +31,8 @@ class ModelMemory {
 /// One thread at a time. Services live as long as this: connections point to them.
 class Models final : Service::Neighbours {
  public:
-  /// `memory`, `crew` and `registry` stay the caller's.
-  Models(int server, ModelMemory& memory, Crew& crew, metrics::Registry& registry);
+  /// `memory`, `helpers` and `registry` stay the caller's.
+  Models(int server, ModelMemory& memory, Helpers& helpers, metrics::Registry& registry);
 
   struct Admission {
     Service* service = nullptr;
@@ -79,7 +79,7 @@ class Models final : Service::Neighbours {
 
   const int server_;
   ModelMemory& memory_;
-  Crew& crew_;
+  Helpers& helpers_;
   metrics::Registry& registry_;
   std::map<int, std::unique_ptr<Service>> services_;  // by model; the roll's number is below all others
   std::vector<Service*> running_;                     // those that somebody is in, or will come to

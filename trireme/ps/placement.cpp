@@ -30,14 +30,14 @@ int backup_for(int primary, int servers, std::span<const std::string> hosts, con
 
 }  // namespace
 
-std::vector<Seat> place(int servers, int replicas, std::span<const std::string> hosts) {
-  std::vector<Seat> seats;
+std::vector<Charge> place(int servers, int replicas, std::span<const std::string> hosts) {
+  std::vector<Charge> charges;
   for (int server = 0; server < servers; server++) {
-    Seat seat{.shard = server, .primary = server};
-    if (replicas > 0) seat.backup = backup_for(server, servers, hosts, [](int) { return true; });
-    seats.push_back(seat);
+    Charge charge{.shard = server, .primary = server};
+    if (replicas > 0) charge.backup = backup_for(server, servers, hosts, [](int) { return true; });
+    charges.push_back(charge);
   }
-  return seats;
+  return charges;
 }
 
 std::string why_no_replicas(int replicas, int servers, bool several_hosts) {
@@ -56,69 +56,69 @@ std::string why_no_replicas(int replicas, int servers, bool several_hosts) {
   return "";
 }
 
-Move after_death(const Seat& seat, int dead) {
-  Move move{seat, MoveWhy::nothing, dead};
+Move after_death(const Charge& charge, int dead) {
+  Move move{charge, MoveWhy::nothing, dead};
   if (dead == kNobody) return move;
-  if (dead == seat.filling) {
-    move.seat.filling = kNobody;
+  if (dead == charge.filling) {
+    move.charge.filling = kNobody;
     move.why = MoveWhy::unfilled;
-  } else if (dead == seat.backup) {
-    move.seat.backup = kNobody;
-    move.seat.epoch++;
+  } else if (dead == charge.backup) {
+    move.charge.backup = kNobody;
+    move.charge.epoch++;
     move.why = MoveWhy::alone;
-  } else if (dead == seat.primary) {
-    move.seat = {.shard = seat.shard, .epoch = seat.epoch + 1, .primary = seat.backup};
-    move.why = seat.backup == kNobody ? MoveWhy::lost : MoveWhy::promoted;
+  } else if (dead == charge.primary) {
+    move.charge = {.shard = charge.shard, .epoch = charge.epoch + 1, .primary = charge.backup};
+    move.why = charge.backup == kNobody ? MoveWhy::lost : MoveWhy::promoted;
   }
   return move;
 }
 
-Move appoint(const Seat& seat, const std::vector<bool>& lives, std::span<const std::string> hosts) {
-  Move move{seat, MoveWhy::nothing, kNobody};
-  if (seat.primary == kNobody || seat.backup != kNobody || seat.filling != kNobody) return move;
+Move appoint(const Charge& charge, const std::vector<bool>& lives, std::span<const std::string> hosts) {
+  Move move{charge, MoveWhy::nothing, kNobody};
+  if (charge.primary == kNobody || charge.backup != kNobody || charge.filling != kNobody) return move;
   const auto suits = [&](int server) { return lives[static_cast<size_t>(server)]; };
-  move.seat.filling = move.server = backup_for(seat.primary, static_cast<int>(lives.size()), hosts, suits);
+  move.charge.filling = move.server = backup_for(charge.primary, static_cast<int>(lives.size()), hosts, suits);
   move.why = move.server == kNobody ? MoveWhy::nobody_left : MoveWhy::appointed;
   return move;
 }
 
-Move filled(const Seat& seat) {
-  if (seat.filling == kNobody) return {seat, MoveWhy::nothing, kNobody};
-  Move move{seat, MoveWhy::filled, seat.filling};
-  move.seat.backup = std::exchange(move.seat.filling, kNobody);
-  move.seat.epoch++;
+Move filled(const Charge& charge) {
+  if (charge.filling == kNobody) return {charge, MoveWhy::nothing, kNobody};
+  Move move{charge, MoveWhy::filled, charge.filling};
+  move.charge.backup = std::exchange(move.charge.filling, kNobody);
+  move.charge.epoch++;
   return move;
 }
 
 std::string Move::reason() const {
   switch (why) {
     case MoveWhy::nothing:
-      return fmt::format("nothing changes for part {}", seat.shard);
+      return fmt::format("nothing changes for part {}", charge.shard);
     case MoveWhy::promoted:
       return fmt::format("server {} died: its backup, server {}, answers for part {} from epoch {} on", server,
-                         seat.primary, seat.shard, seat.epoch);
+                         charge.primary, charge.shard, charge.epoch);
     case MoveWhy::lost:
-      return fmt::format("server {} died, and nobody else has part {}", server, seat.shard);
+      return fmt::format("server {} died, and nobody else has part {}", server, charge.shard);
     case MoveWhy::alone:
-      return fmt::format("server {} died: part {} has no backup", server, seat.shard);
+      return fmt::format("server {} died: part {} has no backup", server, charge.shard);
     case MoveWhy::unfilled:
-      return fmt::format("server {} died before it had all of part {}", server, seat.shard);
+      return fmt::format("server {} died before it had all of part {}", server, charge.shard);
     case MoveWhy::appointed:
-      return fmt::format("server {} becomes the backup of part {} when it has all of it", server, seat.shard);
+      return fmt::format("server {} becomes the backup of part {} when it has all of it", server, charge.shard);
     case MoveWhy::nobody_left:
-      return fmt::format("there is no other server to be the backup of part {}", seat.shard);
+      return fmt::format("there is no other server to be the backup of part {}", charge.shard);
     case MoveWhy::filled:
-      return fmt::format("server {} is the backup of part {} from epoch {} on", server, seat.shard, seat.epoch);
+      return fmt::format("server {} is the backup of part {} from epoch {} on", server, charge.shard, charge.epoch);
   }
   return "";
 }
 
-Hearing hear(const Seat& seat, int server, uint64_t epoch) {
+Hearing hear(const Charge& charge, int server, uint64_t epoch) {
   using Verdict = Hearing::Verdict;
-  if (epoch > seat.epoch && seat.primary == server) return {Verdict::fenced, seat.epoch};
-  if (seat.primary == server) return {Verdict::accept, seat.epoch};
-  if (seat.backup == server) return {Verdict::wait, seat.epoch};
-  return {Verdict::elsewhere, seat.epoch};
+  if (epoch > charge.epoch && charge.primary == server) return {Verdict::fenced, charge.epoch};
+  if (charge.primary == server) return {Verdict::accept, charge.epoch};
+  if (charge.backup == server) return {Verdict::wait, charge.epoch};
+  return {Verdict::elsewhere, charge.epoch};
 }
 
 std::string Hearing::reason(int server, int shard) const {
@@ -135,8 +135,8 @@ std::string Hearing::reason(int server, int shard) const {
   return "";
 }
 
-bool may_acknowledge(const Seat& seat, uint64_t order, uint64_t applied) {
-  return seat.backup == kNobody || order <= applied;
+bool may_acknowledge(const Charge& charge, uint64_t order, uint64_t applied) {
+  return charge.backup == kNobody || order <= applied;
 }
 
 std::vector<int> whom_to_ask(int servers, int gone, int backup) {

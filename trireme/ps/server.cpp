@@ -85,8 +85,8 @@ struct Server::State {
                      return parameters_of_sibling(options, model, bytes);
                    })
                                                      : nullptr),
-        crew(options.helpers.value_or(helpers_for(options.workers, options.servers, usable_cores()))),
-        models(options.server, parameters, crew, options.registry != nullptr ? *options.registry : registry) {
+        helpers(options.helpers.value_or(helpers_for(options.workers, options.servers, usable_cores()))),
+        models(options.server, parameters, helpers, options.registry != nullptr ? *options.registry : registry) {
     if (options.replicas > 0) {
       check_replicas();
       replicas.emplace(shm::Replicas::Options{.job = options.meeting.job,
@@ -94,7 +94,7 @@ struct Server::State {
                                               .servers = options.servers,
                                               .silence = options.silence,
                                               .bell = bell_memory.get(),
-                                              .crew = &crew,
+                                              .helpers = &helpers,
                                               .registry = options.registry != nullptr ? options.registry : &registry},
                        inbox);
     }
@@ -104,7 +104,7 @@ struct Server::State {
                            .server = options.server,
                            .bell = bell_memory.get(),
                            .memory = &parameters,
-                           .crew = &crew,
+                           .helpers = &helpers,
                            .replicas = replicas ? &*replicas : nullptr,
                            .admitted = [this](std::shared_ptr<shm::Port> port) { ports.push_back(std::move(port)); },
                            .left = [this](const std::shared_ptr<shm::Port>& port) { std::erase(ports, port); }},
@@ -120,7 +120,7 @@ struct Server::State {
   void run() {
     Patience patience = patience_for(options.workers + options.servers, usable_cores());
     bool remote = false;
-    if (replicas) replicas->take_seat(Deadline(options.timeout));
+    if (replicas) replicas->take_charge(Deadline(options.timeout));
     const auto start = Clock::now();
     const Opened opened(inbox, &models);
     while (!stopped.load()) {
@@ -175,7 +175,7 @@ struct Server::State {
   Inbox inbox;
   const bool asks;  // server 0, on the same machine, for memory
   shm::ParameterFiles parameters;
-  Crew crew;
+  Helpers helpers;
   metrics::Registry registry;  // unless the options give another
   Models models TRIREME_GUARDED_BY(inbox.turn());
   std::optional<shm::Replicas> replicas;  // in the place of `models`

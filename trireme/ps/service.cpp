@@ -36,13 +36,13 @@ bool SeenIds::add(uint64_t id) {
   return true;
 }
 
-Service::Service(int server, std::function<std::byte*(size_t)> memory, Crew& crew, metrics::Registry& registry,
+Service::Service(int server, std::function<std::byte*(size_t)> memory, Helpers& helpers, metrics::Registry& registry,
                  int model, Neighbours* neighbours)
     : server_(server),
       model_(model),
       neighbours_(neighbours),
       memory_(std::move(memory)),
-      crew_(crew),
+      helpers_(helpers),
       registry_(registry),
       count_(model == kRoll ? nullptr : &registry, label()) {}
 

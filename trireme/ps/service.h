@@ -11,7 +11,7 @@
 #include <vector>
 
 #include <trireme/base/clock.h>
-#include <trireme/base/crew.h>
+#include <trireme/base/helpers.h>
 #include <trireme/ps/job.h>
 #include <trireme/ps/lane.h>
 #include <trireme/ps/plan.h>
@@ -57,9 +57,9 @@ class Service {
     virtual void left(Service& service, int worker, const Departure& departure) = 0;
   };
 
-  /// `memory` gives the room for a flat vector of so many bytes, once, zeroed. `crew` helps with long updates; it stays
-  /// the caller's, as the server's registry and the neighbours do.
-  Service(int server, std::function<std::byte*(size_t bytes)> memory, Crew& crew, metrics::Registry& registry,
+  /// `memory` gives the room for a flat vector of so many bytes, once, zeroed. `helpers` take part in long updates;
+  /// they stay the caller's, as the server's registry and the neighbours do.
+  Service(int server, std::function<std::byte*(size_t bytes)> memory, Helpers& helpers, metrics::Registry& registry,
           int model = 0, Neighbours* neighbours = nullptr);
   ~Service();
 
@@ -176,7 +176,7 @@ class Service {
   Neighbours* const neighbours_;
   bool named_ = false;
   std::function<std::byte*(size_t)> memory_;
-  Crew& crew_;
+  Helpers& helpers_;
   std::optional<Job> job_;
   std::string job_text_, failure_;
   int job_from_ = -1;

@@ -188,7 +188,7 @@ void Service::update(ChunkState& state, space::Updater& updater, space::Range ra
   updater.count(0, job_->layout, state.chunk.first, state.chunk.last, range, sources);
   updater.watch((flags & kWatch) != 0);
   std::atomic<bool> fine{true};
-  crew_.run(range.size(), [&](size_t begin, size_t end) {
+  helpers_.run(range.size(), [&](size_t begin, size_t end) {
     const space::Range piece{range.begin + begin, range.begin + end};
     if (!update_present(updater, 0, job_->layout, state.chunk.first, state.chunk.last, piece, state.chunk.dtype,
                         parameters_, sources))

@@ -294,6 +294,24 @@ TEST_P(Elastic, WhoDoesNotBelongIsRefused) {
   EXPECT_NE(line.find("rank 0 is taken: one of the first crew has it or had it"), line.npos) << line;
 }
 
+/// Nobody would tell it of the next crew. Where the crew does not change, a rank does without.
+TEST(ElasticDesk, ARankThatItDoesNotTakeCannotGoOnWithout) {
+  Office office(1, 1, Seconds(0), false);
+  for (const bool elastic : {true, false}) {
+    Place place{0, 1, "", "test"};
+    office.point(place);
+    place.desk = place.desk.substr(0, place.desk.find('/')) + "/another token" + (elastic ? "/elastic" : "");
+    Process rank([=](const Process::Say& say) {
+      const World world(place, {.timeout = kTimeout});
+      say(world.warnings().empty() ? "no warning" : world.warnings().back());
+    });
+    const std::string line = rank.next_line();
+    EXPECT_EQ(line.starts_with("error: "), elastic) << line;
+    EXPECT_EQ(line.starts_with("this rank does without its launcher's desk: "), !elastic) << line;
+    EXPECT_NE(line.find("token"), line.npos) << line;
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DeskAndCoordinator, Elastic, testing::Bool(),
                          [](const auto& info) { return info.param ? "Coordinator" : "Desk"; });
 

@@ -198,12 +198,52 @@ TEST(BadSplit, RanksThatSplitDifferentGroups) {
   const Outcomes outcomes = run_world(
       {0, 0, 0},
       [](Group& all, cluster::Site&) {
-        const Group again = all.split(0);
-        if (all.rank() == 1) again.split(0);
+        const Group again = all.split(4);
+        if (all.rank() == 1) again.split(7);
         all.split(0);
       },
       Seconds(1));
-  for (const auto& outcome : outcomes) EXPECT_TRUE(outcome);
+  for (const auto& outcome : outcomes)
+    expect_error<Error>(outcome, {"split 1 of group 'all' (ranks 0, 1, 2) with color 0",
+                                  "split 0 of group 'all/1.4' (ranks 0, 1, 2) with color 7", "rank 1 ",
+                                  "Do all ranks split the same groups, in the same order?"});
+}
+
+TEST(BadSplit, RanksOnTwoMachinesThatSplitDifferentGroups) {
+  const Outcomes outcomes = run_world(
+      {0, 1},
+      [](Group& all, cluster::Site&) {
+        const Group again = all.split(4);
+        if (all.rank() == 1) again.split(7);
+        all.split(0);
+      },
+      Seconds(1));
+  for (const auto& outcome : outcomes)
+    expect_error<Error>(outcome, {"split 1 of group 'all' (ranks 0, 1) with color 0",
+                                  "split 0 of group 'all/1.4' (ranks 0, 1) with color 7"});
+}
+
+TEST(BadSplit, WhoIsOnlyLateIsNotBlamed) {
+  const Outcomes outcomes = run_world(
+      {0, 0},
+      [](Group& all, cluster::Site&) {
+        all.split(all.rank());
+        if (all.rank() == 0) all.split(0);
+        std::this_thread::sleep_for(std::chrono::milliseconds(400));
+      },
+      Seconds(0.2));
+  expect_error<Timeout>(outcomes[0], {"split 1 of group 'all'", "rank 1 came last to split 0 of group 'all'"});
+}
+
+TEST(Store, WhatIsNoNumberIsNamed) {
+  EXPECT_EQ(comm::network::number_under("a key", "70001"), 70001u);
+  for (const char* value : {"", "x", "12x", " 12", "-1", "99999999999999999999999"}) try {
+      comm::network::number_under("epoch 0/all/direct bytes", value);
+      ADD_FAILURE() << value;
+    } catch (const Corruption& error) {
+      for (const std::string& part : {fmt::format("'{}'", value), std::string("'epoch 0/all/direct bytes'")})
+        EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
+    }
 }
 
 TEST(BadSplit, SplittingWhileOthersReduceIsAMismatch) {

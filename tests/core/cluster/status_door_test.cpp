@@ -2,12 +2,19 @@
 // Members at their doors, and whoever asks.
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
+#include <sys/resource.h>
 #include <unistd.h>
 
+#include <ctime>
 #include <memory>
+#include <thread>
 
+#include <trireme/base/unix_socket.h>
+#include <trireme/cluster/doors.h>
 #include <trireme/cluster/launching/launcher.h>
 #include <trireme/cluster/status_door.h>
+
+#include "../comm/process.h"
 
 namespace trireme::cluster::tests {
 namespace {
@@ -67,6 +74,34 @@ TEST(StatusDoor, ALargeSnapshotArrivesWhole) {
   const StatusDoor door([many] { return std::vector{many, many}; });
   ASSERT_EQ(asked({job}).size(), 1u);
   EXPECT_EQ(asked({job})[0].snapshot, many.snapshot);
+}
+
+/// A visitor that cannot be let in stays at the door, which poll() says again and again.
+TEST(StatusDoor, WithoutADescriptorLeftItSleepsAndAnswersLater) {
+  using trireme::tests::Process;
+  Process process([](const Process::Say& say) {
+    const StatusDoor door([] { return std::vector{member_of("job", Member::worker, 0, 7)}; });
+    rlimit before{};
+    getrlimit(RLIMIT_NOFILE, &before);
+    const rlimit none{3, before.rlim_max};  // all of which are taken
+    setrlimit(RLIMIT_NOFILE, &none);
+    say("full");
+    const std::clock_t start = std::clock();
+    std::this_thread::sleep_for(std::chrono::milliseconds(800));
+    say(fmt::format("{}", (std::clock() - start) * 1000 / CLOCKS_PER_SEC));  // of the processor's
+    setrlimit(RLIMIT_NOFILE, &before);
+    say("room");
+    pause();
+  });
+  ASSERT_EQ(process.next_line(), "full");
+  const Descriptor visitor = open_unix_socket();
+  for (const Door& door : doors_of("status/"))
+    if (door.process == process.pid()) ASSERT_TRUE(connect_to(visitor.get(), door.name));
+  EXPECT_LT(std::stoi(process.next_line()), 200);
+  ASSERT_EQ(process.next_line(), "room");
+  const auto answer = ask_process(process.pid(), Seconds(10));
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->snapshot.total("updates").value, 7);
 }
 
 }  // namespace

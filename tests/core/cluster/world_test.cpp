@@ -3,12 +3,15 @@
 // job has failed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <future>
 
+#include <trireme/base/areas.h>
 #include <trireme/base/error.h>
 #include <trireme/cluster/coordination/coordinator.h>
 #include <trireme/cluster/coordination/session.h>
+#include <trireme/cluster/launching/launcher.h>
 #include <trireme/cluster/world.h>
 
 namespace trireme::cluster::tests {
@@ -103,6 +106,33 @@ TEST_F(WorldWithServer, AWatchMayOutliveItsWorld) {
   EXPECT_EQ(called, 0);
 }
 
+/// One machine, under our launcher: where its crew does not change, ranks hear from one another.
+TEST(World, WhoWatchesHearsFromADeskThatChangesCrews) {
+  for (const OnLoss policy : {OnLoss::change_crew, OnLoss::end_job}) {
+    CoordinatorOptions options;
+    options.socket = fmt::format("trireme-test-desk-{}", getpid());
+    options.token = "secret";
+    options.job = random_name();
+    options.heartbeat_limit = Seconds(10);
+    options.on_loss = policy;
+    Coordinator desk(options);
+    Place place{0, 1, options.job, "trireme launch"};
+    place.desk = options.socket + "/secret";
+    World world(place, {.timeout = kLong});
+    ASSERT_EQ(world.elastic(), policy == OnLoss::change_crew);
+    std::promise<std::string> told;
+    const FailureWatch watch = world.on_failure([&](const std::string& reason) { told.set_value(reason); });
+    auto reason = told.get_future();
+    desk.fail_job("too few are left");
+    if (world.elastic()) {
+      ASSERT_EQ(reason.wait_for(kLong), std::future_status::ready);
+      EXPECT_NE(reason.get().find("too few are left"), std::string::npos);
+    } else {
+      EXPECT_EQ(reason.wait_for(Seconds(0.2)), std::future_status::timeout);
+    }
+  }
+}
+
 TEST(World, WithoutACoordinatorNothingFires) {
   Place alone{0, 1, "", "alone"};
   alone.servers = 3;
@@ -111,6 +141,16 @@ TEST(World, WithoutACoordinatorNothingFires) {
   EXPECT_EQ(world.servers(), 3);
   EXPECT_EQ(world.job(), alone.job);
   const FailureWatch watch = world.on_failure([](const std::string&) { ADD_FAILURE(); });
+}
+
+TEST(World, TheStagesAreAsLargeAsItIsTold) {
+  const Place alone{0, 1, "", "alone"};
+  const auto bytes_of = [&](std::optional<size_t> stage) {
+    World world(alone, {.stage_bytes = stage});
+    return Areas(world.local().segment()).claim(1, "what comes next");
+  };
+  EXPECT_GT(bytes_of(1 << 20), bytes_of({}) + (1 << 20));
+  EXPECT_THROW(bytes_of(100), InvalidArgument);
 }
 
 TEST(World, AServerIsNoRank) {

@@ -89,6 +89,32 @@ TEST(Hierarchical, CountsThatDisagreeNameRanksAndCounts) {
   }
 }
 
+/// Between machines each block travels once, in the lane of one rank: not as often as there are ranks, and not as parts
+/// of an allreduce. What the lanes need beside is small.
+TEST(Hierarchical, BlocksTravelOnceBetweenMachines) {
+  constexpr size_t kBlock = 300'000, kBytes = kBlock * sizeof(float);
+  for (const bool scatter : {true, false})
+    for (const std::vector<int>& machine_of : {std::vector{0, 0, 1, 1}, std::vector{0, 0, 1, 1, 2, 2}}) {
+      const size_t ranks = machine_of.size(), others = ranks / 2 - 1;
+      expect_all_well(
+          tests::run_machines(machine_of, std::function<void(const OnMachine&)>([&](const OnMachine& rank) {
+                                std::vector<float> all(ranks * kBlock, 1), own(kBlock, 1);
+                                if (scatter)
+                                  rank.all.reduce_scatter(all.data(), own.data(), kBlock, DType::f32, Op::sum, "parts");
+                                else
+                                  rank.all.all_gather(own.data(), all.data(), kBlock, DType::f32, "parts");
+                                EXPECT_EQ(scatter ? own.back() : all.back(), scatter ? static_cast<float>(ranks) : 1);
+                                rank.all.barrier("all of it is counted");
+                                // A scatter sends each other machine the sums for its two ranks, a gather the blocks of
+                                // the two here; in two lanes.
+                                const double wanted = static_cast<double>(others * kBytes);
+                                const double sent = rank.registry.snapshot().total("sent_bytes").value;
+                                EXPECT_GE(sent, wanted) << (scatter ? "scatter" : "gather");
+                                EXPECT_LE(sent, 1.05 * wanted) << (scatter ? "scatter" : "gather");
+                              })));
+    }
+}
+
 /// After an error a group is destroyed while its collectives are under way: they refer to it, and to its rooms.
 TEST(Hierarchical, WhatIsUnderWayEndsWithTheGroup) {
   using Start = std::function<comm::Started(Group&, const float* input, float* output)>;

@@ -13,6 +13,7 @@ struct OnMachine {
   comm::shm::Communicator& here;
   comm::network::Communicator* lane;
   comm::network::Communicator* second_lane;
+  metrics::Registry& registry;  // where its lane counts
 };
 
 /// `machine_of[r]` is the machine of rank r.
@@ -34,19 +35,20 @@ inline Outcomes run_machines(const std::vector<int>& machine_of, const std::func
       try {
         const auto [machine, local] = topology.place(static_cast<int>(rank));
         const auto m = static_cast<size_t>(machine), l = static_cast<size_t>(local);
-        comm::network::Communicator flat(std::move(flats[rank]));
+        metrics::Registry registry;
+        comm::network::Communicator flat(std::move(flats[rank]), {.registry = &registry, .label = "all"});
         std::unique_ptr<comm::network::Communicator> lane, second_lane;
         if (local < topology.lanes()) {
           std::vector<int> names;
           for (int other = 0; other < topology.machines(); other++) names.push_back(topology.ranks_on(other)[l]);
-          lane = std::make_unique<comm::network::Communicator>(std::move(lanes[l][m]),
-                                                               comm::network::Options{.names = names});
+          lane = std::make_unique<comm::network::Communicator>(
+              std::move(lanes[l][m]), comm::network::Options{.names = names, .registry = &registry, .label = "lane"});
           second_lane = std::make_unique<comm::network::Communicator>(std::move(second_lanes[l][m]),
                                                                       comm::network::Options{.names = names});
         }
         comm::shm::Communicator here(segments[m], local, static_cast<int>(topology.ranks_on(machine).size()));
         comm::hierarchical::Communicator all(topology, static_cast<int>(rank), here, lane.get(), flat);
-        body({all, here, lane.get(), second_lane.get()});
+        body({all, here, lane.get(), second_lane.get(), registry});
       } catch (...) {
         outcomes[rank] = std::current_exception();
       }

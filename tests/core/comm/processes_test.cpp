@@ -2,6 +2,7 @@
 // Ranks as processes: how they meet, and what the others hear when one of them dies, stops or lies.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 
@@ -12,6 +13,7 @@
 #include <random>
 
 #include <trireme/base/error.h>
+#include <trireme/base/unix_socket.h>
 #include <trireme/comm/shm/communicator.h>
 #include <trireme/comm/shm/rendezvous.h>
 #include <trireme/space/layout.h>
@@ -216,6 +218,34 @@ TEST(Meeting, MissingRanksAreListed) {
   const auto first = start_rank(job, 0, 4, Seconds(0.6), nothing), third = start_rank(job, 2, 4, Seconds(0.6), nothing);
   expect_within(first->next_line(), {"Timeout: rank 1, 3 did not come", job, "0.6 s", "all 4 ranks"});
   EXPECT_NE(third->next_line(), "ok");
+}
+
+/// However many of them come, one after another.
+TEST(Meeting, StrangersDoNotPutOffTheDeadline) {
+  const std::string job = job_name();
+  const auto first = start_rank(job, 0, 2, Seconds(1), [](Group&, const auto&) {});
+  const std::string door = own_name(fmt::format("{:016x}", space::hash_text(job)));
+  std::string line = "silence";
+  for (const Deadline deadline(Seconds(20)); line == "silence" && !deadline.passed();
+       line = first->next_line(Seconds(0)))
+    for (int i = 0; i < 16; i++) {  // more than that wait for a turn at any time
+      const Descriptor stranger(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_NONBLOCK, 0));
+      if (trireme::connect_to(stranger.get(), door)) send(stranger.get(), "x", 1, MSG_NOSIGNAL);
+    }
+  expect_within(line, {"Timeout: rank 1 did not come"});
+}
+
+TEST(Meeting, WithoutADescriptorLeftRankZeroSaysSo) {
+  const std::string job = job_name();
+  Process first([&](const Process::Say&) {
+    const auto segment = std::shared_ptr<Segment>(Segment::create());
+    const auto free = static_cast<rlim_t>(Descriptor(dup(0)).get());
+    const rlimit limit{free + 1, free + 1};  // room for a listener
+    setrlimit(RLIMIT_NOFILE, &limit);
+    meet(job, 0, 2, Seconds(20), "", segment);
+  });
+  const auto second = start_rank(job, 1, 2, Seconds(20), [](Group&, const auto&) {});
+  expect_within(first.next_line(), {"error: ", "cannot let anybody in", "Too many open files", "ulimit -n"});
 }
 
 TEST(Meeting, TwoJobsDoNotMeet) {

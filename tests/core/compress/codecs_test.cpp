@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 #include <limits>
+#include <set>
 
+#include <trireme/compress/codecs.h>
 #include <trireme/compress/kernels.h>
 
 #include "gradients.h"
@@ -221,7 +224,7 @@ TEST(TopK, KeepsExactlyTheLargest) {
   for (const size_t count : {size_t{1}, size_t{50}, size_t{5000}, size_t{100000}})
     for (const double rate : {0.00001, 0.01, 0.5, 1.0})
       for (const bool same : {false, true}) {
-        const auto codec = make_codec({.kind = Spec::topk, .rate = rate}, true);
+        const auto codec = make_codec({.kind = Kind::topk, .rate = rate}, true);
         Values values = same ? Values(count, 0.5f) : gradient_of(count, count);
         const Values arrived = decoded(*codec, strip_of(count), encoded(*codec, strip_of(count), values));
         const size_t kept = std::max<size_t>(1, static_cast<size_t>(std::llround(rate * static_cast<double>(count))));
@@ -278,9 +281,35 @@ TEST(Sketch, RecoversWhatIsLarge) {
 }
 
 TEST(Specs, AreReadAndWritten) {
+  EXPECT_EQ(spec_names().size(), kCodecTable.size() + 1);
   for (const std::string& name : kCodecs) EXPECT_EQ(name_of(spec_named(name)), name);
   EXPECT_FALSE(spec_named("none"));
   EXPECT_EQ(make_codec(spec_named("none"), true), nullptr);
+}
+
+TEST(Table, EveryRowParsesNamesItselfAndEncodes) {
+  std::set<Kind> kinds;
+  std::ifstream page(CODECS_PAGE);
+  const std::string text((std::istreambuf_iterator<char>(page)), {});
+  for (const CodecRow& row : kCodecTable) {
+    EXPECT_TRUE(kinds.insert(row.kind).second && row.kind != Kind::none) << row.name << " has another codec's kind";
+    const Spec spec = spec_named(row.example);
+    EXPECT_EQ(spec.kind, row.kind);
+    EXPECT_EQ(name_of(spec), row.example);
+    EXPECT_EQ(spec.by_matrix(), row.by_matrix);
+    const Values values = gradient_of(1000, 3);
+    const auto codec = codec_of(row.example);
+    const Bytes message = encoded(*codec, strip_of(1000), values);
+    EXPECT_EQ(message[0], static_cast<std::byte>(row.kind)) << row.name;
+    EXPECT_LT(squares(difference(values, decoded(*codec, strip_of(1000), message))), 20 * squares(values)) << row.name;
+    const std::string name = fmt::format("{}{}", row.name,
+                                         row.setting == Setting::rate   ? ":R"
+                                         : row.setting == Setting::rank ? ":K"
+                                                                        : "");
+    EXPECT_NE(spec_help().find(name + ": " + row.help), std::string::npos);
+    EXPECT_NE(text.find(fmt::format("\n| `{}` | ", name)), std::string::npos)
+        << "docs/compression.md has no row of " << name;
+  }
 }
 
 TEST(Specs, ErrorsTeach) {

@@ -2,17 +2,29 @@
 // Gradients that are made up, and codecs by name.
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <memory>
 #include <random>
 #include <string>
 #include <vector>
 
-#include <trireme/compress/codec.h>
+#include <trireme/compress/codecs.h>
 
 namespace trireme::compress::tests {
 
-inline const std::vector<std::string> kCodecs = {"fp16",   "bf16",        "int8",       "sign",       "topk:0.01",
-                                                 "topk:1", "randomk:0.1", "powersgd:1", "powersgd:4", "sketch:0.3"};
+/// All codecs of the table, with these settings instead of their example's.
+inline std::vector<std::string> each_codec(const std::map<std::string, std::vector<std::string>>& settings) {
+  std::vector<std::string> all;
+  for (const CodecRow& row : kCodecTable) {
+    if (!settings.contains(row.name)) all.emplace_back(row.example);
+    if (settings.contains(row.name))
+      for (const std::string& setting : settings.at(row.name)) all.push_back(row.name + (":" + setting));
+  }
+  return all;
+}
+
+inline const std::vector<std::string> kCodecs =
+    each_codec({{"topk", {"0.01", "1"}}, {"powersgd", {"1", "4"}}, {"sketch", {"0.3"}}});
 /// None of them divides a block, a word or a vector.
 constexpr size_t kSizes[] = {1, 2, 7, 31, 33, 255, 257, 1023, 1025, 5000};
 

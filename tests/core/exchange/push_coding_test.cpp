@@ -9,6 +9,7 @@
 #include <trireme/exchange/push_coding.h>
 #include <trireme/ps/coded.h>
 
+#include "../compress/gradients.h"
 #include "../ps/servers.h"
 
 namespace trireme::exchange::tests {
@@ -25,8 +26,8 @@ using trireme::tests::expect_all_well;
 
 constexpr double kRate = 0.5;  // of the job's sgd
 
-const std::vector<std::string> kEach = {"fp16",      "bf16",        "int8",       "sign",
-                                        "topk:0.05", "randomk:0.2", "powersgd:2", "sketch:0.3"};
+const std::vector<std::string> kEach =
+    compress::tests::each_codec({{"topk", {"0.05"}}, {"randomk", {"0.2"}}, {"sketch", {"0.3"}}});
 
 float gradient_of(int worker, int step, size_t slot, size_t i) {
   const size_t seed = static_cast<size_t>(worker) * 7919 + static_cast<size_t>(step) * 104729 + slot * 1299709 + i;
@@ -62,11 +63,11 @@ bool push_step(Client& client, PushCoding& coding, int step, bool watch = false)
   ps::tests::fill(layout, client.gradients(),
                   [&](size_t slot, size_t i) { return gradient_of(client.worker(), step, slot, i); });
   for (size_t slot = 0; slot < layout.size(); slot++) client.present()[slot] = has(client.worker(), step, slot);
-  const ps::Pending pushed = client.push(
-      ps::tests::whole(client),
-      {.step = step, .lr = kRate, .pull = true, .watch = watch, .encode = [&](const ps::Chunk& chunk) {
-         return coding.encode(chunk, step);
-       }});
+  const ps::Pending pushed =
+      client.push(ps::tests::whole(client),
+                  {.step = step, .lr = kRate, .pull = true, .watch = watch, .encode = [&](const ps::Chunk& chunk) {
+                     return coding.encode(chunk, step);
+                   }});
   pushed.wait();
   return pushed.sound();
 }
@@ -89,8 +90,7 @@ Parameters expected(const ps::Job& job, int steps) {
       ps::plan_chunks(layout, plan_buckets(layout, job.bucket_bytes), job.servers, job.chunk_bytes);
   std::vector<std::unique_ptr<compress::ErrorFeedback>> codecs;
   for (int worker = 0; worker < job.workers; worker++)
-    codecs.push_back(
-        std::make_unique<compress::ErrorFeedback>(compress::make_codec(job.codec, true), layout.bytes()));
+    codecs.push_back(std::make_unique<compress::ErrorFeedback>(compress::make_codec(job.codec, true), layout.bytes()));
   std::vector<std::byte> parameters(layout.bytes()), gradient(layout.bytes()), sum(layout.bytes());
   std::vector<uint8_t> present(layout.size());
   for (int step = 0; step < steps; step++) {
@@ -235,13 +235,13 @@ TEST(PushCoding, HostileMessagesChangeNothing) {
     const auto refused = [&](const std::function<void()>& spoil) {
       try {
         client
-            .push(client.chunks()[0].range,
-                  {.lr = kRate, .encode = [&](const ps::Chunk& chunk) -> std::span<const std::byte> {
-                     const auto message = coding.encode(chunk, 0);
-                     made.assign(message.begin(), message.end());
-                     spoil();
-                     return made;
-                   }})
+            .push(client.chunks()[0].range, {.lr = kRate,
+                                             .encode = [&](const ps::Chunk& chunk) -> std::span<const std::byte> {
+                                               const auto message = coding.encode(chunk, 0);
+                                               made.assign(message.begin(), message.end());
+                                               spoil();
+                                               return made;
+                                             }})
             .wait();
         return std::string();
       } catch (const InvalidArgument& error) {

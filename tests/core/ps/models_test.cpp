@@ -82,10 +82,10 @@ class ModelsTest : public testing::Test {
     return of(model, worker).text;
   }
 
-  Crew crew{0};
+  Helpers helpers{0};
   Memory memory;
   metrics::Registry registry;
-  Models models{0, memory, crew, registry};
+  Models models{0, memory, helpers, registry};
   std::map<std::pair<int, int>, std::shared_ptr<Recorder>> connections;
   std::vector<float> gradient;
   std::deque<std::vector<float>> kept;

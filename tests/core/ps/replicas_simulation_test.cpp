@@ -88,7 +88,7 @@ struct Held {
 };
 /// A server's part in a shard.
 struct Part {
-  Seat seat;
+  Charge charge;
   Store store;
   std::shared_ptr<Log> writes, reads;
   uint64_t order = 0;
@@ -124,10 +124,10 @@ class History {
         deaths_(below(5)) {
     rules_ = {.workers = workers_, .order = Order::on_arrival, .bound = static_cast<int64_t>(below(3))};
     for (int server = 0; server < servers_; server++) lives_.push_back({.number = server});
-    for (const Seat& seat : place(servers_, 1)) {
-      const auto log = std::make_shared<Log>(Log{seat.primary, seat.backup});
-      at(seat.primary).parts.emplace(seat.shard, Part{seat, Store(workers_), log, nullptr});
-      at(seat.backup).parts.emplace(seat.shard, Part{seat, Store(workers_), nullptr, log});
+    for (const Charge& charge : place(servers_, 1)) {
+      const auto log = std::make_shared<Log>(Log{charge.primary, charge.backup});
+      at(charge.primary).parts.emplace(charge.shard, Part{charge, Store(workers_), log, nullptr});
+      at(charge.backup).parts.emplace(charge.shard, Part{charge, Store(workers_), nullptr, log});
     }
     for (int worker = 0; worker < workers_; worker++) {
       all_.emplace_back();
@@ -213,21 +213,21 @@ class History {
     std::advance(part, static_cast<ptrdiff_t>(below(at(life).parts.size())));
     does(life, part->second);
   }
-  bool leads(int life, const Part& part) { return part.seat.primary == at(life).number && !part.reads; }
+  bool leads(int life, const Part& part) { return part.charge.primary == at(life).number && !part.reads; }
 
   /// Somebody hears of a death.
   void notice() {
     with_part([&](int life, Part& part) {
       if (part.writes && !at(part.writes->backup).lives) {
         part.writes->dropped = true;
-        part.seat = after_death(part.seat, at(part.writes->backup).number).seat;
+        part.charge = after_death(part.charge, at(part.writes->backup).number).charge;
         part.writes.reset();
         send_due(part);
       } else if (part.reads && !at(part.reads->primary).lives) {
         while (!part.reads->entries.empty()) read(part);
-        const bool may = !part.reads->dropped && part.seat.backup == at(life).number;
-        if (!may) return void(at(life).parts.erase(part.seat.shard));
-        part.seat = after_death(part.seat, part.seat.primary).seat;
+        const bool may = !part.reads->dropped && part.charge.backup == at(life).number;
+        if (!may) return void(at(life).parts.erase(part.charge.shard));
+        part.charge = after_death(part.charge, part.charge.primary).charge;
         part.reads.reset();
         promotions_++;
       }
@@ -248,12 +248,12 @@ class History {
       if (found == at(life).parts.end()) continue;
       Part& part = found->second;
       while (part.reads && !part.reads->entries.empty()) read(part);
-      const Hearing hearing = hear(part.seat, number, line.epoch);
+      const Hearing hearing = hear(part.charge, number, line.epoch);
       anybody |= hearing.verdict == Hearing::Verdict::wait;
       if (hearing.verdict != Hearing::Verdict::accept) continue;
       line.life = life;
       line.epoch = hearing.epoch;
-      line.backup = part.seat.backup;
+      line.backup = part.charge.backup;
       line.requests.clear();
       for (const auto& [id, ask] : line.open) line.requests.push_back(ask);
       return;
@@ -267,7 +267,7 @@ class History {
     for (const Life& life : lives_)
       if (const auto part = life.parts.find(shard);
           life.lives && part != life.parts.end() &&
-          (part->second.seat.primary == life.number || part->second.seat.backup == life.number))
+          (part->second.charge.primary == life.number || part->second.charge.backup == life.number))
         fault_ = fmt::format("part {} was given up, and server {} has it", shard, life.number);
   }
 
@@ -281,10 +281,10 @@ class History {
     Part& part = found->second;
     const Ask ask = line.requests.front();
     if (below(10) != 0) line.requests.pop_front();  // or it comes twice
-    if (hear(part.seat, at(line.life).number, line.epoch).verdict != Hearing::Verdict::accept) return;
-    const auto [first, news] = accepts_.emplace(std::pair(part.seat.shard, part.seat.epoch), line.life);
+    if (hear(part.charge, at(line.life).number, line.epoch).verdict != Hearing::Verdict::accept) return;
+    const auto [first, news] = accepts_.emplace(std::pair(part.charge.shard, part.charge.epoch), line.life);
     if (!news && first->second != line.life)
-      fault_ = fmt::format("two primaries of part {} in epoch {}", shard, part.seat.epoch);
+      fault_ = fmt::format("two primaries of part {} in epoch {}", shard, part.charge.epoch);
     if (part.writes) part.writes->entries.push_back({.order = ++part.order, .ask = ask});
     for (const Told& told : part.store.carry_out(ask, rules_)) part.held.push_back({part.order, told});
   }
@@ -293,7 +293,7 @@ class History {
     const Entry entry = part.reads->entries.front();
     part.reads->entries.pop_front();
     if (entry.copy) part.store = *entry.copy;
-    if (entry.filled) part.seat = filled(part.seat).seat;
+    if (entry.filled) part.charge = filled(part.charge).charge;
     if (entry.ask) part.store.carry_out(*entry.ask, rules_);
     part.reads->applied = entry.order;
   }
@@ -305,12 +305,12 @@ class History {
 
   void send_due(Part& part) {
     while (!part.held.empty() &&
-           may_acknowledge(part.seat, part.held.front().order, part.writes ? part.writes->applied : part.order)) {
+           may_acknowledge(part.charge, part.held.front().order, part.writes ? part.writes->applied : part.order)) {
       const Told told = part.held.front().told;
       part.held.pop_front();
-      Line& line = all_[static_cast<size_t>(told.worker)].lines[static_cast<size_t>(part.seat.shard)];
+      Line& line = all_[static_cast<size_t>(told.worker)].lines[static_cast<size_t>(part.charge.shard)];
       const auto& parts = at(line.life).parts;
-      const auto asked = parts.find(part.seat.shard);
+      const auto asked = parts.find(part.charge.shard);
       if (asked != parts.end() && &asked->second == &part) line.answers.push_back(told.id);
     }
   }
@@ -328,22 +328,22 @@ class History {
   void look_for_backup() {
     with_part([&](int life, Part& part) {
       if (!leads(life, part) || part.writes) return;
-      const Move move = appoint(part.seat, living(at(life).number));
+      const Move move = appoint(part.charge, living(at(life).number));
       if (move.why != Move::Why::appointed) return;
       send_due(part);
       const int backup = life_of(move.server);
       const auto log = std::make_shared<Log>(Log{life, backup});
       auto& parts = at(backup).parts;
-      if (const auto had = parts.find(part.seat.shard); had != parts.end()) {
-        if (had->second.seat.primary == move.server || had->second.seat.epoch > part.seat.epoch) return;
+      if (const auto had = parts.find(part.charge.shard); had != parts.end()) {
+        if (had->second.charge.primary == move.server || had->second.charge.epoch > part.charge.epoch) return;
         parts.erase(had);
       }
-      parts.emplace(part.seat.shard, Part{move.seat, Store(workers_), nullptr, log});
+      parts.emplace(part.charge.shard, Part{move.charge, Store(workers_), nullptr, log});
       log->entries.push_back({.order = 1, .copy = std::make_shared<Store>(part.store)});
       log->entries.push_back({.order = 2, .filled = true});
       part.order = 2;
       part.writes = log;
-      part.seat = filled(move.seat).seat;
+      part.charge = filled(move.charge).charge;
       refills_++;
     });
   }
@@ -396,7 +396,7 @@ class History {
       // The primary may have died since, and nobody has heard of it.
       for (size_t one = 0; one < lives_.size() && !at(life).lives; one++)
         if (lives_[one].lives && lives_[one].parts.contains(static_cast<int>(shard)) &&
-            lives_[one].parts.at(static_cast<int>(shard)).seat.backup == lives_[one].number)
+            lives_[one].parts.at(static_cast<int>(shard)).charge.backup == lives_[one].number)
           life = static_cast<int>(one);
       if (!at(life).lives) continue;  // both died after the last update
       Part& part = at(life).parts.at(static_cast<int>(shard));

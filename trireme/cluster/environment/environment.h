@@ -38,20 +38,23 @@ struct Place {
 using Lookup = std::function<const char*(const char* name)>;
 
 /// The first of these that is there says the place:
-///   TRIREME_ROLE=server, TRIREME_SERVER, TRIREME_SERVERS, TRIREME_SIZE, TRIREME_JOB a parameter server, of the same
-///   launchers TRIREME_RANK, TRIREME_SIZE, TRIREME_JOB                                         trireme launch, trireme
-///   train --hosts, or a script JOB_COMPLETION_INDEX, TRIREME_SIZE, TRIREME_COORDINATOR                         indexed
-///   Jobs of Kubernetes, one rank a pod RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK, LOCAL_WORLD_SIZE
-///   torchrun DMLC_ROLE, DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_WORKER_ID,
-///   DMLC_SERVER_ID    ps-lite OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_SIZE          Open
-///   MPI's mpirun SLURM_PROCID, SLURM_STEP_ID and others                                          srun; scripts of
-///   sbatch and shells of salloc are "alone"
+/// - TRIREME_ROLE=server, TRIREME_SERVER, TRIREME_SERVERS, TRIREME_SIZE, TRIREME_JOB: a parameter server, of the same
+///   launchers as the next
+/// - TRIREME_RANK, TRIREME_SIZE, TRIREME_JOB: trireme launch, trireme train --hosts, or a script
+/// - JOB_COMPLETION_INDEX, TRIREME_SIZE, TRIREME_COORDINATOR: indexed Jobs of Kubernetes, one rank a pod
+/// - RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, LOCAL_RANK, LOCAL_WORLD_SIZE: torchrun
+/// - DMLC_ROLE, DMLC_NUM_WORKER, DMLC_NUM_SERVER, DMLC_PS_ROOT_URI, DMLC_PS_ROOT_PORT, DMLC_WORKER_ID, DMLC_SERVER_ID:
+///   ps-lite
+/// - OMPI_COMM_WORLD_RANK, OMPI_COMM_WORLD_SIZE, OMPI_COMM_WORLD_LOCAL_SIZE: Open MPI's mpirun
+/// - SLURM_PROCID, SLURM_STEP_ID and others: srun; scripts of sbatch and shells of salloc are "alone"
+///
 /// TRIREME_NEWCOMER=1 beside TRIREME_RANK: the job is under way, and the rank may be beyond its size.
+///
 /// What people say goes before what schedulers leave in the environment. A server without TRIREME_SERVER takes
 /// JOB_COMPLETION_INDEX, or what the coordinator assigns. TRIREME_COORDINATOR (somebody runs it there),
-/// TRIREME_SERVERS, TRIREME_REPLICAS, TRIREME_JOB, TRIREME_TOKEN, TRIREME_TLS and TRIREME_ENGINE are heard whoever launched. Throws
-/// InvalidArgument that names the variable, its value and what to do when one is missing, malformed, out of range or
-/// contradicts another.
+/// TRIREME_SERVERS, TRIREME_REPLICAS, TRIREME_JOB, TRIREME_TOKEN, TRIREME_TLS and TRIREME_ENGINE are heard whoever
+/// launched. Throws InvalidArgument that names the variable, its value and what to do when one is missing, malformed,
+/// out of range or contradicts another.
 Place place_from(const Lookup& lookup);
 
 /// From this process's environment.

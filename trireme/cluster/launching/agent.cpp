@@ -235,7 +235,8 @@ LaunchResult run_agent(const AgentOptions& options) {
                          .size = session.size(),
                          .job = session.job(),
                          .master = meeting.substr(0, colon),
-                         .master_port = std::stoi(meeting.substr(colon + 1)),
+                         .master_port = static_cast<int>(
+                             comm::network::number_under("the ranks' meeting point", meeting.substr(colon + 1))),
                          .failed = failed.get(),
                          .crew =
                              [&] {

@@ -1,5 +1,3 @@
-#include "interruption.h"
-
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -7,6 +5,8 @@
 #include <csignal>
 
 #include <trireme/base/process.h>
+
+#include "interruption.h"
 
 namespace trireme::cluster {
 namespace {
@@ -37,7 +37,7 @@ void ask_to_stop(pid_t group, int signal) {
   for (const pid_t pid : processes_of(group)) kill(pid, signal_for(pid, signal));
 }
 
-bool Progress::made() {
+bool Headway::made() {
   uint64_t beats = 0;
   double cpu_seconds = 0;
   bool at_disk = false;

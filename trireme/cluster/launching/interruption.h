@@ -21,9 +21,9 @@ constexpr const char* kEndWord = "end\n";
 void ask_to_stop(pid_t group, int signal);
 
 /// Whether processes get on with something: they say so themselves (slate.h), use a processor, or wait for a disk.
-class Progress {
+class Headway {
  public:
-  explicit Progress(const std::vector<Child>& children) : children_(children) { made(); }
+  explicit Headway(const std::vector<Child>& children) : children_(children) { made(); }
   /// Since the last call, and since the construction at first.
   bool made();
 

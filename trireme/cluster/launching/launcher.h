@@ -94,7 +94,7 @@ struct LaunchResult {
 /// Starts the processes, writes their output to standard output and standard error, and ends all when one dies.
 ///
 /// SIGINT, SIGTERM and SIGHUP are a wish to stop, which the ranks are told (one that handles another of the three gets
-/// that). They have as long as they need to save, while they make progress: see Progress in interruption.h. A second
+/// that). They have as long as they need to save, while they get on: see Headway in interruption.h. A second
 /// SIGINT or SIGTERM kills all at once. A SIGHUP that is ignored (nohup) stays so. Servers end by themselves when all
 /// ranks of the job have left, whether these were interrupted or not; those that do not within five seconds are ended,
 /// and that is no failure. Nobody survives this process, even if it is killed.

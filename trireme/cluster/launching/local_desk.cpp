@@ -1,3 +1,4 @@
+#include <cstring>
 #include <numeric>
 
 #include <trireme/base/error.h>
@@ -8,6 +9,7 @@
 namespace trireme::cluster {
 namespace {
 
+constexpr const char* kElastic = "/elastic";
 constexpr Seconds kSilence{30};  // of the desk: it is a machine with too much to do
 
 CoordinatorOptions options_of(const std::string& name, const std::string& token, const std::string& job, int ranks,
@@ -31,7 +33,7 @@ CoordinatorOptions options_of(const std::string& name, const std::string& token,
 LocalDesk::LocalDesk(const std::string& job, int ranks, const Elasticity& elasticity, Seconds silence)
     : name_("trireme-desk-" + random_name()),
       token_(random_name() + random_name()),
-      variable_(name_ + "/" + token_),
+      variable_(name_ + "/" + token_ + (elasticity.elastic() ? kElastic : "")),
       ranks_(ranks),
       coordinator_(options_of(name_, token_, job, ranks, elasticity, silence)) {}
 
@@ -53,13 +55,17 @@ CrewView LocalDesk::crew() {
           .failure = now.failures.empty() ? "" : now.failures.front().reason};
 }
 
+bool elastic_desk(const std::string& variable) { return variable.ends_with(kElastic); }
+
 SessionOptions desk_session(const std::string& variable) {
-  const size_t slash = variable.find('/');
-  if (slash == 0 || slash == std::string::npos || slash + 1 == variable.size())
+  const std::string where =
+      elastic_desk(variable) ? variable.substr(0, variable.size() - std::strlen(kElastic)) : variable;
+  const size_t slash = where.find('/');
+  if (slash == 0 || slash == std::string::npos || slash + 1 == where.size())
     fail<InvalidArgument>("TRIREME_DESK='{}' is not what a launcher says: unset it", variable);
   SessionOptions options;
-  options.coordinator = kUnixSocket + variable.substr(0, slash);
-  options.token = variable.substr(slash + 1);
+  options.coordinator = kUnixSocket + where.substr(0, slash);
+  options.token = where.substr(slash + 1);
   options.heartbeat_limit = kSilence;
   return options;
 }

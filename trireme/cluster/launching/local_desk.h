@@ -37,5 +37,7 @@ class LocalDesk {
 /// The rank's side: how to reach the desk that TRIREME_DESK, whose value this is, stands for. Throws InvalidArgument
 /// when it stands for none.
 SessionOptions desk_session(const std::string& variable);
+/// Whether its job goes on when a rank is lost: then no rank can do without the desk.
+bool elastic_desk(const std::string& variable);
 
 }  // namespace trireme::cluster

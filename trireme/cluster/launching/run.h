@@ -78,16 +78,16 @@ class LaunchRun {
   std::optional<Clock::time_point> failed_at_;   // the first failure that the others could not do without
   bool asked_ = false;                           // SIGTERM was sent
   bool failed_elsewhere_ = false, hung_up_ = false;
-  bool servers_alone_ = false;        // all ranks started here have ended
-  bool others_ended_ = false;         // and the ranks elsewhere too
-  bool drains_ = false;               // all have ended, and some output has not
-  bool winding_down_ = false;         // of an elastic job that has failed: ranks save what they have
-  bool crew_ended_ = false;           // of an elastic job: those who are left have no part in it
-  bool job_over_ = false;             // the same, as the coordinator says, where these are agents
-  std::optional<Progress> progress_;  // since they were asked to stop
-  double asked_to_stop_at_ = 0;       // on the clock of slates
-  bool told_to_stop_ = false;         // by whoever started this process
-  bool at_once_ = false;              // they were asked again
+  bool servers_alone_ = false;       // all ranks started here have ended
+  bool others_ended_ = false;        // and the ranks elsewhere too
+  bool drains_ = false;              // all have ended, and some output has not
+  bool winding_down_ = false;        // of an elastic job that has failed: ranks save what they have
+  bool crew_ended_ = false;          // of an elastic job: those who are left have no part in it
+  bool job_over_ = false;            // the same, as the coordinator says, where these are agents
+  std::optional<Headway> progress_;  // since they were asked to stop
+  double asked_to_stop_at_ = 0;      // on the clock of slates
+  bool told_to_stop_ = false;        // by whoever started this process
+  bool at_once_ = false;             // they were asked again
   int interrupted_ = 0;
   Clock::time_point interrupted_at_;
   metrics::Registry registry_;

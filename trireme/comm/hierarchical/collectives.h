@@ -11,8 +11,8 @@
 
 namespace trireme::comm::hierarchical {
 
-/// A rank, and what it reaches the others with.
-struct Seat {
+/// A rank, and what it reaches the others with: where the memory of its machine and a lane between machines meet.
+struct Junction {
   const Topology& topology;
   int rank, machine, local;
   network::Communicator* lane;  // null: this rank has none
@@ -26,7 +26,7 @@ struct Seat {
 
 class Allreduce final : public shm::Collective {
  public:
-  Allreduce(const Seat& seat, void* data, size_t count, DType type, Op op, std::string_view name);
+  Allreduce(const Junction& junction, void* data, size_t count, DType type, Op op, std::string_view name);
   void work_direct(const shm::View& view) override;
   size_t up_chunks() const override;
   void post_up(std::byte* stage, size_t chunk) override;
@@ -38,7 +38,7 @@ class Allreduce final : public shm::Collective {
   void take_down(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
 
  private:
-  const Seat& seat_;
+  const Junction& junction_;
   size_t bytes_;
   space::Range mine_;  // this lane's slice
   std::byte* data_;
@@ -48,7 +48,7 @@ class Allreduce final : public shm::Collective {
 /// of the slices, in which each byte crosses the wire once. Down: each rank finds its block in the lanes' slices.
 class ReduceScatter final : public shm::Collective {
  public:
-  ReduceScatter(const Seat& seat, const void* input, void* output, const Blocks& blocks, int part, int parts,
+  ReduceScatter(const Junction& junction, const void* input, void* output, const Blocks& blocks, int part, int parts,
                 DType type, Op op, std::string_view name);
   ~ReduceScatter() override;
   void work_direct(const shm::View& view) override;
@@ -64,7 +64,7 @@ class ReduceScatter final : public shm::Collective {
  private:
   void reduce(std::vector<const void*>& sources, space::Range part, space::Range slice, int machine);
 
-  const Seat& seat_;
+  const Junction& junction_;
   Blocks blocks_;
   Sections sections_;
   const std::byte* input_;
@@ -76,8 +76,8 @@ class ReduceScatter final : public shm::Collective {
 /// sections of the other machines.
 class AllGather final : public shm::Collective {
  public:
-  AllGather(const Seat& seat, const void* input, void* output, const Blocks& blocks, int part, int parts, DType type,
-            std::string_view name);
+  AllGather(const Junction& junction, const void* input, void* output, const Blocks& blocks, int part, int parts,
+            DType type, std::string_view name);
   ~AllGather() override;
   void work_direct(const shm::View& view) override;
   size_t up_chunks() const override;
@@ -95,7 +95,7 @@ class AllGather final : public shm::Collective {
   template <class Visit>
   void each_remote(int lane, size_t chunk, const Visit& visit) const;
 
-  const Seat& seat_;
+  const Junction& junction_;
   Blocks blocks_;
   Sections sections_;
   space::Range here_;  // this machine's section
@@ -106,7 +106,7 @@ class AllGather final : public shm::Collective {
 
 class Broadcast final : public shm::Collective {
  public:
-  Broadcast(const Seat& seat, void* data, size_t count, DType type, int root, std::string_view name);
+  Broadcast(const Junction& junction, void* data, size_t count, DType type, int root, std::string_view name);
   bool may_be_direct() const override { return false; }
   size_t up_chunks() const override;
   void post_up(std::byte* stage, size_t chunk) override;
@@ -117,7 +117,7 @@ class Broadcast final : public shm::Collective {
   void take_down(const shm::View& view, const shm::Posted& posted, size_t chunk) override;
 
  private:
-  const Seat& seat_;
+  const Junction& junction_;
   Place root_;
   size_t bytes_;
   std::byte* data_;
@@ -126,12 +126,12 @@ class Broadcast final : public shm::Collective {
 /// From rank to rank, whatever machine they are on.
 class AllToAll final : public shm::Collective {
  public:
-  AllToAll(const Seat& seat, const void* input, void* output, const Counts& sends, const Counts& receives, DType type,
-           std::string_view name);
+  AllToAll(const Junction& junction, const void* input, void* output, const Counts& sends, const Counts& receives,
+           DType type, std::string_view name);
   Started launch() override;
 
  private:
-  const Seat& seat_;
+  const Junction& junction_;
   const void* input_;
   void* output_;
   std::vector<size_t> sends_, receives_;  // empty: `what.count` each
@@ -140,12 +140,12 @@ class AllToAll final : public shm::Collective {
 /// All have come here when all have arrived, elsewhere when the leader has met the others: then it finishes.
 class Barrier final : public shm::Collective {
  public:
-  Barrier(const Seat& seat, std::string_view name);
+  Barrier(const Junction& junction, std::string_view name);
   Started launch() override;
   bool together(bool /*direct*/) const override { return true; }
 
  private:
-  const Seat& seat_;
+  const Junction& junction_;
 };
 
 }  // namespace trireme::comm::hierarchical

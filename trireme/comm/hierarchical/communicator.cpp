@@ -19,8 +19,8 @@ Communicator::Communicator(Topology topology, int rank, shm::Communicator& local
       lane_(lane),
       flat_(flat),
       rooms_(2 * shm::Sequence::kMostParts),
-      seat_{topology_, rank, machine_, topology_.place(rank).local,
-            lane,      flat, rooms_,   local.sequence().stage_bytes()} {
+      junction_{topology_, rank, machine_, topology_.place(rank).local,
+                lane,      flat, rooms_,   local.sequence().stage_bytes()} {
   const auto expect = [&](const char* group, int got, int wanted) {
     if (got != wanted)
       fail<InvalidArgument>("rank {}: the {} group does not fit the topology ({} instead of {})", rank, group, got,
@@ -65,7 +65,7 @@ int Communicator::parts_for(const Blocks& blocks) const {
 
 template <class What, class... Arguments>
 Started Communicator::start(const Arguments&... arguments) {
-  return local_.sequence().start(std::make_unique<What>(seat_, arguments...));
+  return local_.sequence().start(std::make_unique<What>(junction_, arguments...));
 }
 
 Started Communicator::start_allreduce(void* data, size_t count, DType type, Op op, std::string_view name) {
@@ -77,7 +77,7 @@ Started Communicator::start_reduce_scatter(const void* input, void* output, cons
   const Blocks blocks(counts.checked(size(), "reduce-scatter", name), size(), size_of(type));
   std::vector<std::unique_ptr<shm::Collective>> parts;
   for (int k = 0, all = parts_for(blocks); k < all; k++)
-    parts.push_back(std::make_unique<ReduceScatter>(seat_, input, output, blocks, k, all, type, op, name));
+    parts.push_back(std::make_unique<ReduceScatter>(junction_, input, output, blocks, k, all, type, op, name));
   return local_.sequence().start(std::move(parts));
 }
 
@@ -86,7 +86,7 @@ Started Communicator::start_all_gather(const void* input, void* output, const Co
   const Blocks blocks(counts.checked(size(), "all-gather", name), size(), size_of(type));
   std::vector<std::unique_ptr<shm::Collective>> parts;
   for (int k = 0, all = parts_for(blocks); k < all; k++)
-    parts.push_back(std::make_unique<AllGather>(seat_, input, output, blocks, k, all, type, name));
+    parts.push_back(std::make_unique<AllGather>(junction_, input, output, blocks, k, all, type, name));
   return local_.sequence().start(std::move(parts));
 }
 

@@ -53,7 +53,7 @@ class Communicator final : public comm::Communicator {
   network::Communicator* lane_;
   network::Communicator& flat_;
   network::Rooms rooms_;
-  Seat seat_;
+  Junction junction_;
 };
 
 }  // namespace trireme::comm::hierarchical

@@ -204,7 +204,7 @@ std::vector<int> world_ranks(const network::Meeting& meeting) {
   std::vector<int> ranks, missing;
   for (int rank = 0; rank < meeting.size; rank++) {
     try {
-      ranks.push_back(std::stoi(meeting.store.get(key(rank), deadline)));
+      ranks.push_back(static_cast<int>(network::number_under(key(rank), meeting.store.get(key(rank), deadline))));
     } catch (const Timeout&) {
       missing.push_back(rank);
     }

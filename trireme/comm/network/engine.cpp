@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <deque>
 
 #include <trireme/base/error.h>
@@ -32,6 +33,17 @@ std::string reason(const std::string& name) {
 }
 
 }  // namespace
+
+uint64_t number_under(const std::string& key, const std::string& value) {
+  uint64_t number = 0;
+  const char* const end = value.data() + value.size();
+  const auto [stop, error] = std::from_chars(value.data(), end, number);
+  if (error != std::errc{} || stop != end || value.empty())
+    fail<Corruption>(
+        "the job's store has '{}' under '{}', where a whole number should be: does another program write there?",
+        value.substr(0, 80), key);
+  return number;
+}
 
 void add_engine(Engine engine) {
   if (Engine* known = find(engine.name))

@@ -20,6 +20,9 @@ class KeyValue {
   virtual std::string get(const std::string& key, const Deadline& deadline) = 0;
 };
 
+/// A value of the store that is a whole number. Throws Corruption that names the key and what stands there.
+uint64_t number_under(const std::string& key, const std::string& value);
+
 /// What a job's ranks know each other by. Engines that protect what they carry need it, the others do not look.
 struct Secrets {
   std::string job;                          // its name, or what stands for it: two jobs may have one token

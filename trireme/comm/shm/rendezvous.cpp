@@ -102,7 +102,7 @@ Descriptor next_visitor(const std::vector<Descriptor>& listeners, const Deadline
     return {};
   const auto ready =
       std::find_if(waiting.begin(), waiting.end(), [](const pollfd& listener) { return listener.revents != 0; });
-  return Descriptor(accept4(ready->fd, nullptr, nullptr, SOCK_CLOEXEC));
+  return accept_from(ready->fd);
 }
 
 Spot host(const std::string& job, int ranks, const Deadline& deadline, const std::string& origin,
@@ -111,17 +111,15 @@ Spot host(const std::string& job, int ranks, const Deadline& deadline, const std
   Spot spot = open_spot(std::move(own), ranks);
   std::vector<bool> seen(static_cast<size_t>(ranks), false);
   for (int missing = ranks - 1; missing > 0;) {
-    const Descriptor connection = next_visitor(listeners, deadline);
-    const bool come = static_cast<bool>(connection);
-    if (!come && !deadline.passed()) continue;
-    if (!come) {
+    if (deadline.passed()) {  // whoever else knocks meanwhile
       std::vector<int> absent;
       for (int r = 1; r < ranks; r++)
         if (!seen[static_cast<size_t>(r)]) absent.push_back(r);
       fail<Timeout>("rank {} did not come to job '{}' within {:.3g} s. Were all {} ranks started, on this machine?",
                     fmt::join(absent, ", "), job, deadline.limit().count(), ranks);
     }
-    if (!same_user(connection.get())) continue;
+    const Descriptor connection = next_visitor(listeners, deadline);
+    if (!connection || !same_user(connection.get())) continue;
     limit_wait(connection.get(), Seconds(1));
     Hello hello{};
     if (recv(connection.get(), &hello, sizeof hello, 0) != sizeof hello || hello.magic != kMagic) continue;

@@ -31,13 +31,13 @@ Welcome welcome_of(const std::string& refusal, bool shared) {
 
 // ---- a worker ----
 
-Port::Port(Memory memory, size_t line, Descriptor socket, pid_t process, std::string name, Crew& crew)
+Port::Port(Memory memory, size_t line, Descriptor socket, pid_t process, std::string name, Helpers& helpers)
     : memory_(std::move(memory)),
       line_(memory_.line(line)),
       socket_(std::move(socket)),
       process_(process),
       name_(std::move(name)),
-      crew_(crew) {}
+      helpers_(helpers) {}
 
 void Port::welcome(const Segment& bell, const Segment& parameters, const Welcome& answer) {
   send_message(socket_.get(), &answer, sizeof answer, {bell.descriptor(), parameters.descriptor()});
@@ -69,8 +69,8 @@ void Port::reply(const Reply& given, std::span<const std::byte> data) {
   } else if (!data.empty() && reply.begin <= room && data.size() <= room - reply.begin) {
     std::byte* place = (staged ? memory_.staging() : memory_.parameters()) + reply.begin;
     if (place != data.data())
-      crew_.run(data.size(),
-                [&](size_t begin, size_t end) { std::memcpy(place + begin, data.data() + begin, end - begin); });
+      helpers_.run(data.size(),
+                   [&](size_t begin, size_t end) { std::memcpy(place + begin, data.data() + begin, end - begin); });
   } else if (!data.empty()) {
     reply.status = Status::invalid;  // the worker gave no room for the answer
     reply.bytes = 0;
@@ -222,7 +222,7 @@ void Door::meet_worker(Visit& visit, const Hello& hello, std::vector<Descriptor>
     visit.worker = hello.worker;
     visit.port =
         std::make_shared<Port>(memory, hello.line, std::move(visit.socket), visit.process,
-                               fmt::format("worker {} (process {})", hello.worker, visit.process), *options_.crew);
+                               fmt::format("worker {} (process {})", hello.worker, visit.process), *options_.helpers);
     inbox_.post([this, port = visit.port, hello](Models& models) { admit(models, port, hello); });
   } catch (const Error& error) {
     refuse(error.what());

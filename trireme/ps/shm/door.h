@@ -5,8 +5,8 @@
 #include <thread>
 #include <vector>
 
-#include <trireme/base/crew.h>
 #include <trireme/base/descriptor.h>
+#include <trireme/base/helpers.h>
 #include <trireme/base/segment.h>
 #include <trireme/ps/inbox.h>
 #include <trireme/ps/models.h>
@@ -19,8 +19,8 @@ namespace trireme::ps::shm {
 /// A worker that shares memory with this server.
 class Port final : public Connection, public std::enable_shared_from_this<Port> {
  public:
-  /// `line`: which of the worker's. `crew` helps with long copies, in the service's thread.
-  Port(Memory memory, size_t line, Descriptor socket, pid_t process, std::string name, Crew& crew);
+  /// `line`: which of the worker's. `helpers` take part in long copies, in the service's thread.
+  Port(Memory memory, size_t line, Descriptor socket, pid_t process, std::string name, Helpers& helpers);
   /// From the service's thread. With replicas the data are where they belong at once, and send() tells the worker
   /// later.
   void reply(const Reply& reply, std::span<const std::byte> data) override;
@@ -48,7 +48,7 @@ class Port final : public Connection, public std::enable_shared_from_this<Port> 
   Descriptor socket_;  // its end is the worker's
   pid_t process_;
   std::string name_;
-  Crew& crew_;
+  Helpers& helpers_;
   size_t texts_ = 0;
 };
 
@@ -57,7 +57,7 @@ struct DoorOptions {
   int server = 0;
   const Segment* bell = nullptr;     // passed to workers; their requests ring it
   ParameterFiles* memory = nullptr;  // of the models' parameters: passed to workers and siblings
-  Crew* crew = nullptr;              // the service's
+  Helpers* helpers = nullptr;        // the service's
   Replicas* replicas = nullptr;      // null: there are none
   // In the service's thread: poll this one from now on, and no longer.
   std::function<void(std::shared_ptr<Port>)> admitted, left;

@@ -25,7 +25,7 @@ struct Way {
   int shard = 0;       // the server's own, unless there are replicas
   size_t line = 0;     // in the worker's memory
   int replicas = 0;    // of the job, as the worker was told
-  uint64_t epoch = 0;  // of the shard's seat, as far as the worker knows
+  uint64_t epoch = 0;  // of the shard's charge, as far as the worker knows
 };
 
 class Lane final : public ps::Lane {
@@ -49,7 +49,7 @@ class Lane final : public ps::Lane {
   int socket() const { return socket_.get(); }
   /// The parameters that this server keeps are in server 0's memory.
   bool shared() const { return shared_; }
-  /// With replicas: whom to ask when this server is gone, as it was when the lane began; and the seat's epoch.
+  /// With replicas: whom to ask when this server is gone, as it was when the lane began; and the charge's epoch.
   int backup() const { return backup_; }
   uint64_t epoch() const { return epoch_; }
   /// That memory. Once.

@@ -108,7 +108,7 @@ struct Hello {
   int32_t shard = 0;      // that it is about: the server's own, unless there are replicas
   uint32_t line = 0;      // a worker's: which of its lines. A primary's: 1: there is something to be copied first
   uint32_t replicas = 0;  // of the job, as a worker was told
-  uint64_t epoch = 0;     // of the shard's seat, as the visitor knows it
+  uint64_t epoch = 0;     // of the shard's charge, as the visitor knows it
   Plot plot{};            // a sibling says how large the model is: flat_bytes
 };
 
@@ -120,7 +120,7 @@ struct Welcome {
   int32_t shared = 0;     // the parameters are server 0's memory
   int32_t elsewhere = 0;  // not welcome, and another server may be the right one: see Elsewhere
   int32_t backup = -1;    // with replicas: the server that a worker should ask next
-  uint64_t epoch = 0;     // and of its seat
+  uint64_t epoch = 0;     // and of its charge
   std::array<char, 1000> text{};
 };
 

@@ -55,29 +55,29 @@ struct Replica::Shadow final : Connection {
   const pid_t process;
 };
 
-Replica::Replica(Models& models, const Seat& seat, const Surroundings& around)
-    : models_(models), seat_(seat), around_(around), unsuited_(static_cast<size_t>(around.servers)) {}
+Replica::Replica(Models& models, const Charge& charge, const Surroundings& around)
+    : models_(models), charge_(charge), around_(around), unsuited_(static_cast<size_t>(around.servers)) {}
 
 Replica::~Replica() = default;
 
 bool Replica::finished() const { return !fault_.empty() || (models_.finished() && held_.empty()); }
 
 std::string Replica::describe() const {
-  if (!fault_.empty()) return fmt::format("part {}: no longer here: {}", seat_.shard, fault_);
-  const std::string head = fmt::format("part {}: epoch {}, ", seat_.shard, seat_.epoch);
+  if (!fault_.empty()) return fmt::format("part {}: no longer here: {}", charge_.shard, fault_);
+  const std::string head = fmt::format("part {}: epoch {}, ", charge_.shard, charge_.epoch);
   if (following_)
     return fmt::format("{}{} of server {}, {} events", head,
                        leads()                          ? "primary"
-                       : seat_.backup == around_.server ? "backup"
+                       : charge_.backup == around_.server ? "backup"
                                                         : "being filled",
-                       seat_.primary, following_->log->applied.load());
+                       charge_.primary, following_->log->applied.load());
   if (!leading_ && silent_ != kNobody)
     return fmt::format("{}primary, without a backup: server {} has carried out nothing for {:g} s", head, silent_,
                        around_.silence.count());
   if (!leading_) return head + "primary, without a backup";
   const uint64_t applied = leading_->log->applied.load();
   return fmt::format("{}primary, backup on server {}{}, {} events behind", head, leading_->server,
-                     seat_.backup == kNobody ? " (being filled)" : "", order_ - applied);
+                     charge_.backup == kNobody ? " (being filled)" : "", order_ - applied);
 }
 
 // ---- the primary ----
@@ -205,7 +205,7 @@ void Replica::find_backup(const Deadline* deadline) {
   if (silent_ != kNobody) lives[static_cast<size_t>(silent_)] = false;
   const bool anew = models_.empty();
   if (anew && deadline != nullptr) {  // at the job's start the others are about to come
-    const int server = seat_.backup;
+    const int server = charge_.backup;
     while (!try_backup(server, true)) {
       if (deadline->passed())
         fail<Timeout>("server {} found no server {} of its job on this machine within {:g} s to be its backup",
@@ -215,13 +215,13 @@ void Replica::find_backup(const Deadline* deadline) {
     return;
   }
   while (true) {
-    const Move move = appoint(seat_, lives);
+    const Move move = appoint(charge_, lives);
     if (move.why != Move::Why::appointed) return;
     if (!try_backup(move.server, false)) {
       lives[static_cast<size_t>(move.server)] = false;
       continue;
     }
-    seat_ = move.seat;
+    charge_ = move.charge;
     silent_ = kNobody;
     return fill();
   }
@@ -238,9 +238,9 @@ bool Replica::try_backup(int server, bool anew) {
   leading->log = reinterpret_cast<Log*>(leading->memory->map(0, bytes, "the log of a shard"));
   const Hello hello{.kind = Visitor::primary,
                     .worker = around_.server,
-                    .shard = seat_.shard,
+                    .shard = charge_.shard,
                     .line = anew ? 0u : 1u,
-                    .epoch = seat_.epoch};
+                    .epoch = charge_.epoch};
   Welcome answer;
   std::vector<Descriptor> descriptors;
   if (!send_message(socket.get(), &hello, sizeof hello, {leading->memory->descriptor(), around_.bell->descriptor()}) ||
@@ -266,7 +266,7 @@ void Replica::backup_gone(uint64_t log) {
   if (!leading_ || log != logs_) return;
   leading_->log->dropped.store(1);  // it may live, and must not answer
   unsuited_[static_cast<size_t>(leading_->server)] = leading_->log->given_up.load() != 0;
-  seat_ = after_death(seat_, leading_->server).seat;
+  charge_ = after_death(charge_, leading_->server).charge;
   leading_.reset();
   send_due();
   find_backup();
@@ -292,7 +292,7 @@ void Replica::fill() {
   copied_ = order_;
   for_copy_ = Seconds(static_cast<double>(bytes) / kCopied);
   append({.event = Event::filled});
-  if (leading_) seat_ = filled(seat_).seat;
+  if (leading_) charge_ = filled(charge_).charge;
 }
 
 void Replica::newcomer(int server) {
@@ -305,20 +305,20 @@ void Replica::newcomer(int server) {
 
 void Replica::take_copy(const Aside& aside, std::vector<Descriptor> descriptors) {
   if (descriptors.size() != 1 || aside.bytes > bytes_of_file(descriptors[0].get()))
-    fail<PeerLost>("the copy of part {} did not come", seat_.shard);
+    fail<PeerLost>("the copy of part {} did not come", charge_.shard);
   const size_t bytes = round_up(std::max<size_t>(1, aside.bytes), kPage);
   Segment memory(std::move(descriptors[0]), bytes);
   CopyReader all({memory.map(0, bytes, "the copy of a shard"), aside.bytes});
   models_.copy_from(all, [this](int model, int worker, const Request& request) {
     const auto found = shadows_.find({model, worker});
     if (found == shadows_.end())
-      fail<PeerLost>("the copy of part {} has a request of a worker that has left", seat_.shard);
+      fail<PeerLost>("the copy of part {} has a request of a worker that has left", charge_.shard);
     return incoming_of(found->second, request, found->second->memory);
   });
 }
 
-void Replica::follow(std::shared_ptr<Following> following, const Seat& seat) {
-  seat_ = seat;
+void Replica::follow(std::shared_ptr<Following> following, const Charge& charge) {
+  charge_ = charge;
   following_ = std::move(following);
 }
 
@@ -348,14 +348,14 @@ Aside Replica::receive_aside(const Record& record, std::vector<Descriptor>& desc
   Aside aside;
   if (receive_message(following_->socket.get(), &aside, sizeof aside, descriptors) != sizeof aside ||
       aside.magic != kMagic || aside.event != record.event)
-    fail<PeerLost>("what came beside the log of part {} is not what it announced", seat_.shard);
+    fail<PeerLost>("what came beside the log of part {} is not what it announced", charge_.shard);
   aside.words.back() = 0;
   return aside;
 }
 
 void Replica::open_shadow(const Aside& aside, std::vector<Descriptor> descriptors) {
   if (descriptors.size() != 1 || !aside.plot.fits(bytes_of_file(descriptors[0].get())))
-    fail<PeerLost>("a worker came to part {} without its memory", seat_.shard);
+    fail<PeerLost>("a worker came to part {} without its memory", charge_.shard);
   const Memory memory(std::make_shared<Segment>(std::move(descriptors[0]), aside.plot.total), aside.plot);
   const auto shadow = std::make_shared<Shadow>(memory, aside.process);
   auto [service, refusal] = models_.open(aside.model, aside.worker, std::string(memory.job(), memory.plot().job_bytes));
@@ -371,9 +371,9 @@ void Replica::replay(const Record& record) try {
   const auto found = shadows_.find({record.model, record.worker});
   std::vector<Descriptor> descriptors;
   if (record.order != following_->log->applied.load() + 1)
-    fail<Corruption>("the log of part {} goes on with event {} after event {}", seat_.shard, record.order,
+    fail<Corruption>("the log of part {} goes on with event {} after event {}", charge_.shard, record.order,
                      following_->log->applied.load());
-  if (record.now < 0 || record.now > int64_t{1} << 62) fail<Corruption>("the log of part {} has no time", seat_.shard);
+  if (record.now < 0 || record.now > int64_t{1} << 62) fail<Corruption>("the log of part {} has no time", charge_.shard);
   switch (record.event) {
     case Event::open: {
       const Aside aside = receive_aside(record, descriptors);
@@ -403,10 +403,10 @@ void Replica::replay(const Record& record) try {
       break;
     }
     case Event::filled:
-      seat_ = ps::filled(seat_).seat;
+      charge_ = ps::filled(charge_).charge;
       break;
     default:
-      fail<Corruption>("the log of part {} has an event of an unknown kind, {}", seat_.shard,
+      fail<Corruption>("the log of part {} has an event of an unknown kind, {}", charge_.shard,
                        static_cast<uint32_t>(record.event));
   }
   following_->log->applied.store(record.order);
@@ -431,8 +431,8 @@ void Replica::primary_gone(const Following* following) {
     left_behind_ = true;
     return give_up("its primary goes on without it");
   }
-  if (seat_.backup != around_.server) return give_up("its primary was gone before all was here");
-  seat_ = after_death(seat_, seat_.primary).seat;
+  if (charge_.backup != around_.server) return give_up("its primary was gone before all was here");
+  charge_ = after_death(charge_, charge_.primary).charge;
   following_.reset();
   for (const auto& [place, shadow] : std::exchange(shadows_, {}))
     workers_[place] = {std::make_shared<Memory>(shadow->memory), shadow->process};

@@ -46,13 +46,13 @@ struct Following {
 class Replica {
  public:
   /// `models` and `around` stay the caller's.
-  Replica(Models& models, const Seat& seat, const Surroundings& around);
+  Replica(Models& models, const Charge& charge, const Surroundings& around);
   ~Replica();
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
 
-  const Seat& seat() const { return seat_; }
-  bool leads() const { return seat_.primary == around_.server; }
+  const Charge& charge() const { return charge_; }
+  bool leads() const { return charge_.primary == around_.server; }
   /// Nothing will be asked here any more, and nobody waits for an answer or for this backup.
   bool finished() const;
   /// Whether look_after() would do something.
@@ -81,7 +81,7 @@ class Replica {
   // ---- the backup ----
 
   /// From now on it has what the log says.
-  void follow(std::shared_ptr<Following> following, const Seat& seat);
+  void follow(std::shared_ptr<Following> following, const Charge& charge);
   /// The primary is gone: the rest of its log, and then this server answers.
   void primary_gone(const Following* following);
   /// Its primary had given it up, though it lives.
@@ -115,7 +115,7 @@ class Replica {
   void give_up(const std::string& why);
 
   Models& models_;
-  Seat seat_;
+  Charge charge_;
   const Surroundings& around_;
   std::string fault_;  // why it is no replica any more, or ""
   bool left_behind_ = false;

@@ -33,8 +33,8 @@ std::pair<bool, Descriptor> greet(const std::string& job, int door, int server) 
 
 }  // namespace
 
-Replicas::Kept::Kept(const Seat& seat, const Surroundings& around, Crew& crew, metrics::Registry* given)
-    : models(seat.shard, memory, crew, given != nullptr ? *given : registry), replica(models, seat, around) {}
+Replicas::Kept::Kept(const Charge& charge, const Surroundings& around, Helpers& helpers, metrics::Registry* given)
+    : models(charge.shard, memory, helpers, given != nullptr ? *given : registry), replica(models, charge, around) {}
 
 Replicas::Replicas(const Options& options, Inbox& inbox)
     : options_(options), inbox_(inbox), held_(static_cast<size_t>(options.servers)) {
@@ -50,11 +50,11 @@ Replicas::Replicas(const Options& options, Inbox& inbox)
 
 Replicas::~Replicas() = default;
 
-Replicas::Kept& Replicas::keep(const Seat& seat, metrics::Registry* registry) {
-  auto& place = kept_[seat.shard];
+Replicas::Kept& Replicas::keep(const Charge& charge, metrics::Registry* registry) {
+  auto& place = kept_[charge.shard];
   if (place) retired_.push_back(std::move(place));
-  place = std::make_unique<Kept>(seat, around_, *options_.crew, registry);
-  held_[static_cast<size_t>(seat.shard)].store(true);
+  place = std::make_unique<Kept>(charge, around_, *options_.helpers, registry);
+  held_[static_cast<size_t>(charge.shard)].store(true);
   return *place;
 }
 
@@ -63,7 +63,7 @@ Replica* Replicas::of(int shard) {
   return found == kept_.end() ? nullptr : &found->second->replica;
 }
 
-void Replicas::take_seat(const Deadline& deadline) {
+void Replicas::take_charge(const Deadline& deadline) {
   bool newcomer = false;
   for (int door = 0; door < options_.servers; door++) {
     if (door == options_.server) continue;
@@ -73,8 +73,8 @@ void Replicas::take_seat(const Deadline& deadline) {
   }
   if (newcomer) return watch_others();
   others_.clear();
-  const Seat seat = place(options_.servers, 1)[static_cast<size_t>(options_.server)];
-  keep(seat, options_.registry).replica.find_backup(&deadline);
+  const Charge charge = place(options_.servers, 1)[static_cast<size_t>(options_.server)];
+  keep(charge, options_.registry).replica.find_backup(&deadline);
 }
 
 /// One that waits to be of use goes when nobody is left who could use it.
@@ -147,8 +147,8 @@ void Replicas::admit(const std::shared_ptr<Port>& port, const Hello& hello, cons
     return port->refuse("the servers have replicas, and the worker was told that they have none (TRIREME_REPLICAS)");
   Replica* const replica = of(hello.shard);
   while (replica != nullptr && !replica->leads() && replica->look_after()) continue;  // it may say who leads
-  const Seat seat = replica != nullptr ? replica->seat() : Seat{.shard = hello.shard, .epoch = 0};
-  Hearing hearing = hear(seat, options_.server, hello.epoch);
+  const Charge charge = replica != nullptr ? replica->charge() : Charge{.shard = hello.shard, .epoch = 0};
+  Hearing hearing = hear(charge, options_.server, hello.epoch);
   if (hello.epoch > 0 && empty()) hearing.verdict = Hearing::Verdict::fenced;  // the worker was served, and not here
   if (replica != nullptr && !replica->fault().empty()) hearing.verdict = Hearing::Verdict::elsewhere;
   if (hearing.verdict != Hearing::Verdict::accept)
@@ -163,7 +163,7 @@ void Replicas::admit(const std::shared_ptr<Port>& port, const Hello& hello, cons
     refusal = "the worker's memory is smaller than its model";
   if (!refusal.empty()) return port->refuse(refusal);
   port->service = service;
-  port->welcome(*options_.bell, *options_.bell, {.welcome = 1, .backup = seat.backup, .epoch = seat.epoch});
+  port->welcome(*options_.bell, *options_.bell, {.welcome = 1, .backup = charge.backup, .epoch = charge.epoch});
   admitted(port);
 }
 
@@ -190,12 +190,12 @@ std::shared_ptr<Following> Replicas::meet_primary(int socket, const Hello& hello
   following->bell = reinterpret_cast<Bell*>(following->bell_memory->map(0, kPage, "a primary's bell"));
   held_[static_cast<size_t>(hello.shard)].store(true);
   around_.post([this, following, hello] {
-    Seat seat{.shard = hello.shard, .epoch = hello.epoch, .primary = hello.worker};
-    (hello.line == 0 ? seat.backup : seat.filling) = options_.server;
+    Charge charge{.shard = hello.shard, .epoch = hello.epoch, .primary = hello.worker};
+    (hello.line == 0 ? charge.backup : charge.filling) = options_.server;
     const Replica* before = of(hello.shard);
-    if (before != nullptr && before->fault().empty() && (before->leads() || before->seat().epoch > hello.epoch))
+    if (before != nullptr && before->fault().empty() && (before->leads() || before->charge().epoch > hello.epoch))
       return void(shutdown(following->socket.get(), SHUT_RDWR));  // of a primary whose time is over
-    keep(seat).replica.follow(following, seat);
+    keep(charge).replica.follow(following, charge);
   });
   return following;
 }

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include <trireme/base/crew.h>
+#include <trireme/base/helpers.h>
 #include <trireme/ps/inbox.h>
 #include <trireme/ps/shm/replica.h>
 #include <trireme/space/arena.h>
@@ -35,15 +35,15 @@ class Replicas {
     int server = 0, servers = 1;
     Seconds silence{5};             // of a backup that has something to do, until it is given up
     const Segment* bell = nullptr;  // the server's
-    Crew* crew = nullptr;
+    Helpers* helpers = nullptr;
     metrics::Registry* registry = nullptr;  // of its own shard
   };
   Replicas(const Options& options, Inbox& inbox);
   ~Replicas();
 
-  /// Takes the seat that placement gives this server, with a backup, or waits to be one where others have got on
+  /// Takes the charge that placement gives this server, with a backup, or waits to be one where others have got on
   /// without it. Blocks until the backup's door is open. After its own door is.
-  void take_seat(const Deadline& deadline);
+  void take_charge(const Deadline& deadline);
 
   // As of Models, for all shards here.
   void tick(Clock::time_point now);
@@ -74,14 +74,14 @@ class Replicas {
 
  private:
   struct Kept {
-    Kept(const Seat& seat, const Surroundings& around, Crew& crew, metrics::Registry* given);
+    Kept(const Charge& charge, const Surroundings& around, Helpers& helpers, metrics::Registry* given);
     OwnMemory memory;
     metrics::Registry registry;
     Models models;
     Replica replica;
   };
 
-  Kept& keep(const Seat& seat, metrics::Registry* registry = nullptr);
+  Kept& keep(const Charge& charge, metrics::Registry* registry = nullptr);
   Replica* of(int shard);
   void newcomer(int server);
   void watch_others();

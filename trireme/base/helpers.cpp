@@ -5,8 +5,8 @@
 #include <system_error>
 #include <utility>
 
-#include <trireme/base/crew.h>
 #include <trireme/base/error.h>
+#include <trireme/base/helpers.h>
 #include <trireme/base/process.h>
 
 namespace trireme {
@@ -23,25 +23,25 @@ constexpr size_t kLine = 64;  // of the cache; no element lies across one
 
 }  // namespace
 
-Crew::Crew(int helpers) : caller_patience_(kCaller) {
+Helpers::Helpers(int count) : caller_patience_(kCaller) {
   if (sched_getaffinity(0, sizeof allowed_, &allowed_) != 0) CPU_ZERO(&allowed_);
   try {
-    for (int i = 0; i < helpers; i++) threads_.emplace_back([this] { help(); });
+    for (int i = 0; i < count; i++) threads_.emplace_back([this] { help(); });
   } catch (const std::system_error& error) {
     stop();
     fail<IoError>("cannot start a helper thread: {}", error.what());
   }
 }
 
-Crew::~Crew() { stop(); }
+Helpers::~Helpers() { stop(); }
 
-void Crew::stop() {
+void Helpers::stop() {
   stopped_.store(true);
   ring(work_bell_);
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Crew::run(size_t total, const Body& body) {
+void Helpers::run(size_t total, const Body& body) {
   if (total == 0) return;
   if (threads_.empty() || total < kLong) return body(0, total);
   const size_t piece = std::max(kPiece, (total / kMostPieces / kLine + 1) * kLine);
@@ -61,7 +61,7 @@ void Crew::run(size_t total, const Body& body) {
 
 /// The kernel likes to wake a helper on the core of whoever wakes it, even beside an idle one; there the two would only
 /// take turns. Where this fails, they do.
-void Crew::keep_apart() {
+void Helpers::keep_apart() {
   const int core = sched_getcpu();
   if (core == caller_core_ || core < 0 || core >= CPU_SETSIZE) return;
   caller_core_ = core;
@@ -71,8 +71,8 @@ void Crew::keep_apart() {
   for (std::thread& thread : threads_) pthread_setaffinity_np(thread.native_handle(), sizeof others, &others);
 }
 
-void Crew::help() {
-  name_thread("trireme-crew");
+void Helpers::help() {
+  name_thread("trireme-helper");
   Patience patience = kHelper;
   const auto ready = [&] {
     const Left left = left_.load();
@@ -82,7 +82,7 @@ void Crew::help() {
     if (await(work_bell_, patience, Deadline(kLongSleep), ready)) work(End::back);
 }
 
-void Crew::work(End end) {
+void Helpers::work(End end) {
   while (true) {
     Left left = left_.load();
     if (left.front == left.back) return;
@@ -95,7 +95,7 @@ void Crew::work(End end) {
   }
 }
 
-void Crew::do_piece(const Body& body, size_t begin, size_t end) {
+void Helpers::do_piece(const Body& body, size_t begin, size_t end) {
   try {
     body(begin, end);
   } catch (...) {

@@ -15,18 +15,18 @@
 
 namespace trireme {
 
-/// One thread has a crew and decides what is done; the helpers only lend their cores. A helper that does not come is
+/// One thread has them and decides what is done; the helpers only lend their cores. A helper that does not come is
 /// not waited for. One caller at a time.
-class Crew {
+class Helpers {
  public:
   using Body = std::function<void(size_t begin, size_t end)>;
 
-  /// With no helpers the caller does everything. Throws IoError when there can be no more threads.
-  explicit Crew(int helpers);
+  /// With none the caller does everything. Throws IoError when there can be no more threads.
+  explicit Helpers(int count);
   /// Ends and joins the helpers.
-  ~Crew();
-  Crew(const Crew&) = delete;
-  Crew& operator=(const Crew&) = delete;
+  ~Helpers();
+  Helpers(const Helpers&) = delete;
+  Helpers& operator=(const Helpers&) = delete;
 
   /// Calls `body` for pieces that together are [0, total) bytes, each once, here and in the helpers, in any order;
   /// returns when all are done. Pieces begin on a multiple of 64. A pass of fewer than `kLong` bytes is one call, here.
@@ -34,7 +34,7 @@ class Crew {
   /// in the pass before. Rethrows what `body` has thrown; the other pieces are done all the same.
   void run(size_t total, const Body& body);
 
-  int helpers() const { return static_cast<int>(threads_.size()); }
+  int count() const { return static_cast<int>(threads_.size()); }
 
   static constexpr size_t kLong = 256 << 10;  // bytes; waking a helper costs as much as a shorter pass
   static constexpr size_t kPiece = 64 << 10;
