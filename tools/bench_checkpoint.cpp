@@ -80,6 +80,9 @@ struct Results {
   Measurement longest{"checkpoint", "longest-step", "ms", {}};
   Measurement slowdown{"checkpoint", "stall", "longest / median step", {}};
   Measurement first{"checkpoint", "stall-first", "longest / median step", {}};
+  Measurement quiet{"checkpoint", "stall-quiet", "longest / median step", {}};
+  Measurement which{"checkpoint", "longest-is", "number of the step, from save() on", {}};
+  Measurement save{"checkpoint", "save", "ms", {}};
   Measurement cost{"checkpoint", "cost", "% of throughput at one a minute", {}};
   Measurement write{"checkpoint", "write", "MB/s", {}, true};
   Measurement load{"checkpoint", "load", "MB/s", {}, true};
@@ -111,8 +114,8 @@ struct Results {
   }
 
   void print() const {
-    for (const Measurement* m : {&longest, &slowdown, &first, &cost, &beside, &write, &load, &cached, &pause,
-                                 &pause_per_gb, &lost, &lost_per_gb})
+    for (const Measurement* m : {&longest, &slowdown, &first, &quiet, &which, &save, &cost, &beside, &write, &load,
+                                 &cached, &pause, &pause_per_gb, &lost, &lost_per_gb})
       print_measurement(*m);
   }
 
@@ -121,6 +124,9 @@ struct Results {
     add_sample(longest, "ours", number(row, "longest_ms"));
     add_sample(longest, "median-step", number(row, "median_ms"));
     add_sample(slowdown, "ours", tools::slowdown(row));
+    quiet.samples["ours"].push_back(number(row, "quiet_longest_ms") / number(row, "median_ms"));
+    which.samples["ours"].push_back(number(row, "longest_step"));
+    save.samples["ours"].push_back(number(row, "save_ms"));
     cost.samples["ours"].push_back(cost_percent(number(row, "extra_ms") / 1e3));
     add_sample(beside, "ours", number(row, "checkpoint_s"));
     add_sample(write, "ours", number(row, "mb") / number(row, "write_s"));

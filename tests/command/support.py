@@ -1,4 +1,5 @@
 """What the tests of the command share: running it, reading its files, watching its processes."""
+import hashlib
 import json
 import os
 import pathlib
@@ -104,6 +105,15 @@ class CommandTest(unittest.TestCase):
         self.assertNotIn("terminate called", text)
         self.assertNotIn("Exception raised from", text)  # a stack trace of torch's
         return text
+
+
+def manifest_text(fields):
+    """Of a checkpoint, by docs/checkpoint-format.md: from version 2 on it ends with the SHA-256 of all before that."""
+    fields = {name: value for name, value in fields.items() if name != "sha256"}
+    if fields["version"] < 2:
+        return json.dumps(fields)
+    text = json.dumps(fields, indent=1)[: -len("\n}")]
+    return f'{text},\n "sha256": "{hashlib.sha256(text.encode()).hexdigest()}"\n}}\n'
 
 
 def read_safetensors(path):

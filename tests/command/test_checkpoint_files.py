@@ -65,7 +65,7 @@ class CheckpointFiles(support.CommandTest):
         change(files)
         text = {
             "format": "trireme-checkpoint",
-            "version": 1,
+            "version": 2,
             "library": "0.1.0",
             "step": step,
             "epoch": step // 100,
@@ -90,7 +90,7 @@ class CheckpointFiles(support.CommandTest):
         }
         for name, raw in files.items():
             (path / name).write_bytes(raw)
-        (path / "manifest.json").write_text(json.dumps(text))
+        (path / "manifest.json").write_text(support.manifest_text(text))
         return path
 
     def checkpoint(self, *args, code=0):
@@ -142,7 +142,20 @@ class CheckpointFiles(support.CommandTest):
             self.assertIn("BAD", text)
             self.assertIn(file.name, text)
             self.flip(file)
+        manifest = path / "manifest.json"
+        text = manifest.read_text()
+        for place in ('"step": 100', '"epoch": 1', '"test_accuracy": 0.875', '"--lr": "0.1', '"workers": 2'):
+            at = text.index(place) + len(place) - 1
+            self.flip(manifest, at)
+            found = self.checkpoint("verify", "runs", code=1)
+            self.assertIn("manifest.json", found)
+            self.assertRegex(found, "damaged|SHA-256")
+            self.flip(manifest, at)
         self.assertIn("good", self.checkpoint("verify", path, "--threads", 1))
+
+    def test_version_one_is_read(self):
+        path = self.write(100, version=1)
+        self.assertIn("good", self.checkpoint("verify", path))
 
     def test_diff(self):
         first, second, other = self.write(100), self.write(100, "b"), self.write(101, "b")

@@ -2,6 +2,7 @@
 import json
 import os
 import signal
+import subprocess
 import time
 
 import support
@@ -166,6 +167,71 @@ class Checkpoints(support.CommandTest):
         self.assertIn("--resume latest", out.splitlines()[-1])
         self.assertTrue(self.train(*args, "--max-steps", 3, "--resume", "latest")["resumed"].endswith(newest.name))
 
+    def test_the_clock(self):
+        """Never sooner than asked for, and more than once."""
+        args = ["mlp:16", *DATA, "--workers", 2, "--epochs", 1000000, "--stop", "time=3s", "--keep", 0]
+        self.train(*args, "--checkpoint", self.runs, "--checkpoint-every", "300ms")
+        by_time = steps_in(self.runs)
+        self.assertGreaterEqual(len(by_time), 3)
+        self.assertLessEqual(len(by_time), 3 / 0.3 + 2)
+        self.assertEqual(len(set(by_time)), len(by_time))
+        self.train(*args, "--checkpoint", self.folder / "rarely", "--checkpoint-every", "1h")
+        self.assertEqual(len(steps_in(self.folder / "rarely")), 1)  # the end
+
+    def test_the_line_to_go_on_with_is_one_for_a_shell(self):
+        runs = self.folder / "it's #1 ~ \"x\" $HOME \\ !"
+        args = ["mlp:16", *DATA, "--workers", 1, "--epochs", 100000, "--checkpoint", runs,
+                "--checkpoint-every", "50steps"]
+        process = support.start("train", *args, cwd=self.folder)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.assertTrue(support.wait_until(lambda: steps_in(runs), 30))
+        process.send_signal(signal.SIGTERM)
+        out, error = process.communicate(timeout=50)
+        line = out.splitlines()[-1]
+        self.assertIn("trireme train ", line, out + error)
+        script = "printf '%s\\n' " + line[line.index("train "):]
+        said = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
+        words = said.stdout.splitlines()
+        self.assertEqual((words[:2], words[-2:]), (["train", "mlp:16"], ["--resume", "latest"]))
+        self.assertEqual(sorted(words), sorted(["train", *map(str, args), "--resume", "latest"]))
+
+    def test_a_folder_that_another_job_writes_to(self):
+        """Which keeps one alone: what was chosen may be gone before it is read."""
+        other = ["mlp:400,400", *DATA, "--epochs", 100000, "--checkpoint", self.runs, "--checkpoint-every", "1steps",
+                 "--keep", 1, "--workers", 1]
+        process = support.start("train", *other, cwd=self.folder)
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        self.assertTrue(support.wait_until(lambda: steps_in(self.runs), 30))
+        begun = steps_in(self.runs)[-1]
+        for workers in (1, 2, 2):
+            report = self.train(*other[:3], "--epochs", 1, "--resume", self.runs, "--workers", workers,
+                                "--checkpoint", self.folder / f"b{time.monotonic_ns()}")
+            self.assertGreaterEqual(int(report["resumed"].split("-")[-1]), begun)
+        self.assertIsNone(process.poll(), "the other job goes on")
+
+    def test_other_settings_are_told(self):
+        args = ["mlp:16", *DATA, "--workers", 1]
+        self.train(*args, "--epochs", 1, "--checkpoint", self.runs, "--weight-decay", 0.01, "--clip", 2)
+        manifest = json.loads(next(self.runs.glob("step-*/manifest.json")).read_text())
+        wanted = {"momentum": "0.9", "weight-decay": "0.01", "accumulate": "1", "clip": "2", "lr-schedule": "constant"}
+        self.assertEqual({name: manifest["options"][name] for name in wanted}, wanted)
+        for flags, says in (
+            (["--weight-decay", 0.01, "--clip", 2], None),
+            (["--weight-decay", 0.01], "warning: it was saved with clip 2, and goes on with 0\n"),
+            (["--clip", 2, "--momentum", 0.5, "--lr-schedule", "cosine"],
+             "warning: it was saved with lr-schedule constant, momentum 0.9, weight-decay 0.01, and goes on with "
+             "cosine, 0.5, 0\n"),
+        ):
+            with self.subTest(flags=flags):
+                result = support.run("train", *args, "--epochs", 2, "--resume", self.runs, *flags, cwd=self.folder)
+                self.assertEqual(result.returncode, 0, result.stderr)
+                if says:
+                    self.assertIn(says, result.stdout)
+                else:
+                    self.assertNotIn("it was saved with", result.stdout)
+
     # ---- which ones are there ----
 
     def test_keeps_the_newest_and_the_best(self):
@@ -267,6 +333,11 @@ class Checkpoints(support.CommandTest):
         ):
             with self.subTest(flags=flags):
                 self.refused("train", *args, *flags, says=[says])
+        for mode in ([], ["--sync", "allreduce"], ["--sync", "server"], ["--sync", "async"], ["--sync", "local:5"]):
+            with self.subTest(mode=mode):
+                lost = ["'momentum'", "'adam'", "optimizer/momentum and the place in the data would be lost"]
+                self.refused("train", *args, "--resume", self.runs, "--optimizer", "adam", *mode,
+                             says=[*lost, "--resume-weights-only", str(self.runs)])
         self.refused("train", "mlp:17", *args[1:], "--resume", self.runs, says=["1.weight", "[16,784]", "[17,784]"])
         next((middle).glob("optimizer*")).unlink()
         self.refused("train", *args, "--resume", middle, says=["optimizer"])

@@ -106,6 +106,26 @@ class Interrupted(support.CommandTest):
                 self.assertTrue(json.loads(report.read_text())["stopped"])
                 self.expect_nothing_left(pids)
 
+    def test_the_last_checkpoint_comes_before_a_slow_evaluation(self):
+        """Whoever has sent SIGTERM may send SIGKILL before it ends."""
+        runs = self.folder / "runs"
+        process, pids = self.begin(*self.slow_to_evaluate(), "--checkpoint", runs, "--checkpoint-every", "1h",
+                                   ready="parameters;")
+        process.send_signal(signal.SIGTERM)
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "evaluating it" in line:
+                break
+        self.assertTrue(any(line.startswith(f"checkpoint {runs}/step-") for line in lines), lines)
+        self.assertEqual(len(list(runs.glob("step-*/manifest.json"))), 1)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=support.LIMIT)
+        verified = support.run("checkpoint", "verify", runs)
+        self.assertEqual(verified.returncode, 0, verified.stdout + verified.stderr)
+        self.check_model()
+
     def test_workers_that_meet_rarely(self):
         process, pids = self.begin(*LONG_EPOCH, "--save", self.model, "--sync", "local:1000", ready="parameters;")
         since = time.monotonic()

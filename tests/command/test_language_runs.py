@@ -95,13 +95,20 @@ class Python(LanguageTest):
             float((out.argmax(-1) == y).double().mean()), report["epochs"][-1]["test_accuracy"], places=10
         )
 
-    def test_torchscript_of_bert(self):
-        path, _ = self.learned(BERT, "--batch", 256, "--max-steps", 2)
-        self.succeeds("checkpoint", "export", path, "--out", "bert.pt")
-        tensors = {name: torch.from_numpy(values.copy()) for name, values in support.read_safetensors(path).items()}
-        tokens = torch.randint(0, 257, (3, 32), generator=torch.Generator().manual_seed(1))
-        got, expected = torch.jit.load(str(self.folder / "bert.pt"))(tokens), logits(tensors, tokens, 2, causal=False)
-        self.assertLess(float((got - expected).abs().max()), 1e-6 * max(1, float(expected.abs().max())))
+    def test_what_is_exported_gives_the_same_logits(self):
+        """As TorchScript, and as a file of parameters in a model of this file's."""
+        for spec, vocabulary, causal in ((SMALL, 256, True), (BERT, 257, False)):
+            with self.subTest(spec):
+                path, _ = self.learned(spec, "--batch", 256, "--max-steps", 2)
+                for out in ("m.pt", "m.safetensors"):
+                    self.succeeds("checkpoint", "export", path, "--out", out)
+                copy = support.read_safetensors(self.folder / "m.safetensors")
+                tensors = {name: torch.from_numpy(values.copy()) for name, values in copy.items()}
+                tokens = torch.randint(0, vocabulary, (3, 32), generator=torch.Generator().manual_seed(1))
+                expected = logits(tensors, tokens, 2, causal=causal)
+                got = torch.jit.load(str(self.folder / "m.pt"))(tokens)
+                self.assertEqual(got.shape, (3, 32, vocabulary))
+                self.assertLess(float((got - expected).abs().max()), 1e-6 * max(1, float(expected.abs().max())))
 
 
 class Tokenizers(LanguageTest):

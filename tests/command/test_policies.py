@@ -22,6 +22,15 @@ class Policies(support.CommandTest):
             self.assertEqual(list(decision), ["step", "policy", "decision", "reason"])
         return report["decisions"], report, result.stdout
 
+    def failing(self, *args, says, **settings):
+        """A run that must fail and say so; returns the decisions of its report, which has the error."""
+        path = self.folder / f"report-{time.monotonic_ns()}.json"
+        text = self.refused("train", *args, "--report", path, says=says, **settings)
+        report = json.loads(path.read_text())
+        self.assertIn(report["error"].split(". ")[0], " ".join(text.split()))
+        self.assertEqual(report["sha256"], "")
+        return [(d["step"], d["policy"], d["decision"], d["reason"]) for d in report["decisions"]]
+
     def expect_stop(self, policy, decisions, out):
         """The last decision is to stop, for this reason, and the log has it."""
         self.assertEqual(len(decisions), 1, decisions)
@@ -129,7 +138,9 @@ class Policies(support.CommandTest):
         for flags in ([], ["--stop", "nan"], ["--on-nan", "stop"]):
             with self.subTest(flags=flags):
                 args = self.on_nan(self.csv(huge=[205]), "--workers", 2, "--epochs", 2, *flags)
-                self.refused("train", *args, says=["became", "at update 11"], code=1)
+                ((step, policy, decision, reason),) = self.failing(*args, says=["became", "at update 11"], code=1)
+                self.assertEqual((step, policy, decision), (10, "nan", "stop"))
+                self.assertIn("at update 11", reason)
 
     def test_nan_is_skipped(self):
         clean = self.csv()
@@ -157,8 +168,24 @@ class Policies(support.CommandTest):
         for sync in ("shared", "async"):
             with self.subTest(sync=sync):
                 args = self.on_nan(bad, "--workers", 1, "--sync", sync, "--epochs", 1, "--on-nan", "skip")
-                text = self.refused("train", *args, says=["10 updates in a row were skipped; of the last, "], code=1)
-                self.assertIn("at update 6", text)
+                says = ["10 updates in a row were skipped; of the last, ", "at update 6"]
+                found = self.failing(*args, says=says, code=1)
+                self.assertEqual([d[:3] for d in found[:-1]], [(step, "nan", "skip") for step in range(6, 15)])
+                self.assertEqual(found[-1][:3], (15, "nan", "stop"))
+                self.assertIn("10 updates in a row were skipped", found[-1][3])
+
+    def test_rollbacks_come_to_an_end(self):
+        args = self.on_nan(self.csv(huge=[105, 165, 225, 285]), "--workers", 2, "--epochs", 1, "--on-nan", "rollback")
+        found = self.failing(*args, "--checkpoint", "runs", "--checkpoint-every", "3steps",
+                             says=["after going back 3 times"], code=1)
+        went_back = [(step, "nan", "rollback") for step in (5, 8, 11)]
+        self.assertEqual([d[:3] for d in found], [*went_back, (14, "nan", "stop")])
+        self.assertIn("after going back 3 times", found[-1][3])
+
+    def test_nothing_to_go_back_to(self):
+        args = self.on_nan(self.csv(huge=[105]), "--workers", 2, "--epochs", 1, "--on-nan", "rollback")
+        found = self.failing(*args, "--checkpoint", "none", says=["there is no checkpoint yet to go back to"], code=1)
+        self.assertEqual([d[:3] for d in found], [(5, "nan", "stop")])
 
     def test_lines_grow_rare(self):
         bad = self.csv(huge=range(5, 400, 40))  # every second batch
@@ -192,17 +219,26 @@ class Policies(support.CommandTest):
         either = f"{rank}|{worker}"
         for sync, says in {"shared": rank, "server": either, "async": rank, "stale:1": either}.items():
             with self.subTest(sync=sync):
-                process, workers = self.begin("--sync", sync, "--step-timeout", "1s", "--timeout", "5m")
+                report = self.folder / f"late-{sync.split(':')[0]}.json"
+                flags = ("--sync", sync, "--step-timeout", "1s", "--timeout", "5m")
+                process, workers = self.begin(*flags, "--report", report)
                 os.kill(workers[1], signal.SIGSTOP)
                 _, text = process.communicate(timeout=40)  # far below --timeout
                 self.assertNotEqual(process.returncode, 0)
                 self.assertRegex(text, says)
                 self.assertIn("A longer --step-timeout helps", text)
+                if sync == "shared":  # elsewhere a server may be the first to say so, and end the ranks
+                    decisions = json.loads(report.read_text())["decisions"]
+                    self.assertEqual([(d["policy"], d["decision"]) for d in decisions], [("step-timeout", "stop")])
+                    self.assertRegex(decisions[0]["reason"], says)
                 self.assertTrue(support.wait_until(lambda: not any(map(support.alive, workers)), 5))
 
     def test_a_slow_step_of_one_worker_ends_the_job(self):
-        text = self.refused("train", *SMALL, "--workers", 1, "--epochs", 1, "--step-timeout", "1ms", "--batch", 2000)
-        self.assertRegex(text, r"update \d+ took [\d.e-]+ s on rank 0, and --step-timeout is 1ms")
+        late = r"update \d+ took [\d.e-]+ s on rank 0, and --step-timeout is 1ms"
+        args = (*SMALL, "--workers", 1, "--epochs", 1, "--step-timeout", "1ms", "--batch", 2000)
+        ((_, policy, decision, reason),) = self.failing(*args, says=["--step-timeout is 1ms"])
+        self.assertEqual((policy, decision), ("step-timeout", "stop"))
+        self.assertRegex(reason, late)
 
     def test_a_limit_that_is_kept_changes_nothing(self):
         same = (*SMALL, "--workers", 2, "--epochs", 2)

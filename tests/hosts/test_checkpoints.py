@@ -162,6 +162,37 @@ class Checkpoints(training.HostsTest):
         self.assertEqual(decisions, [(10, "rollback"), (30, "rollback")])
         self.same(found, support.read_safetensors(self.folder / "alone.safetensors"), 1e-6)
 
+    def test_the_bits_of_a_run_that_was_not_stopped(self):
+        for mode in ([], ["--sync", "allreduce"], ["--sync", "server", "--servers", 2], ["--zero", 1], ["--zero", 3]):
+            with self.subTest(mode=mode):
+                self.runs = self.folder / f"runs-{len(list(self.folder.iterdir()))}"
+                args = [*ARGS, *mode]
+                _, whole, _ = self.train("a:1,b:1", *args)
+                keeping = [*args, "--checkpoint", self.runs, "--checkpoint-every", "1h"]
+                self.train("a:1,b:1", *keeping, "--max-steps", 37)
+                _, report, _ = self.train("a:1,b:1", *keeping, "--resume", "latest")
+                self.assertTrue(report["resumed"].endswith("step-000000037"), report["resumed"])
+                self.assertEqual(report["sha256"], whole["sha256"])
+
+    def test_rank_0_decides_whether_to_roll_back(self):
+        """A host that does not see the folder would find nothing there."""
+        support.write_bad_csv(self.folder / "bad.csv")
+        args = ["mlp:8", "--hosts", "a:1,b:1", "--remote", self.blind(), "--data", self.folder / "bad.csv", "--label",
+                "kind", "--normalize", "no", "--test", 0, "--batch", 20, "--no-shuffle", "--optimizer", "sgd", "--lr",
+                0.1, "--loss", "mse", "--epochs", 2, "--on-nan", "rollback", "--checkpoint", self.runs]
+        for every, decision, says in (
+            ("100steps", "stop", "there is no checkpoint yet to go back to"),
+            ("3steps", "rollback", "another checkpoint|no checkpoint|no folder|cannot read"),
+        ):
+            with self.subTest(every=every):
+                report = self.folder / f"{every}.json"
+                process = self.start("train", *args, "--checkpoint-every", every, "--report", report)
+                out, error = process.communicate(timeout=60)
+                self.assertNotEqual(process.returncode, 0, out)
+                self.assertRegex(error, says)
+                found = json.loads(report.read_text())["decisions"]
+                self.assertEqual([(d["step"], d["decision"]) for d in found], [(10, decision)], out + error)
+
     def test_rows_of_tables(self):
         wanted = self.program("tables", self.runs)
         self.assertEqual(len(wanted), 1, wanted)

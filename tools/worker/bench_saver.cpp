@@ -116,20 +116,24 @@ double drop(const std::vector<std::string>& files) {
 /// What one turn found; on rank 0.
 struct Found {
   std::vector<double> quiet, beside;  // steps, ms: without a checkpoint, and while one is taken and written
+  double save_ms = 0;                 // of the first of those: Saver::save() itself
   double checkpoint_s = 0;            // from save() until it was complete, beside the steps
   double bytes = 0, write_s = 0, disk_write_s = 0, load_s = 0, disk_read_s = 0;
   double stayed = 0;  // percent of the files that the page cache would not drop
 
   std::string line(int turn) const {
-    const double median = middle_of(quiet), longest = *std::max_element(beside.begin(), beside.end());
+    const double median = middle_of(quiet);
+    const auto longest = std::max_element(beside.begin(), beside.end());
     double extra = 0;
     for (double ms : beside) extra += ms - median;
     return fmt::format(
-        "{{\"turn\": {}, \"mb\": {:.3f}, \"median_ms\": {:.3f}, \"longest_ms\": {:.3f}, \"steps\": {}, \"extra_ms\": "
-        "{:.3f}, \"checkpoint_s\": {:.4f}, \"write_s\": {:.4f}, \"disk_write_s\": {:.4f}, \"load_s\": {:.4f}, "
+        "{{\"turn\": {}, \"mb\": {:.3f}, \"median_ms\": {:.3f}, \"quiet_longest_ms\": {:.3f}, \"longest_ms\": "
+        "{:.3f}, \"longest_step\": {}, \"first_ms\": {:.3f}, \"save_ms\": {:.3f}, \"steps\": {}, \"extra_ms\": {:.3f}, "
+        "\"checkpoint_s\": {:.4f}, \"write_s\": {:.4f}, \"disk_write_s\": {:.4f}, \"load_s\": {:.4f}, "
         "\"disk_read_s\": {:.4f}, \"stayed\": {:.2f}}}\n",
-        turn, bytes / 1e6, median, longest, beside.size(), extra, checkpoint_s, write_s, disk_write_s, load_s,
-        disk_read_s, stayed);
+        turn, bytes / 1e6, median, *std::max_element(quiet.begin(), quiet.end()), *longest,
+        longest - beside.begin() + 1, beside.front(), save_ms, beside.size(), extra, checkpoint_s, write_s,
+        disk_write_s, load_s, disk_read_s, stayed);
   }
 };
 
@@ -181,6 +185,7 @@ class Turns {
     group_.barrier("before a checkpoint");
     auto begin = Clock::now();
     saver_.save({.step = steps_});
+    found.save_ms = seconds_since(begin) * 1e3;
     for (bool more = true; more; begin = Clock::now()) {
       found.beside.push_back(time_step(begin));
       more = still_busy();

@@ -120,6 +120,15 @@ std::string advice_for(const World& world) {
           : "");
 }
 
+/// As a shell has to be given it.
+std::string quoted(const std::string& text) {
+  constexpr const char* kPlain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%^";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string::npos) return text;
+  std::string inside;
+  for (const char one : text) inside += one == '\'' ? std::string("'\\''") : std::string(1, one);
+  return "'" + inside + "'";
+}
+
 /// The line to type: as it was, and --resume.
 std::string resuming(const CLI::App& command, const train::Result& result) {
   std::string text = "trireme train";
@@ -127,10 +136,9 @@ std::string resuming(const CLI::App& command, const train::Result& result) {
     const std::string name = option->get_name();
     if (option->count() == 0 || may_differ(name) || name.starts_with("--resume")) continue;
     for (const std::string& given : option->results()) {
-      const std::string value = given.find_first_of(" {}$*;&|<>()") == std::string::npos ? given : "'" + given + "'";
-      text += option->get_positional()          ? " " + value
+      text += option->get_positional()          ? " " + quoted(given)
               : option->get_expected_max() == 0 ? " " + name
-                                                : fmt::format(" {} {}", name, value);
+                                                : fmt::format(" {} {}", name, quoted(given));
     }
   }
   return text + (result.resumed.empty() || command.count("--checkpoint") > 0 ? " --resume latest" : "");

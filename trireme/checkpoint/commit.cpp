@@ -65,7 +65,7 @@ std::vector<Notice> gather(Files& files, const Attempt& attempt, const CommitOpt
   while (!gathered.look()) {
     if (deadline.passed()) gathered.give_up(options.limit);
     if (options.given_up && options.given_up->load())
-      fail<Error>("the checkpoint of step {} was given up: the job has ended", attempt.step);
+      fail<Error>("the checkpoint of step {} was given up before all parts of it were written", attempt.step);
     changes->wait(deadline.left());
   }
   return gathered.notices();
@@ -126,7 +126,7 @@ void remove_others(Files& files, const std::string& path, const std::vector<File
       fail<IoError>("cannot remove {}/{}: {}", path, name, errno_text());
 }
 
-void hash_notes(Files& files, const std::string& path, std::vector<FileNote>& notes, int threads) {
+void hash_notes(Files& files, const std::string& path, std::vector<FileNote>& notes, const CommitOptions& options) {
   std::vector<std::string> paths;
   for (const FileNote& note : notes) {
     paths.push_back(path + "/" + note.name);
@@ -134,7 +134,8 @@ void hash_notes(Files& files, const std::string& path, std::vector<FileNote>& no
     if (bytes != note.bytes)
       fail<Corruption>("{} has {} bytes, where {} were written", paths.back(), bytes, note.bytes);
   }
-  const std::vector<std::string> hashes = hash_files(files, paths, threads, Hurry::background);
+  const std::vector<std::string> hashes =
+      hash_files(files, paths, options.threads, Hurry::background, options.given_up);
   for (size_t i = 0; i < notes.size(); i++) notes[i].sha256 = hashes[i];
 }
 
@@ -151,7 +152,7 @@ Manifest commit(Files& files, const Attempt& attempt, const Plan& plan, Manifest
   if (manifest.library.empty()) manifest.library = library_version();
   if (manifest.time == 0) manifest.time = std::time(nullptr);
   remove_others(files, attempt.path, manifest.files);
-  hash_notes(files, attempt.path, manifest.files, options.threads);
+  hash_notes(files, attempt.path, manifest.files, options);
   sync_folder(files, folder_of(attempt.path));  // the name of the checkpoint's folder itself
   replace_file(files, attempt.path + "/" + kManifestName, manifest.encode());
   return manifest;

@@ -105,6 +105,17 @@ void make_folder(Files& files, const std::string& path) {
   if (files.mkdir(path, 0755) < 0 && errno != EEXIST) fail_io("make the folder", path);
 }
 
+void make_folders(Files& files, const std::string& path) {
+  const std::string own = path.substr(0, path.find_last_not_of('/') + 1), above = folder_of(own);
+  if (files.mkdir(path, 0755) < 0) {
+    if (errno == EEXIST) return;
+    if (errno != ENOENT || above == own) fail_io("make the folder", path);
+    make_folders(files, above);
+    make_folder(files, path);
+  }
+  sync_folder(files, above);
+}
+
 std::optional<std::vector<std::string>> names_in(Files& files, const std::string& path) {
   std::vector<std::string> names;
   if (files.list(path, names) < 0) {

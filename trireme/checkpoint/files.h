@@ -87,6 +87,8 @@ class File {
 void sync_folder(Files& files, const std::string& path);
 /// The folder may be there already. Its own name is durable after sync_folder() of the one that it is in.
 void make_folder(Files& files, const std::string& path);
+/// With those above it, where they are missing; the names of all that are new are durable. Throws IoError.
+void make_folders(Files& files, const std::string& path);
 /// Names in it, sorted; nothing when there is no such folder (or it is no folder). Throws IoError.
 std::optional<std::vector<std::string>> names_in(Files& files, const std::string& path);
 /// A small file, at most `most` bytes. Throws IoError, Corruption when it is larger.

@@ -103,22 +103,38 @@ std::vector<Entry> Folder::list() const {
   return entries;
 }
 
-Folder::Usable Folder::newest(bool verify) const {
-  const auto names = names_in(files_, path_);
-  std::vector<Entry> entries;
+bool is_there(Files& files, const std::string& path) {
+  const auto names = names_in(files, path);
+  return names && has(*names, kManifestName);
+}
+
+/// Those of the folder, or the one that it is.
+std::vector<Entry> Folder::candidates() const {
   const std::string own = path_.substr(0, path_.find_last_not_of('/') + 1);
-  if (const auto parsed = parse_name(name_in(own)); parsed && names)
-    entries = {Folder(files_, folder_of(own)).look_at(name_in(own), parsed->step, parsed->number)};
-  else
-    entries = list();
-  if (entries.empty()) fail_none(path_, names);
-  Usable usable;
-  for (Entry& entry : entries) {
-    const auto reason = unusable(files_, entry, verify);
-    if (!reason) return usable.entry = std::move(entry), usable;
-    usable.skipped.push_back(*reason);
+  if (const auto parsed = parse_name(name_in(own)); parsed && names_in(files_, own))
+    return {Folder(files_, folder_of(own)).look_at(name_in(own), parsed->step, parsed->number)};
+  return list();
+}
+
+Folder::Usable Folder::newest(bool verify) const {
+  constexpr int kLooks = 3;
+  for (int look = 1;; look++) {
+    Usable usable;
+    bool changed = false;
+    const auto names = names_in(files_, path_);
+    std::vector<Entry> entries = candidates();
+    if (entries.empty()) fail_none(path_, names);
+    for (Entry& entry : entries) {
+      const auto reason = unusable(files_, entry, verify);
+      if (!reason) return usable.entry = std::move(entry), usable;
+      const bool vanished = entry.condition != Condition::half_written && !is_there(files_, entry.path);
+      changed = look < kLooks && (vanished || names_in(files_, path_) != names);
+      if (changed) break;
+      usable.skipped.push_back(*reason);
+    }
+    if (!changed)
+      fail<InvalidArgument>("there is no checkpoint in {} that is of use: {}", path_, fmt::join(usable.skipped, "; "));
   }
-  fail<InvalidArgument>("there is no checkpoint in {} that is of use: {}", path_, fmt::join(usable.skipped, "; "));
 }
 
 Attempt Folder::attempt(int64_t step) const {

@@ -53,7 +53,8 @@ class Folder {
     Entry entry;
     std::vector<std::string> skipped;  // sentences: which newer ones are of no use, and why
   };
-  /// The newest complete one; with `verify`, whose hashes are right. `path` may also be that of one checkpoint, which
+  /// The newest complete one; with `verify`, whose hashes are right. Where one vanishes meanwhile, because another job
+  /// removes what is old to it, looks again, up to three times in all. `path` may also be that of one checkpoint, which
   /// then is the only one to choose from. Throws InvalidArgument when there is none: no folder, an empty one, one
   /// without checkpoints, none that is whole (with the reasons), all newer than this program.
   Usable newest(bool verify = false) const;
@@ -67,10 +68,14 @@ class Folder {
 
  private:
   Entry look_at(const std::string& name, int64_t step, int number) const;
+  std::vector<Entry> candidates() const;
 
   Files& files_;
   std::string path_;
 };
+
+/// Whether there is a manifest at this path.
+bool is_there(Files& files, const std::string& path);
 
 /// How many to keep.
 struct KeepRule {

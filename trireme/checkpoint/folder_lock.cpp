@@ -6,7 +6,6 @@
 #include <array>
 #include <cerrno>
 #include <ctime>
-#include <filesystem>
 
 #include <trireme/base/clock.h>
 #include <trireme/base/error.h>
@@ -48,9 +47,7 @@ bool locked(int file) {
 }  // namespace
 
 FolderLock::FolderLock(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) fail<IoError>("cannot make the folder {} for checkpoints: {}", folder, error.message());
+  make_folders(system_files(), folder);
   const std::string path = folder + "/" + kLockName;
   file_ = Descriptor(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644));
   if (!file_)

@@ -11,7 +11,7 @@
 namespace trireme::checkpoint {
 
 inline constexpr const char* kFormat = "trireme-checkpoint";
-inline constexpr int kFormatVersion = 1;
+inline constexpr int kFormatVersion = 2;
 
 inline constexpr const char* kManifestName = "manifest.json";
 inline constexpr const char* kLockName = "trireme.lock";

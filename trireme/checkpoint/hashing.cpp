@@ -7,6 +7,7 @@
 #include <exception>
 #include <thread>
 
+#include <trireme/base/error.h>
 #include <trireme/base/process.h>
 #include <trireme/base/sha256.h>
 #include <trireme/checkpoint/hashing.h>
@@ -14,13 +15,14 @@
 namespace trireme::checkpoint {
 namespace {
 
-std::string hash_file(Files& files, const std::string& path) {
+std::string hash_file(Files& files, const std::string& path, const std::atomic<bool>* given_up) {
   const File file(files, path, O_RDONLY);
   file.expect_reading();
   Sha256 hash;
   std::vector<std::byte> block(size_t{1} << 20);
   const uint64_t size = file.size();
   for (uint64_t at = 0; at < size; at += block.size()) {
+    if (given_up != nullptr && given_up->load()) fail<Error>("it was given up before {} was hashed", path);
     const auto part = std::span(block).first(std::min<uint64_t>(block.size(), size - at));
     file.read_at(at, part);
     hash.add(part.data(), part.size());
@@ -36,13 +38,14 @@ void lower_priority() {
 
 }  // namespace
 
-std::vector<std::string> hash_files(Files& files, const std::vector<std::string>& paths, int threads, Hurry hurry) {
+std::vector<std::string> hash_files(Files& files, const std::vector<std::string>& paths, int threads, Hurry hurry,
+                                    const std::atomic<bool>* given_up) {
   std::vector<std::string> hashes(paths.size());
   std::vector<std::exception_ptr> errors(paths.size());
   std::atomic<size_t> next = 0;
   const auto work = [&] {
     for (size_t i = next++; i < paths.size(); i = next++) try {
-        hashes[i] = hash_file(files, paths[i]);
+        hashes[i] = hash_file(files, paths[i], given_up);
       } catch (...) {
         errors[i] = std::current_exception();
       }

@@ -4,6 +4,7 @@
 #include <limits>
 #include <set>
 
+#include <trireme/base/sha256.h>
 #include <trireme/checkpoint/manifest.h>
 
 #ifndef TRIREME_VERSION
@@ -143,19 +144,44 @@ FileNote file_of(const Json& json) {
   return note;
 }
 
-void check_kind(Fields& fields, const std::string& where) {
+// The end of a manifest: ',\n "sha256": "' 64 digits '"\n}\n'. The hash is of all bytes before it.
+constexpr std::string_view kBeforeHash = ",\n \"sha256\": \"", kAfterHash = "\"\n}\n";
+constexpr size_t kHashDigits = 64, kEnd = kBeforeHash.size() + kHashDigits + kAfterHash.size();
+constexpr int kFirstHashed = 2;  // version that has it
+
+std::string ending_of(std::string_view body) {
+  Sha256 hash;
+  hash.add(body.data(), body.size());
+  return fmt::format("{}{}{}", kBeforeHash, hash.finish(), kAfterHash);
+}
+
+/// Whether it ends with a hash. Throws where that is of other bytes.
+bool check_hash(std::string_view text) {
+  if (text.size() < kEnd) return false;
+  const std::string_view body = text.substr(0, text.size() - kEnd), end = text.substr(body.size());
+  if (!end.starts_with(kBeforeHash) || !end.ends_with(kAfterHash)) return false;
+  if (end != ending_of(body)) fail<Corruption>("its own SHA-256 is another");
+  return true;
+}
+
+int check_kind(Fields& fields, const std::string& where) {
   if (fields.text("format") != kFormat) fail<Corruption>("its format is not '{}'", kFormat);
   const int64_t version = fields.whole("version", 1, INT32_MAX);
   if (version > kFormatVersion)
     fail<NewerFormat>(
         "{}: version {} of the format, by Trireme {}; this Trireme ({}) reads up to version {}: use a newer one", where,
         version, fields.text("library"), library_version(), kFormatVersion);
+  return static_cast<int>(version);
 }
 
-Manifest manifest_of(const Json& json, const std::string& where) {
+Manifest manifest_of(const Json& json, const std::string& where, bool hashed) {
   Fields fields(json, "it");
-  check_kind(fields, where);
   Manifest manifest;
+  manifest.version = check_kind(fields, where);
+  if (manifest.version >= kFirstHashed) {
+    if (!hashed) fail<Corruption>("it does not end with its SHA-256");
+    fields.text("sha256");
+  }
   manifest.library = fields.text("library");
   manifest.step = fields.whole("step", 0, INT64_MAX);
   manifest.epoch = fields.whole("epoch", 0, INT64_MAX);
@@ -214,14 +240,18 @@ std::string Manifest::encode() const try {
   json["files"] = Json::array();
   for (const FileNote& file : files)
     json["files"].push_back({{"name", file.name}, {"bytes", file.bytes}, {"sha256", file.sha256}});
-  return json.dump(1) + "\n";
+  std::string text = json.dump(1);
+  if (version < kFirstHashed) return text + "\n";
+  text.resize(text.size() - 2);  // "\n}"
+  return text + ending_of(text);
 } catch (const nlohmann::json::exception& error) {
   fail<InvalidArgument>("an option or a text of the model cannot be written, as it is not UTF-8: {}", error.what());
 }
 
 Manifest Manifest::parse(std::string_view text, const std::string& where) try {
   if (text.size() > kMostManifestBytes) fail<Corruption>("it has {} bytes", text.size());
-  return manifest_of(Json::parse(text.begin(), text.end(), Strict()), where);
+  const bool hashed = check_hash(text);
+  return manifest_of(Json::parse(text.begin(), text.end(), Strict()), where, hashed);
 } catch (const nlohmann::json::exception& error) {
   fail<Corruption>("{} is damaged, or no manifest of a checkpoint: {}", where, error.what());
 } catch (const Corruption& error) {

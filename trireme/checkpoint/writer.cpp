@@ -133,7 +133,9 @@ class Writer::Impl {
   }
 
   uint64_t written() const { return written_; }
-  void give_up(const std::string& why) const noexcept { checkpoint::give_up(files_, attempt_, options_.rank, why); }
+  bool give_up(const std::string& why) const noexcept {
+    return checkpoint::give_up(files_, attempt_, options_.rank, why);
+  }
 
  private:
   using Where = std::pair<const PlannedTensor*, size_t>;  // and a row of it
@@ -278,12 +280,14 @@ void Writer::scalar(const std::string& name, int64_t value) { impl_->scalar(name
 void Writer::row(const std::string& table, const state::Row& row) { impl_->row(table, row); }
 void Writer::blob(const std::string& name, std::span<const std::byte> bytes) { impl_->blob(name, bytes); }
 void Writer::finish() { impl_->finish(); }
-void Writer::give_up(const std::string& why) noexcept { impl_->give_up(why); }
+bool Writer::give_up(const std::string& why) noexcept { return impl_->give_up(why); }
 uint64_t Writer::written() const { return impl_->written(); }
 
-void give_up(Files& files, const Attempt& attempt, int rank, const std::string& why) noexcept try {
+bool give_up(Files& files, const Attempt& attempt, int rank, const std::string& why) noexcept try {
   Notice{.rank = rank, .error = why.empty() ? "it did not say why" : why}.write(files, attempt);
-} catch (const std::exception&) {  // rank 0 will wait for it in vain
+  return true;
+} catch (const std::exception&) {
+  return false;
 }
 
 std::string Attempt::text() const { return fmt::format("{} {} {}", step, id, path); }

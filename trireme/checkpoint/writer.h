@@ -59,8 +59,8 @@ class Writer final : public state::Visitor {
 
   /// All is durable and the notice there when it returns. Call once, last.
   void finish();
-  /// Instead: tells rank 0 why there will be no checkpoint. Never throws.
-  void give_up(const std::string& why) noexcept;
+  /// Instead: tells rank 0 why there will be no checkpoint; false when not even that could be written. Never throws.
+  bool give_up(const std::string& why) noexcept;
 
   /// Bytes that it has given to the system so far.
   uint64_t written() const;
@@ -71,13 +71,13 @@ class Writer final : public state::Visitor {
 };
 
 /// The same for a rank whose Writer could not be made.
-void give_up(Files& files, const Attempt& attempt, int rank, const std::string& why) noexcept;
+bool give_up(Files& files, const Attempt& attempt, int rank, const std::string& why) noexcept;
 
 struct CommitOptions {
   int writers = 1;
   Seconds limit{300};                           // for the notices of all writers
   int threads = 2;                              // that hash, at low priority; 1: the caller's, at its own
-  const std::atomic<bool>* given_up = nullptr;  // nobody waits for notices any more when it becomes true
+  const std::atomic<bool>* given_up = nullptr;  // when it becomes true, commit() soon throws Error, or is done
 };
 
 /// Rank 0's last act, after its own finish(); blocks. `manifest` has everything but files, vectors and the writers'

@@ -28,17 +28,18 @@ namespace {
 using cluster::on_first;
 using state::OwnerMap;
 
-constexpr int kNice = 19;               // of the thread that writes: training comes first
-constexpr Seconds kAfterFailure{2};     // for what is nearly complete
-constexpr Seconds kBetweenLooks{0.25};  // for somebody who is gone, while a checkpoint is waited for
-const std::string kMesh = "mesh";       // among a manifest's options: the axes of who wrote it
+constexpr int kNice = 19;                 // of the thread that writes: training comes first
+constexpr Seconds kAfterFailure{2};       // for what is nearly complete
+constexpr Seconds kBetweenLooks{0.25};    // for somebody who is gone, while a checkpoint is waited for
+constexpr Seconds kBetweenMeetings{0.5};  // of ranks that wait for each other's writing
+constexpr int kChoices = 3;               // of a checkpoint to load, where another job removes those that were chosen
+const std::string kMesh = "mesh";         // among a manifest's options: the axes of who wrote it
 constexpr size_t kAtATime = 4 * state::Snapshot::kChunk;
 
 /// By rank.
-std::vector<uint8_t> gather_flags(comm::Communicator& group, bool mine, std::string_view name) {
-  const uint8_t own = mine ? 1 : 0;
+std::vector<uint8_t> gather_flags(comm::Communicator& group, uint8_t mine, std::string_view name) {
   std::vector<uint8_t> all(static_cast<size_t>(group.size()));
-  group.all_gather(&own, all.data(), 1, DType::u8, name);
+  group.all_gather(&mine, all.data(), 1, DType::u8, name);
   return all;
 }
 
@@ -67,7 +68,8 @@ class Saver::Impl {
         options_(options),
         ranks_(train.whole()),
         group_(ranks_.comm()),
-        folder_(checkpoint::system_files(), options.dir),
+        files_(options.files != nullptr ? *options.files : checkpoint::system_files()),
+        folder_(files_, options.dir),
         plan_(contents()) {
     const std::string id = on_first(
         group_,
@@ -86,29 +88,55 @@ class Saver::Impl {
   /// After an error of this rank the others may have gone, and nobody has told.
   ~Impl() {
     const bool failed = std::uncaught_exceptions() > exceptions_;
-    if (!given_up_.load()) wait(failed ? std::min(kAfterFailure, options_.limit) : options_.limit);
+    if (!over_) wait(failed ? std::min(kAfterFailure, options_.limit) : options_.limit);
     given_up_.store(true);
     if (thread_.joinable()) thread_.join();
   }
 
-  void save(const SaveNote& note) {
-    if (thread_.joinable()) thread_.join();
+  bool save(const SaveNote& note, Seconds limit) {
+    const bool free = settle(limit);
     const auto start = Clock::now();
     const std::string text = on_first(
-        group_, [&] { return folder_.attempt(note.step).text(); }, "the next checkpoint");
+        group_, [&] { return begin(note.step, free, limit); }, "the next checkpoint");
+    if (text.empty()) return false;
+    if (thread_.joinable()) thread_.join();
+    untold_.store(false);
+    given_up_.store(over_);
     Job job{.attempt = checkpoint::Attempt::parse(text), .note = note, .start = start, .crew = train_.crew()};
     job.snapshot = train_.snapshot(division_);
     job.random = random_state();
     job.strays = collect_strays(group_, sees_, division_, *job.snapshot, job.random);
     if (averages_) add_mean(job.strays.state);
-    if (writer_ < 0) return;
+    if (writer_ < 0) return true;
     busy_.store(true);
     thread_ = std::thread([this, job = std::move(job)]() mutable { work(job); });
+    return true;
+  }
+
+  /// Ranks meet all the while, so that nobody waits for another one longer than a collective may. Whose part failed,
+  /// and who could not write even that, is heard of here: rank 0 would wait for its notice in vain.
+  bool settle(Seconds limit) {
+    constexpr uint8_t kWrites = 1, kLate = 2, kUntold = 4;
+    const Deadline deadline(limit);
+    while (true) {
+      const bool idle = wait(std::min(kBetweenMeetings, deadline.left()));
+      const int mine = (idle ? 0 : kWrites) | (deadline.passed() ? kLate : 0) | (untold_.load() ? kUntold : 0);
+      const auto all = gather_flags(group_, static_cast<uint8_t>(mine), "who still writes a checkpoint");
+      const auto any = [&](uint8_t flag) {
+        return std::any_of(all.begin(), all.end(), [&](uint8_t one) { return (one & flag) != 0; });
+      };
+      if (!any(kWrites)) return true;
+      if ((all[0] & kLate) != 0) return false;
+      if (any(kUntold)) given_up_.store(true);
+      cluster::note_beat();
+    }
   }
 
   bool busy() const { return busy_.load(); }
+  Seconds limit() const { return options_.limit; }
 
   void give_up() {
+    over_ = true;
     given_up_.store(true);
     lock_.reset();
   }
@@ -133,11 +161,11 @@ class Saver::Impl {
 
   Saved complete() {
     Saved saved;
+    const bool done = settle(options_.limit);
     const std::string path = on_first(
         group_,
         [&] {
-          if (!wait(options_.limit))
-            fail<IoError>("the checkpoint is not complete after {:g} s", options_.limit.count());
+          if (!done) fail<IoError>("the checkpoint is not complete after {:g} s", options_.limit.count());
           const Lock lock(mutex_);
           saved = last_;
           if (!saved.error.empty()) fail<IoError>("{}", saved.error);
@@ -190,7 +218,7 @@ class Saver::Impl {
     on_first(
         group_,
         [&] {
-          checkpoint::replace_file(checkpoint::system_files(), sign, std::string_view());
+          checkpoint::replace_file(files_, sign, std::string_view());
           return std::string();
         },
         "a sign in the folder");
@@ -241,6 +269,23 @@ class Saver::Impl {
     division_ = kept;
   }
 
+  /// On rank 0: where to write to. "" and a word to the listeners where that cannot be: training goes on.
+  std::string begin(int64_t step, bool free, Seconds limit) {
+    try {
+      if (over_) fail<Error>("the ones before it were given up");
+      if (!free) fail<Timeout>("the one before it is still being written, {:g} s after it was due", limit.count());
+      return folder_.attempt(step).text();
+    } catch (const std::exception& error) {
+      tell({.path = options_.dir, .step = step, .error = error.what()});
+      return "";
+    }
+  }
+
+  void tell(Saved saved) {
+    const Lock lock(mutex_);
+    news_.push_back(last_ = std::move(saved));
+  }
+
   /// The thread: this rank's part, and on rank 0 the whole.
   void work(Job& job) {
     name_thread("trireme-save");
@@ -251,11 +296,11 @@ class Saver::Impl {
     } catch (const std::exception& error) {
       saved.error = error.what();
       saved.seconds = seconds_since(job.start);
-      if (group_.rank() == 0) checkpoint::abandon(checkpoint::system_files(), job.attempt);
+      if (group_.rank() == 0) checkpoint::abandon(files_, job.attempt);
     }
     job.snapshot.reset();
+    if (group_.rank() == 0) tell(std::move(saved));
     const Lock lock(mutex_);
-    if (group_.rank() == 0) news_.push_back(last_ = std::move(saved));
     busy_.store(false);
     changed_.notify_all();
   }
@@ -266,8 +311,7 @@ class Saver::Impl {
       state::Snapshot& snapshot = *job.snapshot;
       snapshot.prepare();  // the next update waits for it: before the priority is lowered
       setpriority(PRIO_PROCESS, static_cast<id_t>(gettid()), kNice);
-      writer.emplace(checkpoint::system_files(), job.attempt, plan_,
-                     checkpoint::Writer::Options{.rank = writer_, .mine = &written_by_});
+      writer.emplace(files_, job.attempt, plan_, checkpoint::Writer::Options{.rank = writer_, .mine = &written_by_});
       write_parts(snapshot, *writer);
       for (const auto& [name, value] : snapshot.scalars())
         if (!is_of_work(name)) writer->scalar(name, value);
@@ -277,10 +321,9 @@ class Saver::Impl {
       if (group_.rank() == 0) write_strays(job, *writer);
       writer->finish();
     } catch (const std::exception& error) {
-      if (writer)
-        writer->give_up(error.what());
-      else
-        checkpoint::give_up(checkpoint::system_files(), job.attempt, writer_, error.what());
+      const bool told =
+          writer ? writer->give_up(error.what()) : checkpoint::give_up(files_, job.attempt, writer_, error.what());
+      untold_.store(!told);
       throw;
     }
   }
@@ -329,7 +372,7 @@ class Saver::Impl {
     manifest.metadata = options_.metadata;
     manifest.metrics = job.note.metrics;
     manifest.crew = job.crew;
-    manifest = checkpoint::commit(checkpoint::system_files(), job.attempt, plan_, std::move(manifest),
+    manifest = checkpoint::commit(files_, job.attempt, plan_, std::move(manifest),
                                   {.writers = writers_, .limit = options_.limit, .given_up = &given_up_});
     saved.seconds = seconds_since(job.start);
     saved.bytes = manifest.bytes();
@@ -345,6 +388,7 @@ class Saver::Impl {
   const SaverOptions options_;
   const Group ranks_;  // the crew may change while the last one is written
   comm::Communicator& group_;
+  checkpoint::Files& files_;
   checkpoint::Folder folder_;
   const checkpoint::Plan plan_;
   std::optional<checkpoint::FolderLock> lock_;  // rank 0
@@ -356,7 +400,9 @@ class Saver::Impl {
   std::thread thread_;
   const int exceptions_ = std::uncaught_exceptions();  // on their way when this was made
   std::optional<Deadline> gone_;                       // somebody is: for what is nearly complete
-  std::atomic<bool> busy_{false}, given_up_{false};
+  std::atomic<bool> busy_{false}, given_up_{false};    // what is under way
+  std::atomic<bool> untold_{false};                    // this rank's part of it failed, and no notice says so
+  bool over_ = false;                                  // nothing is saved any more
   Mutex mutex_;
   Condition changed_;
   std::vector<Saved> news_ TRIREME_GUARDED_BY(mutex_);
@@ -366,7 +412,9 @@ class Saver::Impl {
 Saver::Saver(Parallel& train, const SaverOptions& options) : impl_(std::make_unique<Impl>(train, options)) {}
 Saver::~Saver() = default;
 void Saver::give_up() { impl_->give_up(); }
-void Saver::save(const SaveNote& note) { impl_->save(note); }
+bool Saver::save(const SaveNote& note) { return impl_->save(note, impl_->limit()); }
+bool Saver::save(const SaveNote& note, Seconds limit) { return impl_->save(note, limit); }
+bool Saver::settle(Seconds limit) { return impl_->settle(limit); }
 bool Saver::busy() const { return impl_->busy(); }
 bool Saver::wait(Seconds limit) { return impl_->wait(limit); }
 Saved Saver::complete() { return impl_->complete(); }
@@ -387,19 +435,46 @@ std::unique_ptr<checkpoint::Checkpoint> open_here(const Group& group, const std:
   return found;
 }
 
-/// Its state is for that optimizer alone: what would be lost is said.
-void check_optimizer(const Loaded& loaded, const exchange::Exchange& exchange) {
-  const space::Updater* const updater = exchange.state().updater();
-  const std::string here = updater != nullptr ? space::name_of(updater->options().kind) : "";
-  const std::string& kept = loaded.manifest.about.optimizer;
-  if (kept == here || exchange.traits().kept_elsewhere) return;  // servers know theirs
-  std::string lost;
-  for (const std::string& vector : loaded.manifest.vectors)
-    if (vector.starts_with("optimizer/")) lost += (lost.empty() ? "" : ", ") + vector;
-  fail<InvalidArgument>(
-      "{} was made with the optimizer '{}', here it is '{}'. Go on with '{}', or begin anew with its weights alone "
-      "(resume-weights-only){}",
-      loaded.path, kept, here, kept, lost.empty() ? "" : ": " + lost + " would be lost");
+/// A checkpoint that all ranks have open: from here on nobody can take it away.
+struct Opened {
+  std::unique_ptr<checkpoint::Checkpoint> checkpoint{};
+  std::unique_ptr<checkpoint::Reader> reader{};
+};
+
+/// Rank 0 chooses, and all open it. Nothing where another job removed it in between. Collective.
+std::optional<Opened> open_newest(Parallel& train, const std::string& path, Loaded& loaded) {
+  const Group& group = train.whole();
+  std::string manifest;
+  loaded.skipped.clear();
+  loaded.path = on_first(
+      group.comm(),
+      [&] {
+        const auto usable = checkpoint::Folder(checkpoint::system_files(), path).newest(true);
+        loaded.skipped = usable.skipped;
+        manifest = usable.entry.manifest->encode();
+        return usable.entry.path;
+      },
+      "what to go on with");
+  cluster::share(group.comm(), manifest, "its manifest");
+  Opened opened;
+  std::string problem;
+  try {
+    opened.checkpoint = open_here(group, loaded.path, manifest);
+    const checkpoint::Contents contents = train.contents();
+    opened.reader = std::make_unique<checkpoint::Reader>(*opened.checkpoint, contents.layout, contents.buffers);
+  } catch (const std::exception& error) {
+    problem = error.what();
+  }
+  const auto fine = gather_flags(group.comm(), problem.empty() ? 1 : 0, "who can read it");
+  const auto other = std::find(fine.begin(), fine.end(), uint8_t{0});
+  if (other == fine.end()) return opened;
+  const std::string gone = on_first(
+      group.comm(),
+      [&] { return checkpoint::is_there(checkpoint::system_files(), loaded.path) ? std::string() : loaded.path; },
+      "whether it is gone");
+  if (!gone.empty()) return std::nullopt;
+  if (!problem.empty()) fail<InvalidArgument>("{}", problem);
+  fail<Mismatch>("rank {} cannot read {}: see its error. Nothing changed", other - fine.begin(), loaded.path);
 }
 
 }  // namespace
@@ -408,39 +483,22 @@ Loaded load_state(Parallel& train, const std::string& path,
                   const std::function<void(const checkpoint::Manifest&)>& accept) {
   const Group& group = train.whole();
   Loaded loaded;
-  loaded.path = on_first(
-      group.comm(),
-      [&] {
-        const auto usable = checkpoint::Folder(checkpoint::system_files(), path).newest(true);
-        loaded.skipped = usable.skipped;
-        return usable.entry.path;
-      },
-      "what to go on with");
-  std::string manifest;
-  if (group.first()) manifest = checkpoint::Checkpoint(checkpoint::system_files(), loaded.path).manifest().encode();
-  cluster::share(group.comm(), manifest, "its manifest");
-  std::unique_ptr<checkpoint::Checkpoint> found;
-  std::optional<checkpoint::Reader> reader;
-  std::string problem;
-  try {
-    found = open_here(group, loaded.path, manifest);
-    const checkpoint::Contents contents = train.contents();
-    reader.emplace(*found, contents.layout, contents.buffers);
-  } catch (const std::exception& error) {
-    problem = error.what();
-  }
-  const auto fine = gather_flags(group.comm(), problem.empty(), "who can read it");
-  if (!problem.empty()) fail<InvalidArgument>("{}", problem);
-  if (const auto other = std::find(fine.begin(), fine.end(), uint8_t{0}); other != fine.end())
-    fail<Mismatch>("rank {} cannot read {}: see its error. Nothing changed", other - fine.begin(), loaded.path);
-  loaded.manifest = found->manifest();
-  check_optimizer(loaded, train.exchange());
+  std::optional<Opened> opened;
+  for (int choice = 0; choice < kChoices && !opened; choice++) opened = open_newest(train, path, loaded);
+  if (!opened)
+    fail<IoError>("another job removes the checkpoints of {} sooner than they are read: have it keep more (--keep)",
+                  path);
+  loaded.manifest = opened->checkpoint->manifest();
   if (accept) accept(loaded.manifest);
-  loaded.remark = train.restore(*reader);
+  try {
+    loaded.remark = train.restore(*opened->reader);
+  } catch (const InvalidArgument& error) {
+    fail<InvalidArgument>("{}: {}", loaded.path, error.what());
+  }
   const auto mesh = loaded.manifest.options.find(kMesh);
   const bool same_mesh = (mesh == loaded.manifest.options.end() ? "" : mesh->second) == train.mesh();
   if (same_mesh && loaded.manifest.crew.workers == group.size())
-    if (const auto random = found->blob(random_name(group.rank()))) set_random_state(*random);
+    if (const auto random = opened->checkpoint->blob(random_name(group.rank()))) set_random_state(*random);
   return loaded;
 }
 

@@ -25,6 +25,7 @@ struct SaverOptions {
   std::map<std::string, std::string> metadata{};  // of the model's files: model name, schema, …
   std::map<std::string, std::string> options{};   // of the job, for people and for who resumes
   Seconds limit{300};                             // for all ranks' parts of one checkpoint
+  checkpoint::Files* files = nullptr;  // that it writes to, but for the lock; outlives it. Null: the system's own
 };
 
 /// What a checkpoint says besides the state.
@@ -55,8 +56,13 @@ class Saver {
   Saver(const Saver&) = delete;
   Saver& operator=(const Saver&) = delete;
 
-  /// Between updates. Blocks while the one before is still being written (see busy()), otherwise hardly at all.
-  void save(const SaveNote& note);
+  /// Between updates. Blocks while the one before is still being written (see busy()), otherwise hardly at all. False
+  /// when that takes longer than `limit` (or SaverOptions::limit), or the folder is of no use any more: nothing is
+  /// saved then, and news() says why.
+  bool save(const SaveNote& note);
+  bool save(const SaveNote& note, Seconds limit);
+  /// Until no rank writes any more; false when that takes longer than `limit` on rank 0.
+  bool settle(Seconds limit);
 
   /// Not collective. This rank still writes. On rank 0: somebody may.
   bool busy() const;
@@ -70,7 +76,7 @@ class Saver {
   // ---- not collective ----
 
   /// The crew has changed, or there is no more time: what is under way is not waited for, and will not be complete
-  /// unless it is nearly so.
+  /// unless it is nearly so. It ends with the MiB, or the call to the file system, that it is at.
   void give_up();
   /// On rank 0: what became of checkpoints since the last call. Elsewhere nothing.
   std::vector<Saved> news();

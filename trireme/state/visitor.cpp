@@ -33,13 +33,22 @@ std::string describe(const std::vector<Table>& tables, size_t index) {
   return fmt::format("'{}' with rows of {} and optimizer '{}'", table.name, table.width, table.optimizer);
 }
 
-void check_about(const About& kept, const About& here, const std::string& who) {
+/// "optimizer/momentum, optimizer/steps", and what every state has.
+std::string lost_with_optimizer(const OwnerMap& kept) {
+  std::string text;
+  for (const std::string& vector : kept.vectors())
+    if (vector.starts_with("optimizer/")) text += vector + ", ";
+  return text.empty() ? "the place in the data" : text.substr(0, text.size() - 2) + " and the place in the data";
+}
+
+void check_about(const Source& source, const About& here, const std::string& who) {
+  const About& kept = source.about();
   check_layout(kept.layout, here.layout, who);
   if (kept.optimizer != here.optimizer)
     fail<InvalidArgument>(
-        "the state is of {}, {} trains with {}: use the optimizer that it was kept with, or begin with the weights "
-        "alone (--resume-weights-only): the optimizer's state and the place in the data are lost then",
-        name_of(kept.optimizer), who, name_of(here.optimizer));
+        "the state is of {}, {} trains with {}: use the optimizer that it was kept with, or begin anew with the "
+        "weights alone (--resume-weights-only): {} would be lost",
+        name_of(kept.optimizer), who, name_of(here.optimizer), lost_with_optimizer(source.contents()));
   for (size_t i = 0; i < std::max(kept.tables.size(), here.tables.size()); i++)
     if (describe(kept.tables, i) != describe(here.tables, i))
       fail<InvalidArgument>("the state's table {} is {}, that of {} is {}", i, describe(kept.tables, i), who,
@@ -98,7 +107,7 @@ void add_updated(OwnerMap& map, int owner, const space::Layout& layout, size_t f
 }
 
 void check(const Source& source, const Wanted& wanted) {
-  check_about(source.about(), wanted.about, wanted.who);
+  check_about(source, wanted.about, wanted.who);
   for (const std::string& vector : wanted.parts.vectors())
     for (const Holding& holding : wanted.parts.of(vector))
       if (holding.owner == wanted.owner) check_part(source.contents(), holding.range, vector, wanted.who);

@@ -87,13 +87,29 @@ void Checkpoints::follow_crew() {
 
 Checkpoints::~Checkpoints() { feed_.meet_at(nullptr); }
 
+/// What is damaged counts unless only complete ones do: it is an error, not a new run.
+bool Checkpoints::has(bool complete) {
+  return !cluster::on_first(
+              train_.whole().comm(),
+              [&] {
+                for (const auto& entry : checkpoint::Folder(checkpoint::system_files(), options_.dir).list())
+                  if (!complete || entry.condition == checkpoint::Condition::complete) return entry.name;
+                return std::string();
+              },
+              "whether there is a checkpoint")
+              .empty();
+}
+
 bool Checkpoints::resume() {
   follow_crew();
-  const checkpoint::Folder folder(checkpoint::system_files(), options_.dir);
-  const bool any = train_.whole().first() && !folder.list().empty();
-  if (decide(any ? 1 : 0, "whether there is a checkpoint") == 0) return false;
+  if (!has(false)) return false;
   resume(options_.dir);
   return true;
+}
+
+bool Checkpoints::any() {
+  settle(options_.limit);
+  return has(true);
 }
 
 Loaded go_on_from(Parallel& train, data::Feed& feed, const std::string& from, Place& place) {
@@ -112,7 +128,7 @@ Loaded go_on_from(Parallel& train, data::Feed& feed, const std::string& from, Pl
 
 Loaded Checkpoints::resume(const std::string& from) {
   follow_crew();
-  saver_->wait(options_.limit);
+  saver_->settle(options_.limit);
   Loaded loaded = go_on_from(train_, feed_, from, place_);
   newest_ = loaded.path;
   folder_is_ours_ = folder_is_ours_ || from == options_.dir;
@@ -175,7 +191,8 @@ void Checkpoints::meet(int64_t done) {
   save(done / steps, static_cast<size_t>(done % steps), {});
 }
 
-void Checkpoints::save(int64_t epoch, size_t step, const std::map<std::string, double>& metrics) {
+void Checkpoints::save(int64_t epoch, size_t step, const std::map<std::string, double>& metrics,
+                       std::optional<Seconds> limit) {
   SaveNote note{.step = epoch * static_cast<int64_t>(feed_.steps_per_epoch()) + static_cast<int64_t>(step),
                 .epoch = epoch,
                 .metrics = metrics};
@@ -183,9 +200,9 @@ void Checkpoints::save(int64_t epoch, size_t step, const std::map<std::string, d
   if (train_.lockstep()) note.more[kLedger] = train_.ledger().text();
   if (best_) note.more["best"] = fmt::format("{:.17g}", *best_);
   if (options_.describe) options_.describe(note);
-  saver_->save(note);
+  const bool saving = saver_->save(note, limit.value_or(options_.limit));
   saved_ = Clock::now();
-  saved_step_ = note.step;
+  if (saving) saved_step_ = note.step;
 }
 
 bool Checkpoints::best_so_far(const std::map<std::string, double>& metrics) {
@@ -214,11 +231,18 @@ void Checkpoints::save_stopped(const data::Epoch& epoch) {
   save(epoch.number() + reached / steps, static_cast<size_t>(reached % steps), {});
 }
 
-void Checkpoints::save_at(int64_t done, const std::map<std::string, double>& metrics) {
+void Checkpoints::save_at(int64_t done, const std::map<std::string, double>& metrics, std::optional<Seconds> limit) {
   follow_crew();
   if (done == saved_step_) return;
   const auto steps = static_cast<int64_t>(feed_.steps_per_epoch());
-  save(done / steps, static_cast<size_t>(done % steps), metrics);
+  save(done / steps, static_cast<size_t>(done % steps), metrics, limit);
+}
+
+bool Checkpoints::settle(Seconds limit) {
+  follow_crew();
+  const bool done = saver_->settle(limit);
+  hear();
+  return done;
 }
 
 bool Checkpoints::finish(Seconds limit) {

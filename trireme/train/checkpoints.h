@@ -73,11 +73,18 @@ class Checkpoints final : public data::Meetings {
   /// An epoch was left in the middle, because somebody has stopped: where ranks are is saved now. Ask for the result
   /// with finish().
   void save_stopped(const data::Epoch& epoch);
-  /// Saved now, after so many steps of the run, unless that was saved already.
-  void save_at(int64_t done, const std::map<std::string, double>& metrics = {});
-  /// Waits for what is under way: false when it takes longer than this, or the last one could not be written. Not
+  /// Saved now, after so many steps of the run, unless that was saved already, or the one before is still being written
+  /// when `limit` (or CheckpointsOptions::limit) has passed.
+  void save_at(int64_t done, const std::map<std::string, double>& metrics = {},
+               std::optional<Seconds> limit = std::nullopt);
+  /// Waits for what is under way on all ranks: false when it takes longer than this. Who cannot write is heard of here,
+  /// also where not even that could be written.
+  bool settle(Seconds limit);
+  /// Waits for what is under way here: false when it takes longer than this, or the last one could not be written. Not
   /// collective.
   bool finish(Seconds limit);
+  /// Whether the folder has a complete one, as rank 0 sees it. Waits for what is under way.
+  bool any();
   /// There is no more time for what is under way. Nothing is saved afterwards. Not collective.
   void give_up();
 
@@ -94,7 +101,9 @@ class Checkpoints final : public data::Meetings {
 
  private:
   void follow_crew();
-  void save(int64_t epoch, size_t step, const std::map<std::string, double>& metrics);
+  bool has(bool complete);
+  void save(int64_t epoch, size_t step, const std::map<std::string, double>& metrics,
+            std::optional<Seconds> limit = std::nullopt);
   int64_t decide(int64_t mine, const char* what);
   bool best_so_far(const std::map<std::string, double>& metrics);
   void hear();

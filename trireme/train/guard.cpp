@@ -25,7 +25,11 @@ std::string sentence_of(const Decision& d, int64_t skipped) {
 }  // namespace
 
 Guard::Guard(World& world, const Options& options, std::function<void(const std::string&)> say)
-    : world_(world), stop_(stops_of(options)), nan_{.on_nan = options.parallel.exchange.on_nan}, say_(std::move(say)) {}
+    : world_(world),
+      stop_(stops_of(options)),
+      nan_{.on_nan = options.parallel.exchange.on_nan},
+      step_timeout_(options.parallel.step_timeout),
+      say_(std::move(say)) {}
 
 void Guard::begin(Seconds before) {
   start_ = Clock::now();
@@ -81,17 +85,26 @@ bool Guard::was_stopped_here() {
   return asked != 0;
 }
 
-int64_t Guard::roll_back(const NotFinite& error, int64_t position) {
-  if (nan_.on_nan != exchange::OnNan::rollback || !roll_back_) throw error;
-  const std::string what = std::string(error.what()).substr(0, std::string(error.what()).find(". "));
-  rolled_back_++;
-  const Decision decision =
-      decide_nan({.step = position, .what = what, .in_all = rolled_back_, .checkpoint = true}, nan_);
+int64_t Guard::not_finite(const NotFinite& error, int64_t position) {
+  if (nan_.on_nan == exchange::OnNan::skip) throw error;  // of too many, as skipped() has decided
+  const std::string text = error.what();
+  NanHistory history{.step = position, .what = first_sentence(text)};
+  if (nan_.on_nan == exchange::OnNan::rollback) {
+    history.in_all = ++rolled_back_;
+    history.checkpoint = roll_back_.can && roll_back_.can();
+  }
+  const Decision decision = decide_nan(history, nan_);
   note(decision);
-  const std::optional<int64_t> step = decision.kind == Decision::rollback ? roll_back_() : std::nullopt;
-  if (!step) throw error;
+  if (decision.kind != Decision::rollback) fail<NotFinite>("{}{}", decision.reason, text.substr(history.what.size()));
+  const int64_t step = roll_back_.go();
   passed_over_.insert(position);
-  return *step;
+  return step;
+}
+
+void Guard::ends_with(const std::string& error, int64_t position) {
+  if (step_timeout_.timeout.count() <= 0) return;
+  const Decision decision = decide_timeout(position, error, step_timeout_.setting);
+  if (decision) note(decision);
 }
 
 }  // namespace trireme::train

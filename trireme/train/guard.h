@@ -39,14 +39,18 @@ class Guard {
   /// As others have decided before this rank came.
   void set_ended(bool ended) { ended_ = ended; }
 
-  /// Goes back to the newest checkpoint, after which all ranks have the state of some step. Returns that step, or
-  /// nothing when there is no checkpoint. Collective. Null: there are no checkpoints.
-  using RollBack = std::function<std::optional<int64_t>()>;
+  /// Both are collective. Null: there are no checkpoints.
+  struct RollBack {
+    std::function<bool()> can;    // there is a checkpoint to go back to, as all ranks hear from one
+    std::function<int64_t()> go;  // back to it, after which all have the state of some step: of this one
+  };
   void set_roll_back(RollBack roll_back) { roll_back_ = std::move(roll_back); }
-  /// With OnNan::rollback, where step() threw `error` for the update that follows `position`, on all ranks alike: the
-  /// step that training goes on with, having gone back; the update that had it is passed over from now on. Throws the
-  /// error where the policy says so.
-  int64_t roll_back(const NotFinite& error, int64_t position);
+  /// Where step() threw `error` for the update that follows `position`, on all ranks alike: with OnNan::rollback the
+  /// step that training goes on with, having gone back; the update that had it is passed over from now on. Throws
+  /// NotFinite where the policy says so.
+  int64_t not_finite(const NotFinite& error, int64_t position);
+  /// The run ends with this error: a decision, where a policy is behind it.
+  void ends_with(const std::string& error, int64_t position);
   /// No update is to be made for this step, on any rank: it was gone back for.
   bool passes_over(int64_t step) const { return passed_over_.contains(step); }
 
@@ -59,6 +63,7 @@ class Guard {
   World& world_;
   const StopOptions stop_;
   const NanOptions nan_;
+  const WaitLimit step_timeout_;
   std::function<void(const std::string&)> say_;
   Clock::time_point start_ = Clock::now();
   Seconds before_{0};

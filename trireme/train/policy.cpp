@@ -17,7 +17,7 @@ namespace {
 using Epochs = std::span<const EpochLoss>;
 constexpr std::array kDecisions = {"go on", "stop", "skip", "rollback"};
 constexpr const char *kAccuracy = "accuracy", *kLoss = "loss", *kTime = "time", *kSteps = "steps",
-                     *kPlateauName = "plateau", *kNan = "nan";
+                     *kPlateauName = "plateau", *kNan = "nan", *kStepTimeout = "step-timeout";
 
 constexpr std::array<std::string_view, 5> kExamples = {"accuracy=0.9", "loss=0.1", "time=10m", "steps=1000",
                                                        "plateau=5"};
@@ -158,6 +158,13 @@ Decision decide_nan(const NanHistory& h, const NanOptions& o) {
   }
   return decided(Decision::stop, h.what);
 }
+
+Decision decide_timeout(int64_t step, const std::string& error, const std::string& setting) {
+  if (setting.empty() || error.find(setting) == std::string::npos) return {};
+  return {Decision::stop, kStepTimeout, first_sentence(error), step};
+}
+
+std::string first_sentence(const std::string& error) { return error.substr(0, error.find(". ")); }
 
 std::vector<std::string> stop_names() { return {kAccuracy, kLoss, kTime, kSteps, kPlateauName, kNan}; }
 

@@ -77,6 +77,13 @@ struct NanOptions {
 
 Decision decide_nan(const NanHistory& history, const NanOptions& options);
 
+/// Why a run ended, as an error says it, is that a step took longer than it may: a decision to stop. `setting` is what
+/// the limit is called, which such an error names; nothing where it does not.
+Decision decide_timeout(int64_t step, const std::string& error, const std::string& setting);
+
+/// The first sentence of an error, without its advice.
+std::string first_sentence(const std::string& error);
+
 /// "accuracy=0.9", "loss=0.1", "time=10m", "steps=100", "plateau=5", "nan": adds to `options`. Throws InvalidArgument
 /// that begins with `what` for what is unknown, impossible, or there already.
 void add_stop(const std::string& text, StopOptions& options, const std::string& what);
@@ -98,6 +105,7 @@ namespace trireme {
 using train::check_data;
 using train::decide_nan;
 using train::decide_stop;
+using train::decide_timeout;
 using train::Decision;
 using train::EpochLoss;
 using train::Moment;

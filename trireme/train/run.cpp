@@ -49,7 +49,15 @@ Result Run::run() {
       if (const size_t end = text.find(". ", text.find("] ")); end != std::string::npos) text = text.substr(end + 2);
     fail<Error>("libtorch, training {} on {} (worker {}, after {} steps): {}", options_.model, options_.data,
                 world_.rank(), position_, text.substr(0, text.find('\n')));
+  } catch (const Error& error) {
+    guard_.ends_with(error.what(), position_);
+    throw;
   }
+}
+
+Result Run::so_far() {
+  result_.decisions = guard_.decisions();
+  return result_;
 }
 
 Result Run::train() {
@@ -116,15 +124,14 @@ Result Run::train() {
     finish(train, splits);
   });
   record_schedule();
-  result_.decisions = guard_.decisions();
-  return std::move(result_);
+  return so_far();
 }
 
 void Run::finish(Parallel& train, const data::Splits& splits) {
-  if (checkpoints_) checkpoints_->save_at(position_, figures());
+  keep_last();
   save(train, splits);
+  finish_checkpoints();  // whoever has stopped the run may end it soon: what is to be kept comes before figures
   if (result_.stopped) evaluate_stopped(train, splits.test);
-  finish_checkpoints();
   result_.sha256 = train.sha256();
   if (options_.parallel.balance != Balancing::even) result_.balance = train.balance();
   if (const exchange::Compression* chosen = train.exchange().compression()) {
@@ -298,6 +305,27 @@ std::map<std::string, std::string> Run::metadata(const data::Splits& splits) con
     if (!options_.tokenizer.empty()) about.tokenizer_file = std::filesystem::absolute(options_.tokenizer).string();
   }
   return models::metadata_of(about);
+}
+
+/// What a run's result depends on and a checkpoint does not hold, as it is called on the command line. That of the
+/// learning rate is its user's from part to part.
+std::map<std::string, std::string> Run::settings() const {
+  const space::UpdaterOptions& o = options_.optimizer;
+  const space::ScheduleOptions& s = options_.parallel.schedule;
+  const auto number = [](double value) { return fmt::format("{:g}", value); };
+  std::map<std::string, std::string> all = {
+      {"weight-decay", number(o.weight_decay)}, {"accumulate", fmt::format("{}", options_.parallel.accumulate)},
+      {"clip", number(asked().clip)},           {"lr-schedule", space::schedule_names()[static_cast<size_t>(s.kind)]},
+      {"warmup", fmt::format("{}", s.warmup)},
+  };
+  if (s.kind == space::RateSchedule::step)
+    all["gamma"] = number(s.gamma), all["step-epochs"] = number(options_.step_epochs);
+  if (s.kind == space::RateSchedule::cosine) all["floor"] = number(s.floor);
+  if (o.kind == space::Optimizer::momentum)
+    all["momentum"] = number(o.momentum), all["nesterov"] = o.nesterov ? "on" : "off";
+  if (o.kind == space::Optimizer::adam || o.kind == space::Optimizer::adamw)
+    all["beta1"] = number(o.beta1), all["beta2"] = number(o.beta2);
+  return all;
 }
 
 /// What the exchange cannot compare, and what ranks do together before there is one. Whoever was started with other

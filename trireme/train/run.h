@@ -27,6 +27,8 @@ class Run {
  public:
   Run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop);
   Result run();
+  /// What there is to say of a run that failed.
+  Result so_far();
   /// There is a model, which its workers share.
   bool has_begun() const { return steps_ > 0 && !crew_.empty(); }
 
@@ -67,6 +69,7 @@ class Run {
   data::OpenOptions data_options() const;
   void choose_epochs(const data::Splits& splits, int64_t steps);
   std::map<std::string, std::string> metadata(const data::Splits& splits) const;
+  std::map<std::string, std::string> settings() const;
   void compare_options();
   void compare_data(const data::Splits& splits);
   std::string servers_text() const;
@@ -136,6 +139,7 @@ class Run {
   void describe(SaveNote& note) const;
   std::map<std::string, double> figures() const;
   void tell_of_checkpoints();
+  void keep_last();
   void finish_checkpoints();
   void finish(Parallel& train, const data::Splits& splits);
 
@@ -157,15 +161,16 @@ class Run {
   const Pace* pace_ = nullptr;  // of the epoch that is under way
   size_t stopped_steps_ = 0;    // of an epoch that was left in the middle
   std::optional<Checkpoints> checkpoints_;
-  int64_t position_ = 0;     // steps of the run that are done; within an epoch, as far as this worker knows
-  int64_t all_updates_ = 0;  // where workers go their own ways: of all of them
-  int64_t steps_ = 0;        // of an epoch
-  int64_t settled_ = 0;      // epochs that were trained, evaluated and saved
-  bool owes_end_ = false;    // of the next one, only the first is done
-  std::vector<int> crew_;    // ranks
-  int timed_ = 0;            // steps, as far as kStepsToTime
-  double usual_ = 0;         // seconds of a sample in the quickest of them
-  size_t samples_ = 0;       // of the update that is under way
+  std::optional<Deadline> last_;  // for the last one
+  int64_t position_ = 0;          // steps of the run that are done; within an epoch, as far as this worker knows
+  int64_t all_updates_ = 0;       // where workers go their own ways: of all of them
+  int64_t steps_ = 0;             // of an epoch
+  int64_t settled_ = 0;           // epochs that were trained, evaluated and saved
+  bool owes_end_ = false;         // of the next one, only the first is done
+  std::vector<int> crew_;         // ranks
+  int timed_ = 0;                 // steps, as far as kStepsToTime
+  double usual_ = 0;              // seconds of a sample in the quickest of them
+  size_t samples_ = 0;            // of the update that is under way
   int64_t told_changes_ = 0, told_stragglers_ = 0;  // of the balance, so far
   bool warned_ = false;
   Result result_;

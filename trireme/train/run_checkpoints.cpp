@@ -37,6 +37,13 @@ void Run::keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits
   const KeepOptions& k = options_.keeping;
   if (!k.dir.empty()) {
     const std::string figure = best_figure(splits);
+    std::map<std::string, std::string> options = settings();
+    options.insert({{"model", options_.model},
+                    {"data", options_.data},
+                    {"seed", fmt::format("{}", options_.seed)},
+                    {"lr", fmt::format("{:.17g}", options_.optimizer.lr)},
+                    {"virtual", fmt::format("{}", asked().virtual_workers)},
+                    {"memory_format", channels_last ? "channels-last" : "default"}});
     checkpoints_.emplace(train, feed,
                          CheckpointsOptions{.dir = k.dir,
                                             .every = k.every,
@@ -44,19 +51,14 @@ void Run::keep_checkpoints(Parallel& train, data::Feed& feed, const data::Splits
                                             .keep_best = k.best ? figure : "",
                                             .higher_is_better = figure == "test_accuracy",
                                             .metadata = metadata(splits),
-                                            .options = {{"model", options_.model},
-                                                        {"data", options_.data},
-                                                        {"seed", fmt::format("{}", options_.seed)},
-                                                        {"lr", fmt::format("{:.17g}", options_.optimizer.lr)},
-                                                        {"virtual", fmt::format("{}", asked().virtual_workers)},
-                                                        {"memory_format", channels_last ? "channels-last" : "default"}},
+                                            .options = std::move(options),
                                             .describe = [this](SaveNote& note) { describe(note); }});
-    guard_.set_roll_back([this, k]() -> std::optional<int64_t> {
-      checkpoints_->finish(Seconds(60));
-      if (checkpoint::Folder(checkpoint::system_files(), k.dir).list().empty()) return std::nullopt;
-      take_up(checkpoints_->resume(k.dir));
-      return position_;
-    });
+    guard_.set_roll_back({.can = [this] { return checkpoints_->any(); },
+                          .go =
+                              [this, k] {
+                                take_up(checkpoints_->resume(k.dir));
+                                return position_;
+                              }});
     for (const std::string& remark : checkpoints_->remarks())
       if (world_.first()) listener_.note(remark);
   }
@@ -82,6 +84,14 @@ void Run::take_up(const Loaded& loaded) {
   listener_.note(
       fmt::format("goes on with {}: step {}, epoch {}", loaded.path, loaded.manifest.step, loaded.manifest.epoch + 1));
   if (!loaded.remark.empty()) listener_.note(loaded.remark);
+  std::string saved, now;
+  for (const auto& [name, value] : settings()) {
+    const auto kept = loaded.manifest.options.find(name);
+    if (kept == loaded.manifest.options.end() || kept->second == value) continue;
+    saved += fmt::format("{}{} {}", saved.empty() ? "" : ", ", name, kept->second);
+    now += fmt::format("{}{}", now.empty() ? "" : ", ", value);
+  }
+  if (!now.empty()) listener_.note(fmt::format("warning: it was saved with {}, and goes on with {}", saved, now));
   const auto pieces = loaded.manifest.options.find("virtual");
   const std::string before = pieces == loaded.manifest.options.end() ? "0" : pieces->second;
   if (asked().virtual_workers > 0 && before != fmt::format("{}", asked().virtual_workers))
@@ -134,15 +144,18 @@ void Run::tell_of_checkpoints() {
   }
 }
 
-/// Until the last one is complete; of a run that somebody has stopped, not longer than the grace.
+/// The last one, where the run ends. Of a run that somebody has stopped it has the grace, from here until it is
+/// complete, and what is still being written has no more.
+void Run::keep_last() {
+  if (!checkpoints_) return;
+  if (!last_) last_.emplace(Seconds(result_.stopped ? options_.keeping.grace : kLongestCheckpoint));
+  checkpoints_->save_at(position_, figures(), last_->left());
+}
+
+/// Until it is complete, or time is up.
 void Run::finish_checkpoints() {
   if (!checkpoints_) return;
-  const Deadline deadline{Seconds(result_.stopped ? options_.keeping.grace : kLongestCheckpoint)};
-  bool done = false;
-  do {
-    cluster::note_beat();
-    done = checkpoints_->finish(std::min(deadline.left(), Seconds(0.5)));
-  } while (!done && !deadline.passed() && checkpoints_->busy());
+  const bool done = checkpoints_->settle(last_->left()) && checkpoints_->finish(Seconds(0));
   tell_of_checkpoints();
   if (!done) checkpoints_->give_up();  // nobody would wait for it any more
   if (!world_.first()) return;

@@ -39,7 +39,7 @@ void Run::run_epochs(Parallel& train, data::Feed& feed, const data::Splits& spli
       try {
         run_epoch(train, feed, static_cast<int>(settled_));
       } catch (const NotFinite& error) {
-        settled_ = guard_.roll_back(error, position_) / steps_;
+        settled_ = guard_.not_finite(error, position_) / steps_;
         continue;
       }
       owes_end_ = true;

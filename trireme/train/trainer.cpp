@@ -66,6 +66,21 @@ nlohmann::ordered_json compression_json(const exchange::Compression& compression
   return report;
 }
 
+void write_report(const Options& options, int workers, const Result& result) {
+  std::ofstream file(options.report);
+  file << report_json(options, workers, result) << '\n';
+  if (!file.flush()) fail<IoError>("cannot write the report {}: {}", options.report, errno_text());
+}
+
+/// What was decided, and why the run failed. The failure itself is what its caller hears of.
+void report_failure(World& world, const Options& options, Run& run, const std::string& error) noexcept try {
+  if (!world.first() || options.report.empty() || !run.has_begun()) return;
+  Result result = run.so_far();
+  result.error = error;
+  write_report(options, world.size(), result);
+} catch (const std::exception&) {
+}
+
 /// A crew that loses a worker before it has a model begins anew, with those who are left.
 Result begun(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop,
              const std::function<void()>& compare) {
@@ -76,9 +91,15 @@ Result begun(World& world, const Options& options, const Listener& listener, con
       compare();
       return run.run();
     } catch (const PeerLost& lost) {
-      if (!world.elastic() || comes || run.has_begun()) throw;
+      if (!world.elastic() || comes || run.has_begun()) {
+        report_failure(world, options, run, lost.what());
+        throw;
+      }
       world.regroup();
       if (world.first()) listener.note(fmt::format("{}. The others begin anew", lost.what()));
+    } catch (const std::exception& error) {
+      report_failure(world, options, run, error.what());
+      throw;
     }
   }
 }
@@ -88,11 +109,7 @@ Result begun(World& world, const Options& options, const Listener& listener, con
 Result run(World& world, const Options& options, const Listener& listener, const std::atomic<bool>& stop,
            const std::function<void()>& compare) {
   Result result = begun(world, options, listener, stop, compare);
-  if (world.first() && !options.report.empty()) {
-    std::ofstream file(options.report);
-    file << report_json(options, world.size(), result) << '\n';
-    if (!file.flush()) fail<IoError>("cannot write the report {}: {}", options.report, errno_text());
-  }
+  if (world.first() && !options.report.empty()) write_report(options, world.size(), result);
   return result;
 }
 
@@ -163,6 +180,7 @@ std::string report_json(const Options& options, int workers, const Result& resul
                                    {"decision", name_of(decision.kind)},
                                    {"reason", decision.reason}});
   if (!result.warning.empty()) report["warning"] = result.warning;
+  if (!result.error.empty()) report["error"] = result.error;
   if (!result.saved.empty()) report["saved"] = result.saved;
   if (!result.checkpoint.empty()) report["checkpoint"] = result.checkpoint;
   if (!result.resumed.empty()) report["resumed"] = result.resumed;

@@ -49,6 +49,7 @@ struct Result {
   std::optional<exchange::Balance> balance;                        // as it was in the end; nothing: samples were even
   std::vector<Decision> decisions;                                 // of policies, on rank 0
   std::string warning;                                             // what is wrong with the losses (diagnosis.h), or ""
+  std::string error;                                               // why it failed, or ""
 };
 
 /// Called on rank 0 only.

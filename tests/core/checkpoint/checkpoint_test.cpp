@@ -176,6 +176,12 @@ TEST(Checkpoint, AnyFlippedBitIsFound) {
       expect_error<Corruption>(error_of([&] { Checkpoint(files, path).verify(1); }), {note.name});
       byte ^= flipped;
     }
+  for (std::byte& byte : files.bytes_of(path + "/manifest.json"))
+    for (int bit = 0; bit < 8; bit++) {
+      byte ^= std::byte{static_cast<uint8_t>(1u << bit)};
+      expect_error<Corruption>(error_of([&] { Checkpoint(files, path).verify(1); }), {"manifest.json"});
+      byte ^= std::byte{static_cast<uint8_t>(1u << bit)};
+    }
   Checkpoint(files, path).verify(1);
 }
 

@@ -114,6 +114,15 @@ void go_on(MemoryFiles& files, size_t number) {
   ASSERT_EQ(newest_step(files), 200);
 }
 
+/// The names of folders that had to be made are there, too.
+TEST(Durability, FoldersThatAreMadeStay) {
+  const auto files = new_disk();
+  checkpoint::make_folders(*files, "/ckpt/runs/of/today");
+  checkpoint::make_folders(*files, "/ckpt/runs/of/today");
+  files->lose_power();
+  EXPECT_TRUE(files->exists("/ckpt/runs/of/today"));
+}
+
 TEST(Durability, KilledAtAnyCall) {
   const size_t calls = all_calls();
   ASSERT_GT(calls, 100u);

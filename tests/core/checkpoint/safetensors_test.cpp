@@ -5,6 +5,7 @@
 #include <random>
 
 #include <trireme/base/error.h>
+#include <trireme/base/sha256.h>
 #include <trireme/checkpoint/manifest.h>
 #include <trireme/checkpoint/safetensors.h>
 
@@ -139,6 +140,43 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   return text.replace(at, from.size(), to);
 }
 
+/// As a hand would have changed it: with a hash that fits.
+std::string hashed_anew(const std::string& text) {
+  const size_t end = text.rfind(",\n \"sha256\"");
+  if (end == std::string::npos) return text;
+  Sha256 hash;
+  hash.add(text.data(), end);
+  return text.substr(0, end) + ",\n \"sha256\": \"" + hash.finish() + "\"\n}\n";
+}
+
+TEST(ManifestText, EndsWithTheHashOfAllBeforeIt) {
+  const std::string text = whole_manifest().encode();
+  EXPECT_EQ(hashed_anew(text), text);
+  for (size_t byte = 0; byte < text.size(); byte++)
+    for (int bit = 0; bit < 8; bit++) {
+      std::string flipped = text;
+      flipped[byte] = static_cast<char>(flipped[byte] ^ (1 << bit));
+      EXPECT_THROW(Manifest::parse(flipped, "m"), Corruption) << "byte " << byte << ", bit " << bit;
+    }
+  for (size_t size = 0; size < text.size(); size++)
+    EXPECT_THROW(Manifest::parse(text.substr(0, size), "m"), Corruption);
+}
+
+/// Of an older Trireme: without a hash.
+TEST(ManifestText, VersionOneIsRead) {
+  Manifest old = whole_manifest();
+  old.version = 1;
+  const std::string text = old.encode();
+  EXPECT_EQ(text.find(",\n \"sha256\""), std::string::npos);
+  const Manifest read = Manifest::parse(text, "m");
+  EXPECT_EQ(read.version, 1);
+  EXPECT_EQ(read.scalars, old.scalars);
+  EXPECT_EQ(read.encode(), text);
+  EXPECT_THROW(Manifest::parse(replaced(text, "\"version\": 1", "\"version\": 2"), "m"), Corruption);
+  const std::string now = whole_manifest().encode();
+  EXPECT_THROW(Manifest::parse(hashed_anew(replaced(now, "\"version\": 2", "\"version\": 1")), "m"), Corruption);
+}
+
 TEST(ManifestText, OthersAreRefused) {
   const std::string good = whole_manifest().encode();
   for (const auto& [from, to] : std::vector<std::pair<std::string, std::string>>{
@@ -161,19 +199,20 @@ TEST(ManifestText, OthersAreRefused) {
            {"\"nan\": \"nan\"", "\"nan\": \"none\""},
            {"}", ""},
        })
-    EXPECT_NE(refusal([&, &from = from, &to = to] { Manifest::parse(replaced(good, from, to), "m"); }), "")
+    EXPECT_NE(refusal([&, &from = from, &to = to] { Manifest::parse(hashed_anew(replaced(good, from, to)), "m"); }), "")
         << from << " -> " << to;
   EXPECT_EQ(refusal([&] { Manifest::parse(good, "m"); }), "");
 }
 
 TEST(ManifestText, ANewerVersionIsNamed) {
-  const std::string newer = replaced(replaced(whole_manifest().encode(), "\"version\": 1", "\"version\": 2"),
-                                     "\"library\": \"0.1.0\"", "\"library\": \"9.0\", \"more\": [1]");
+  const std::string newer =
+      hashed_anew(replaced(replaced(whole_manifest().encode(), "\"version\": 2", "\"version\": 3"),
+                           "\"library\": \"0.1.0\"", "\"library\": \"9.0\", \"more\": [1]"));
   try {
     Manifest::parse(newer, "DIR/manifest.json");
     FAIL();
   } catch (const checkpoint::NewerFormat& error) {
-    for (const char* part : {"DIR/manifest.json", "version 2", "9.0", "use a newer"})
+    for (const char* part : {"DIR/manifest.json", "version 3", "9.0", "use a newer"})
       EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
   }
 }
@@ -253,11 +292,13 @@ TEST(Fuzz, DamagedHeadersAreErrorsOrValid) {
 }
 
 TEST(Fuzz, DamagedManifestsAreErrorsOrValid) {
-  const std::string good = whole_manifest().encode();
+  Manifest first = whole_manifest();
+  first.version = 1;
+  const std::string good = whole_manifest().encode(), older = first.encode();
   std::mt19937 dice(20260102);
   size_t valid = 0;
   for (int i = 0; i < 100'000; i++) {
-    const std::string text = damaged(good, dice);
+    const std::string text = hashed_anew(damaged(i % 2 == 0 ? good : older, dice));  // or the hash alone would refuse
     try {
       const Manifest manifest = Manifest::parse(text, "fuzzed");
       valid++;

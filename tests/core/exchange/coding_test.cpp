@@ -590,7 +590,7 @@ TEST(Coding, WhatIsNoFlagIsCorruption) {
 }
 
 TEST(Coding, RefusesCodecsThatNoTextSays) {
-  using compress::Spec;
+  using compress::Kind, compress::Spec;
   const double nan = std::nan("");
   for (const Spec& wrong : {Spec{.kind = Kind::powersgd}, Spec{.kind = Kind::powersgd, .rank = -1},
                             Spec{.kind = Kind::powersgd, .rank = 65}, Spec{.kind = Kind::topk},

@@ -154,6 +154,17 @@ TEST(Policy, NanGoesBackAsOftenAsItMay) {
   EXPECT_FALSE(decide_nan({.what = "x"}, {.on_nan = OnNan::ignore}));
 }
 
+TEST(Policy, AStepThatTookTooLongIsADecision) {
+  const std::string late = "rank 1 did not come within 1 s; rank 0 gave up. A longer --step-timeout helps";
+  const Decision decision = decide_timeout(7, late, "--step-timeout");
+  EXPECT_EQ(decision.kind, Decision::stop);
+  EXPECT_EQ(decision.policy, "step-timeout");
+  EXPECT_EQ(decision.reason, "rank 1 did not come within 1 s; rank 0 gave up");
+  EXPECT_EQ(decision.step, 7);
+  EXPECT_FALSE(decide_timeout(7, "rank 1 died. A longer --timeout helps", "--step-timeout"));
+  EXPECT_FALSE(decide_timeout(7, late, ""));
+}
+
 TEST(Policy, LinesOfManySkippedUpdatesGrowRare) {
   std::vector<int64_t> lines;
   for (int64_t i = 1; i <= 1000; i++)
