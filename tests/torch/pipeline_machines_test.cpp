@@ -119,6 +119,47 @@ TEST(PipelineModels, KeepsAsManyActivationsAsPredicted) {
     }
 }
 
+/// Of images in the order N, H, W, C: a section in front of a cut, and one behind it.
+struct Imaging : torch::nn::Module, layers::Sectioned {
+  Imaging() {
+    first = register_module("first", torch::nn::Conv2d(2, 3, 1));
+    second = register_module("second", torch::nn::Conv2d(3, 2, 1));
+  }
+  std::vector<layers::Section> sections() override {
+    return {layers::section("first", {"first"},
+                            [this](const torch::Tensor& x) {
+                              torch::Tensor y = first->forward(x).contiguous(torch::MemoryFormat::ChannelsLast);
+                              if (y.requires_grad())
+                                y.register_hook([this](const torch::Tensor& gradient) { note(gradient); });
+                              return y;
+                            }),
+            layers::section("second", {"second"}, [this](const torch::Tensor& x) {
+              note(x);
+              return second->forward(x.contiguous(torch::MemoryFormat::ChannelsLast));
+            })};
+  }
+  /// What came from the other stage.
+  void note(const torch::Tensor& tensor) { strides.push_back(tensor.strides().vec()); }
+  torch::nn::Conv2d first{nullptr}, second{nullptr};
+  std::vector<std::vector<int64_t>> strides;
+};
+
+/// A copy in another order would be made once to send it, and once to compute with it.
+TEST(PipelineModels, ImagesKeepTheirFormatBetweenStages) {
+  for (const auto& machines : {std::vector{0, 0}, std::vector{0, 1}})
+    expect_well(run_world(machines, [](Group& all, cluster::Site&) {
+      at::set_num_threads(1);
+      const Mesh mesh(all, {{"pipeline", 2}});
+      const auto net = std::make_shared<Imaging>();
+      auto pipe = pipeline(mesh, cut(net, 2), {.micro = 2});
+      auto train = parallel(mesh, pipe, sgd({.lr = 0.1}));
+      train.step(1.0, torch::randn({6, 2, 4, 5}), torch::randn({6, 2, 4, 5}), mean_of_squares);
+      pipe.forward(torch::randn({3, 2, 4, 5}));
+      EXPECT_EQ(net->strides.size(), pipe.stage() == 0 ? 2u : 3u);
+      for (const auto& strides : net->strides) EXPECT_EQ(strides, (std::vector<int64_t>{60, 1, 15, 3}));
+    }));
+}
+
 /// Batches smaller than the micro-batches, uneven ones, and evaluation.
 TEST(PipelineModels, BatchesOfAnySize) {
   const Kind kind = skipping();

@@ -225,8 +225,8 @@ Tensor Pipeline::forward(const Tensor& x) {
     carried = s.part(chunk).run(std::move(carried));
     if (stages::is_last(schedule, s.stage, chunk)) return carried.x;
     if (s.stages == 1) continue;
-    std::vector<stages::TensorView> views{view_of("", carried.x = carried.x.contiguous())};
-    for (auto& [name, tensor] : carried.kept) views.push_back(view_of(name, tensor = tensor.contiguous()));
+    std::vector<stages::TensorView> views{view_of("", carried.x = dense(carried.x))};
+    for (auto& [name, tensor] : carried.kept) views.push_back(view_of(name, tensor = dense(tensor)));
     const int to_chunk = chunk + (s.next() == 0 ? 1 : 0);
     s.parcels->send(s.next(), {stages::What::activation, kLooks, to_chunk}, views);
   }
