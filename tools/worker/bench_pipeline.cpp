@@ -57,13 +57,13 @@ class Watch {
   int held_ = 0, peak_ = 0;
 };
 
-/// By measured costs. Layers that sleep cost the same.
+/// By measured costs. Layers that sleep cost the same, and those of `even`.
 layers::Cut cut_of(const Mesh& mesh, const PipelineMeasure& what, const PipelineSubject& subject, int parts,
                    int64_t micro) {
   layers::CutOptions options;
   const int64_t samples = std::max<int64_t>(1, subject.x.size(0) / micro);
   const Tensor y = subject.y.narrow(0, 0, samples);
-  if (what.subject == "sleep") {
+  if (what.subject == "sleep" || what.subject == "even") {
     options.costs.assign(subject.sections.size(), 1);
   } else {
     options.example = subject.x.narrow(0, 0, samples);
