@@ -22,7 +22,7 @@ namespace {
 
 using Words = std::vector<std::string>;
 
-const Words kLocalCases = {"bubble-gpt", "bubble-4", "bubble-8", "gpt", "resnet18", "clip"};
+const Words kLocalCases = {"bubble-even", "bubble-gpt", "bubble-4", "bubble-8", "gpt", "resnet18", "clip"};
 const std::string kHostsCase = "large";
 const Words kSchedules = {"gpipe", "1f1b", "interleaved:2", "zero-bubble"};
 constexpr std::array kMicro = {4, 8, 16};
@@ -208,6 +208,7 @@ void bench_large(const Settings& s) {
 // ---- the command ----
 
 void bench_case(const Settings& s, const std::string& name) {
+  if (name == "bubble-even") return bench_bubbles(s, "even", 2);
   if (name == "bubble-gpt") return bench_bubbles(s, "gpt", 2);
   if (name.starts_with("bubble-")) return bench_bubbles(s, "sleep", std::stoi(name.substr(7)));
   if (name == "clip") return bench_clip(s);
@@ -261,16 +262,17 @@ Run add_bench_pipeline(CLI::App& bench_command, const Invocation& invocation) {
   s->model.steps = 8;
   CLI::App* command = bench_command.add_subcommand(
       "pipeline",
-      "Models in stages. Cases bubble-…: the share of the time in which stages wait, by schedule, against the formula, "
-      "and activations held at most, against the schedule's check: of a GPT in 2 stages (bubble-gpt), and of 4 and 8 "
-      "stages that sleep instead of computing (bubble-4, bubble-8). Cases gpt and resnet18: a step in 2 stages against "
-      "one worker (the ratio is the speed-up), against one stage with the same micro-batches, and against PyTorch's "
-      "Pipe. Case clip: updates that begin before the norm is known that they are clipped by, against those that wait "
-      "for it. With --hosts the case large: a GPT with large layers and few samples in stages, against data "
+      "Models in stages. Cases bubble-…: the share of the time in which stages wait, by schedule, against the "
+      "formula, and activations held at most, against the schedule's check: of equal layers in 2 stages "
+      "(bubble-even), of a GPT in 2 (bubble-gpt), and of 4 and 8 stages that sleep instead of computing (bubble-4, "
+      "bubble-8). Cases gpt and resnet18: a step in 2 stages against one worker (the ratio is the speed-up), against "
+      "one stage with the same micro-batches, and against PyTorch's Pipe. Case clip: updates that begin before the "
+      "norm is known that they are clipped by, against those that wait for it. With --hosts the case large: a GPT "
+      "with large layers and few samples in stages, against data "
       "parallelism");
   command
       ->add_option("--case", s->cases,
-                   "bubble-gpt, bubble-4, bubble-8, gpt, resnet18, clip, separated by commas; default: "
+                   "bubble-even, bubble-gpt, bubble-4, bubble-8, gpt, resnet18, clip, separated by commas; default: "
                    "all")
       ->delimiter(',');
   command->add_option("--rounds", s->rounds, "Alternate rounds; the median counts")

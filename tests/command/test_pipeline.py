@@ -1,5 +1,8 @@
 """Models in stages: whatever the pipeline and its schedule, the model is that of one worker."""
 import json
+import os
+import signal
+import time
 import xml.etree.ElementTree
 
 import support
@@ -140,6 +143,26 @@ class Stages(LanguageTest):
         out, error = process.communicate(timeout=support.LIMIT)
         self.assertEqual(process.returncode, 0, out + error)
         self.assertIn("tokens.weight", support.read_safetensors(model))
+
+    def test_a_killed_stage_ends_the_job_by_name(self):
+        endless = (*TINY, "--test", 0.005, "--epochs", 100000, "--workers", 4, "--pipeline", 2)
+        for rank in (1, 2):  # of the first copy's last stage, and of the other one's first
+            with self.subTest(rank=rank):
+                process = support.start("train", *endless)
+                try:
+                    started = any(line.startswith("schedule 1f1b") for line in process.stdout)
+                    self.assertTrue(started, "it ended early")
+                    time.sleep(0.5)  # in the middle of steps, not before the first
+                    victim = support.children(process.pid)[rank]
+                    os.kill(victim, signal.SIGKILL)
+                    _, error = process.communicate(timeout=30)
+                finally:
+                    if process.poll() is None:
+                        process.kill()
+                        process.communicate()
+                self.assertNotEqual(process.returncode, 0)
+                for part in (f"rank {rank}", "SIGKILL"):
+                    self.assertIn(part, error)
 
 
 class Records(LanguageTest):

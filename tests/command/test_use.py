@@ -12,6 +12,7 @@ import random
 import re
 import shutil
 import struct
+import sys
 import tempfile
 
 import numpy
@@ -19,58 +20,11 @@ import support
 import torch
 from torch import nn
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench/peers"))
+from resnet_reference import ResNet  # noqa: E402
+
 CLOSE = 1e-6
 DATA = ("--data", "flowers.csv")
-
-
-class Block(nn.Module):
-    """A residual block as its paper has it: two 3 × 3 convolutions, or with `deep` 1 × 1, 3 × 3, 1 × 1."""
-
-    def __init__(self, inputs, width, stride, deep):
-        super().__init__()
-        outputs = 4 * width if deep else width
-        kernels = [(inputs, width, 1, 1), (width, width, 3, stride), (width, outputs, 1, 1)]
-        if not deep:
-            kernels = [(inputs, width, 3, stride), (width, outputs, 3, 1)]
-        self.count = len(kernels)
-        for i, (a, b, kernel, step) in enumerate(kernels, 1):
-            setattr(self, f"conv{i}", nn.Conv2d(a, b, kernel, step, padding=kernel // 2, bias=False))
-            setattr(self, f"bn{i}", nn.BatchNorm2d(b))
-        self.downsample = None
-        if stride != 1 or inputs != outputs:
-            self.downsample = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x):
-        y = x
-        for i in range(1, self.count + 1):
-            y = getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(y))
-            if i < self.count:
-                y = torch.relu(y)
-        return torch.relu(y + (x if self.downsample is None else self.downsample(x)))
-
-
-class ResNet(nn.Module):
-    """For small images of one channel and ten classes, with torchvision's names."""
-
-    def __init__(self, depths, deep=False):
-        super().__init__()
-        self.conv1, self.bn1 = nn.Conv2d(1, 64, 3, padding=1, bias=False), nn.BatchNorm2d(64)
-        inputs, width = 64, 64
-        for layer, depth in enumerate(depths, 1):
-            blocks = []
-            for i in range(depth):
-                blocks.append(Block(inputs, width, 2 if i == 0 and layer > 1 else 1, deep))
-                inputs = 4 * width if deep else width
-            setattr(self, f"layer{layer}", nn.Sequential(*blocks))
-            width *= 2
-        self.fc = nn.Linear(inputs, 10)
-
-    def forward(self, x):
-        x = torch.relu(self.bn1(self.conv1(x)))
-        for layer in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = layer(x)
-        return self.fc(x.mean((2, 3)))
-
 
 SMALL = 12  # pixels of the images for models that take any size and would take long for larger ones
 REFERENCE = {  # for 28 × 28 images of one channel and ten classes

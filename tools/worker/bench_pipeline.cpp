@@ -57,19 +57,19 @@ class Watch {
   int held_ = 0, peak_ = 0;
 };
 
-/// Rank 0's, so that all cut at the same places. Layers that sleep cost the same.
-std::vector<double> section_costs(World& world, const PipelineMeasure& what, const PipelineSubject& subject,
-                                  int64_t micro) {
-  std::vector<double> costs(subject.sections.size(), 1);
-  if (what.subject == "sleep") return costs;
-  if (world.first()) {
-    const int64_t samples = std::max<int64_t>(1, subject.x.size(0) / micro);
-    const Tensor y = subject.y.narrow(0, 0, samples);
-    costs = layers::measure(*subject.net, subject.sections, subject.x.narrow(0, 0, samples),
-                            [&](const Tensor& output) { return subject.loss(output, y); });
+/// By measured costs. Layers that sleep cost the same, and those of `even`.
+layers::Cut cut_of(const Mesh& mesh, const PipelineMeasure& what, const PipelineSubject& subject, int parts,
+                   int64_t micro) {
+  layers::CutOptions options;
+  const int64_t samples = std::max<int64_t>(1, subject.x.size(0) / micro);
+  const Tensor y = subject.y.narrow(0, 0, samples);
+  if (what.subject == "sleep" || what.subject == "even") {
+    options.costs.assign(subject.sections.size(), 1);
+  } else {
+    options.example = subject.x.narrow(0, 0, samples);
+    options.last = [&](const Tensor& output) { return subject.loss(output, y); };
   }
-  world.comm().broadcast(costs.data(), costs.size(), DType::f64, 0, "costs of sections");
-  return costs;
+  return layers::cut(mesh, subject.net, subject.sections, parts, options);
 }
 
 space::UpdaterOptions updater_of(const PipelineMeasure& what) {
@@ -101,8 +101,7 @@ struct Staged {
   Staged(World& world, const Mesh& mesh, const PipelineMeasure& what, const stages::ScheduleSpec& schedule, int micro,
          int64_t samples, Watch* watch)
       : subject(make_subject(what, samples, world.size(), world.size() * schedule.chunks)) {
-    layers::Cut cut = layers::cut(subject.net, subject.sections, world.size() * schedule.chunks,
-                                  {.costs = section_costs(world, what, subject, micro)});
+    layers::Cut cut = cut_of(mesh, what, subject, world.size() * schedule.chunks, micro);
     if (watch != nullptr) watch->over(cut);
     pipe.emplace(mesh, std::move(cut),
                  PipelineOptions{.micro = micro, .schedule = schedule, .record = watch != nullptr});

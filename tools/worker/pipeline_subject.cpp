@@ -53,6 +53,27 @@ PipelineSubject sleeping(const PipelineMeasure& what, int64_t samples, int stage
   return subject;
 }
 
+/// Layers of the same cost, so that stages have the same to compute. A scale in front of them has the first layer give
+/// its input's gradient, as the others do.
+PipelineSubject even(int64_t samples) {
+  constexpr int kLayers = 8;
+  constexpr int64_t kWidth = 512, kRows = 128;  // of a sample
+  auto net = std::make_shared<torch::nn::Module>("Even");
+  net->register_parameter("scale", torch::ones({kWidth}));
+  PipelineSubject subject{net, {}, torch::randn({samples * kRows, kWidth}), torch::zeros({samples * kRows}), {}};
+  for (int i = 0; i < kLayers; i++) {
+    const std::string name = fmt::format("layer{}", i);
+    const auto layer = net->register_module(name, torch::nn::Linear(kWidth, kWidth));
+    const auto run = [net = net.get(), layer, first = i == 0](const Tensor& x) {
+      return torch::tanh(layer->forward(first ? x * net->named_parameters(false)["scale"] : x));
+    };
+    subject.sections.push_back(
+        layers::section(name, i == 0 ? std::vector<std::string>{name, "scale"} : std::vector{name}, run));
+  }
+  subject.loss = [](const Tensor& output, const Tensor&) { return output.mean(); };
+  return subject;
+}
+
 PipelineSubject language_model(const ModelMeasure& m, int64_t samples) {
   const auto net = models::gpt(
       {.layers = m.layers, .width = m.width, .heads = m.heads, .context = m.context, .vocabulary = m.vocabulary});
@@ -93,6 +114,7 @@ PipelineSubject wide(const ModelMeasure& m, int64_t samples) {
 PipelineSubject make_subject(const PipelineMeasure& what, int64_t samples, int stages, int parts) {
   torch::manual_seed(0);
   if (what.subject == "sleep") return sleeping(what, samples, stages, parts);
+  if (what.subject == "even") return even(samples);
   if (what.subject == "wide") return wide(what.model, samples);
   return what.subject == "gpt" ? language_model(what.model, samples) : images(samples);
 }

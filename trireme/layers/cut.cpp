@@ -7,6 +7,7 @@
 
 #include <trireme/base/error.h>
 #include <trireme/base/nearest.h>
+#include <trireme/exchange/terms.h>
 #include <trireme/layers/cut.h>
 #include <trireme/layers/recompute.h>
 
@@ -152,7 +153,10 @@ struct Costs {
   const char* by;
 };
 
-Costs costs_of(const Task& task, const CutOptions& options) {
+/// Seconds of each section.
+using Measured = std::function<std::vector<double>()>;
+
+Costs costs_of(const Task& task, const CutOptions& options, const Measured& measured) {
   if (!options.costs.empty()) {
     if (options.costs.size() != task.sections.size())
       fail<InvalidArgument>("{} costs were given, but {} has {} sections ({})", options.costs.size(),
@@ -161,8 +165,7 @@ Costs costs_of(const Task& task, const CutOptions& options) {
       if (!(cost >= 0) || std::isinf(cost)) fail<InvalidArgument>("a cost of {}: 0 or more", cost);
     return {options.costs, "given cost"};
   }
-  if (options.example.defined())
-    return {measure(task.whole, task.sections, options.example, options.last), "measured time"};
+  if (options.example.defined()) return {measured(), "measured time"};
   const auto parameters = task.whole.named_parameters();
   std::vector<double> sizes;
   for (const Used& used : task.used) {
@@ -272,6 +275,77 @@ std::string reason_for(const Cut& cut, const char* by, bool asked) {
                      listed(before), asked ? "as asked" : "where the costliest part is cheapest", by, listed(shares));
 }
 
+Cut cut_by(const std::shared_ptr<torch::nn::Module>& whole, const std::vector<Section>& sections, int parts,
+           const CutOptions& options, const Measured& measured) {
+  if (parts < 1) fail<InvalidArgument>("{} parts of {}: at least 1", parts, kind_of(*whole));
+  const std::vector<Used> used = used_by(*whole, sections);
+  const Task task{*whole, sections, used, static_cast<size_t>(parts)};
+  check_sections(task);
+  check_number(task);
+  std::vector<size_t> begins{0};
+  if (parts > 1 && !options.points.empty()) begins = begins_at(task, options.points);
+  const Costs costs = costs_of(task, options, measured);
+  if (parts > 1 && options.points.empty()) begins = balance(costs.of, task.parts, task.with_parameters());
+  Cut cut{whole, {}, {}, {}, {}};
+  for (size_t i = 0; i < begins.size(); i++) {
+    const size_t end = i + 1 < begins.size() ? begins[i + 1] : sections.size();
+    cut.parts.push_back(part_of(task, begins[i], end, options.recompute));
+    cut.cost.push_back(std::accumulate(costs.of.begin() + static_cast<ptrdiff_t>(begins[i]),
+                                       costs.of.begin() + static_cast<ptrdiff_t>(end), 0.0));
+  }
+  check_parameters(cut);
+  cut.shared = shared_by(cut.parts);
+  cut.reason = reason_for(cut, costs.by, !options.points.empty());
+  return cut;
+}
+
+// ---- of all ranks of a mesh alike ----
+
+/// Ranks that ask for something else would cut elsewhere, or measure while the others go on.
+void agree(const Mesh& mesh, const std::vector<Section>& sections, int parts, const CutOptions& options) {
+  exchange::Terms terms;
+  terms.add("parts of a model", parts)
+      .add("sections of a model", fmt::format("{}", fmt::join(names_of(sections), " ")))
+      .add("places to cut a model at", fmt::format("{}", fmt::join(options.points, " ")))
+      .add("costs of sections", fmt::format("{}", fmt::join(options.costs, " ")))
+      .add("sections are measured", options.costs.empty() && options.example.defined());
+  exchange::agree(mesh.whole().comm(), "cuts of a model", terms.text());
+}
+
+/// The first rank, and those that divide its layers.
+bool measures(const Mesh& mesh) {
+  return std::all_of(mesh.axes().begin(), mesh.axes().end(),
+                     [&](const Axis& axis) { return axis.name == "tensor" || mesh.coordinate(axis.name) == 0; });
+}
+
+/// Why it could not be measured is an error of all ranks.
+std::vector<double> measure_once(const Mesh& mesh, size_t sections, const Measured& measured) {
+  comm::Communicator& ranks = mesh.whole().comm();
+  std::vector<double> costs(sections);
+  std::exception_ptr error;
+  std::string why;
+  if (measures(mesh)) try {
+      costs = measured();
+    } catch (const c10::Error& e) {  // without what libtorch says about its own calls
+      error = std::current_exception();
+      why = e.what_without_backtrace();
+    } catch (const std::exception& e) {
+      error = std::current_exception();
+      why = e.what();
+    }
+  auto length = static_cast<int64_t>(why.size());
+  ranks.broadcast(&length, 1, DType::i64, 0, "whether sections were measured");
+  if (length > 0) {
+    why.resize(static_cast<size_t>(length));
+    ranks.broadcast(why.data(), why.size(), DType::u8, 0, "why sections were not measured");
+    if (error) std::rethrow_exception(error);
+    fail<InvalidArgument>("rank {} could not measure the sections of the model: {}", mesh.whole().ranks().front(), why);
+  }
+  if (error) std::rethrow_exception(error);
+  ranks.broadcast(costs.data(), costs.size(), DType::f64, 0, "costs of a model's sections");
+  return costs;
+}
+
 }  // namespace
 
 std::vector<size_t> balance(const std::vector<double>& costs, size_t parts, const std::vector<bool>& counts) {
@@ -288,27 +362,21 @@ Cut cut(const std::shared_ptr<torch::nn::Module>& whole, int parts, const CutOpt
 
 Cut cut(const std::shared_ptr<torch::nn::Module>& whole, const std::vector<Section>& sections, int parts,
         const CutOptions& options) {
-  if (parts < 1) fail<InvalidArgument>("{} parts of {}: at least 1", parts, kind_of(*whole));
-  const std::vector<Used> used = used_by(*whole, sections);
-  const Task task{*whole, sections, used, static_cast<size_t>(parts)};
-  check_sections(task);
-  check_number(task);
-  const Costs costs = costs_of(task, options);
-  std::vector<size_t> begins{0};
-  if (parts > 1)
-    begins = options.points.empty() ? balance(costs.of, task.parts, task.with_parameters())
-                                    : begins_at(task, options.points);
-  Cut cut{whole, {}, {}, {}, {}};
-  for (size_t i = 0; i < begins.size(); i++) {
-    const size_t end = i + 1 < begins.size() ? begins[i + 1] : sections.size();
-    cut.parts.push_back(part_of(task, begins[i], end, options.recompute));
-    cut.cost.push_back(std::accumulate(costs.of.begin() + static_cast<ptrdiff_t>(begins[i]),
-                                       costs.of.begin() + static_cast<ptrdiff_t>(end), 0.0));
-  }
-  check_parameters(cut);
-  cut.shared = shared_by(cut.parts);
-  cut.reason = reason_for(cut, costs.by, !options.points.empty());
-  return cut;
+  return cut_by(whole, sections, parts, options,
+                [&] { return measure(*whole, sections, options.example, options.last); });
+}
+
+Cut cut(const Mesh& mesh, const std::shared_ptr<torch::nn::Module>& whole, int parts, const CutOptions& options) {
+  return cut(mesh, whole, sections_of(*whole), parts, options);
+}
+
+Cut cut(const Mesh& mesh, const std::shared_ptr<torch::nn::Module>& whole, const std::vector<Section>& sections,
+        int parts, const CutOptions& options) {
+  agree(mesh, sections, parts, options);
+  return cut_by(whole, sections, parts, options, [&] {
+    return measure_once(mesh, sections.size(),
+                        [&] { return measure(*whole, sections, options.example, options.last); });
+  });
 }
 
 }  // namespace trireme::layers

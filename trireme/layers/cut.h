@@ -2,17 +2,19 @@
 // Where a model is cut into parts of about the same cost: a pure choice, apart from measuring.
 //
 //   Cut two = cut(net, 2, {.example = batch.x});              // a Sequential of any depth, or a Sectioned module
+//   Cut two = cut(mesh, net, 2, {.example = batch.x});        // the same on all ranks of a mesh: measured by one
 //   Cut two = cut(net, 2, {.points = {"blocks.3"}});          // where the user says
 //   Cut two = cut(net, {{"down", {"down1"}, …}, …}, 2);       // any module, with the user's own sections
 //   Carried carried = two.parts[1].run(two.parts[0].run({x}));
 //
 // Parts are rows of sections (sections.h): stages × chunks of a pipeline, in the order in which they run. One after the
 // other in a process they are the model, bit by bit. Places depend on nothing but the sections and their costs.
-// Measured costs differ between ranks, so one rank's have to be given to all: measure(), then `costs`.
+// Measured costs differ between ranks, so that ranks of a mesh cut by those of one.
 #include <torch/nn/pimpl.h>
 
 #include <memory>
 
+#include <trireme/cluster/mesh.h>
 #include <trireme/layers/sections.h>
 
 namespace trireme::layers {
@@ -70,6 +72,13 @@ Cut cut(const std::shared_ptr<torch::nn::Module>& whole, int parts, const CutOpt
 Cut cut(const std::shared_ptr<torch::nn::Module>& whole, const std::vector<Section>& sections, int parts,
         const CutOptions& options = {});
 
+/// Collective among the mesh, whose ranks all cut at the same places: the first rank measures, with those that divide
+/// its layers along "tensor", and gives its costs to all. Throws Mismatch where ranks ask for something else; an error
+/// of measuring is one of all ranks.
+Cut cut(const Mesh& mesh, const std::shared_ptr<torch::nn::Module>& whole, int parts, const CutOptions& options = {});
+Cut cut(const Mesh& mesh, const std::shared_ptr<torch::nn::Module>& whole, const std::vector<Section>& sections,
+        int parts, const CutOptions& options = {});
+
 /// The same of torch's holders, such as torch::nn::Sequential.
 template <class Impl>
 Cut cut(const torch::nn::ModuleHolder<Impl>& whole, int parts, const CutOptions& options = {}) {
@@ -79,6 +88,15 @@ template <class Impl>
 Cut cut(const torch::nn::ModuleHolder<Impl>& whole, const std::vector<Section>& sections, int parts,
         const CutOptions& options = {}) {
   return cut(std::shared_ptr<torch::nn::Module>(whole.ptr()), sections, parts, options);
+}
+template <class Impl>
+Cut cut(const Mesh& mesh, const torch::nn::ModuleHolder<Impl>& whole, int parts, const CutOptions& options = {}) {
+  return cut(mesh, std::shared_ptr<torch::nn::Module>(whole.ptr()), parts, options);
+}
+template <class Impl>
+Cut cut(const Mesh& mesh, const torch::nn::ModuleHolder<Impl>& whole, const std::vector<Section>& sections, int parts,
+        const CutOptions& options = {}) {
+  return cut(mesh, std::shared_ptr<torch::nn::Module>(whole.ptr()), sections, parts, options);
 }
 
 }  // namespace trireme::layers

@@ -42,10 +42,18 @@ int64_t Model::parameters() const {
   return count;
 }
 
+layers::CutOptions Model::with_end(layers::CutOptions options) const {
+  if (!options.last) options.last = [net = *this](const torch::Tensor& last) { return net.outputs_from(last); };
+  options.recompute = options.recompute || recompute_;
+  return options;
+}
+
 layers::Cut cut(const Model& net, int parts, layers::CutOptions options) {
-  if (!options.last) options.last = [net](const torch::Tensor& last) { return net.outputs_from(last); };
-  options.recompute = options.recompute || net.recompute_;
-  return layers::cut(net.module_, parts, options);
+  return layers::cut(net.module_, parts, net.with_end(std::move(options)));
+}
+
+layers::Cut cut(const Mesh& mesh, const Model& net, int parts, layers::CutOptions options) {
+  return layers::cut(mesh, net.module_, parts, net.with_end(std::move(options)));
 }
 
 }  // namespace trireme::models

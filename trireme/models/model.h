@@ -68,11 +68,15 @@ class Model {
   data::Task task_ = data::Task::classify;
   bool recompute_ = false;
 
+  layers::CutOptions with_end(layers::CutOptions options) const;
   friend layers::Cut cut(const Model& net, int parts, layers::CutOptions options);
+  friend layers::Cut cut(const Mesh& mesh, const Model& net, int parts, layers::CutOptions options);
 };
 
 /// layers::cut() of its module; outputs count as the last section's, and parts recompute what the model does. Measured
 /// with options.example, if it is given.
 layers::Cut cut(const Model& net, int parts, layers::CutOptions options = {});
+/// On all ranks of a mesh alike, as layers::cut() is.
+layers::Cut cut(const Mesh& mesh, const Model& net, int parts, layers::CutOptions options = {});
 
 }  // namespace trireme::models

@@ -32,16 +32,25 @@ Tensor leaf_of(const Tensor& tensor) {
 
 bool wants_gradient(const Tensor& tensor) { return tensor.requires_grad(); }
 
+bool has_channels_last(const Tensor& tensor) {
+  return tensor.dim() == 4 && !tensor.is_contiguous() && tensor.is_contiguous(torch::MemoryFormat::ChannelsLast);
+}
+
 }  // namespace
 
 Tensor view_of(const stages::TensorView& tensor, const stages::Parcel& parcel) {
-  return torch::from_blob(
-      const_cast<void*>(tensor.data), tensor.sizes, [hold = parcel.hold](void*) {},  // NOLINT: nobody writes to it
-      torch::TensorOptions().dtype(torch_compat::type_of(tensor.dtype)));
+  void* const data = const_cast<void*>(tensor.data);  // NOLINT: nobody writes to it
+  const auto let_go = [hold = parcel.hold](void*) {};
+  const auto options = torch::TensorOptions().dtype(torch_compat::type_of(tensor.dtype));
+  if (!tensor.channels_last) return torch::from_blob(data, tensor.sizes, let_go, options);
+  return torch::from_blob(data, tensor.sizes, c10::get_channels_last_strides_2d(tensor.sizes), let_go, options);
 }
 
+Tensor dense(const Tensor& tensor) { return has_channels_last(tensor) ? tensor : tensor.contiguous(); }
+
 stages::TensorView view_of(const std::string& name, const Tensor& tensor) {
-  return {name, torch_compat::dtype_of(tensor.scalar_type()), tensor.sizes().vec(), tensor.data_ptr()};
+  return {name, torch_compat::dtype_of(tensor.scalar_type()), tensor.sizes().vec(), tensor.data_ptr(),
+          has_channels_last(tensor)};
 }
 
 Interpreter::Interpreter(const stages::Schedule& schedule, int stage, std::vector<const layers::Part*> parts,
@@ -150,7 +159,7 @@ void Interpreter::send_activation(const Action& action, Pass& pass) {
   std::vector<Tensor> whole;
   std::vector<stages::TensorView> views;
   each_tensor(pass.out, [&](const std::string& name, Tensor& tensor) {
-    whole.push_back(tensor.contiguous());
+    whole.push_back(dense(tensor));
     views.push_back(view_of(name, whole.back()));
   });
   parcels_->send(partner(action).stage, label_of(action), views);
@@ -199,7 +208,7 @@ void Interpreter::hand_down(const Action& action, Pass& pass) {
 std::map<std::string, Tensor> Interpreter::gradients_of(Pass& pass) {
   std::map<std::string, Tensor> by_name;
   each_tensor(pass.in, [&](const std::string& name, Tensor& tensor) {
-    if (wants_gradient(tensor) && tensor.grad().defined()) by_name[name] = tensor.grad().contiguous();
+    if (wants_gradient(tensor) && tensor.grad().defined()) by_name[name] = dense(tensor.grad());
   });
   pass.in = {};
   return by_name;

@@ -78,7 +78,9 @@ class Interpreter {
 
 /// A tensor that lies in a parcel, as long as it is used.
 torch::Tensor view_of(const stages::TensorView& tensor, const stages::Parcel& parcel);
-/// Of a contiguous tensor.
+/// As it can be sent: row-major or with channels last, and otherwise a row-major copy.
+torch::Tensor dense(const torch::Tensor& tensor);
+/// Of one that is so.
 stages::TensorView view_of(const std::string& name, const torch::Tensor& tensor);
 
 }  // namespace trireme

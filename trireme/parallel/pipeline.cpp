@@ -1,3 +1,4 @@
+#include <fmt/ranges.h>
 #include <torch/utils.h>
 
 #include <algorithm>
@@ -11,13 +12,14 @@
 #include <trireme/parallel/pipeline.h>
 #include <trireme/stages/check.h>
 #include <trireme/stages/parcels.h>
+#include <trireme/stages/timeline.h>
 
 namespace trireme {
 namespace {
 
 using torch::Tensor;
 
-const std::string kAxis = "pipeline";
+const std::string kAxis = "pipeline", kData = "data";
 constexpr int kMicroPerStage = 4;
 // Labels beside those of micro-batches, which are below.
 constexpr int kLooks = 1 << 28, kShared = 1 << 29;
@@ -57,6 +59,7 @@ struct Pipeline::State {
   /// they are there: nobody waits to send one.
   std::map<int, stages::Schedule> schedules;
   std::optional<stages::Parcels> parcels;
+  std::string reason;
   std::vector<const layers::Part*> parts;          // this rank's chunks
   std::map<std::string, std::set<int>> stages_of;  // by parameter or buffer
   std::vector<stages::Span> recorded;
@@ -90,6 +93,8 @@ Pipeline::Pipeline(const Mesh& mesh, layers::Cut cut, const PipelineOptions& opt
       for (const std::string& name : *names) s.stages_of[name].insert(stage);
   }
   s.agree();
+  s.reason = s.cut.reason;
+  if (const std::string few = stages::few_micro_batches(s.planned); !few.empty()) s.reason += "; " + few;
   if (s.stages > 1) s.parcels.emplace(mesh.group(kAxis), in_flight + static_cast<size_t>(chunks) + 1);
 }
 
@@ -106,10 +111,12 @@ void Pipeline::State::check_parts() const {
 void Pipeline::State::agree() const {
   exchange::Terms terms;
   terms.add("micro-batches of a pipeline", micro).add("schedule", stages::describe(options.schedule));
+  const auto listed = [](const std::vector<std::string>& names) { return fmt::format("{}", fmt::join(names, " ")); };
   for (size_t number = 0; number < cut.parts.size(); number++) {
-    std::string names;
-    for (const std::string& name : cut.parts[number].parameters) names += name + ' ';
-    terms.add(fmt::format("parameters of part {}", number), names);
+    const layers::Part& part = cut.parts[number];
+    terms.add(fmt::format("sections of part {}", number), listed(part.sections))
+        .add(fmt::format("parameters of part {}", number), listed(part.parameters))
+        .add(fmt::format("buffers of part {}", number), listed(part.buffers));
   }
   terms.add("rows of the schedule", text_of(planned));
   exchange::agree(mesh.whole().comm(), "pipelines", terms.text());
@@ -136,7 +143,7 @@ int Pipeline::stages() const { return state_->stages; }
 int Pipeline::micro() const { return state_->micro; }
 torch::nn::Module& Pipeline::module() const { return *state_->cut.whole; }
 const stages::Schedule& Pipeline::schedule() const { return state_->planned; }
-const std::string& Pipeline::reason() const { return state_->cut.reason; }
+const std::string& Pipeline::reason() const { return state_->reason; }
 const std::vector<stages::Span>& Pipeline::recorded() const { return state_->recorded; }
 
 Clock::time_point Pipeline::began() const { return state_->began; }
@@ -218,12 +225,28 @@ Tensor Pipeline::forward(const Tensor& x) {
     carried = s.part(chunk).run(std::move(carried));
     if (stages::is_last(schedule, s.stage, chunk)) return carried.x;
     if (s.stages == 1) continue;
-    std::vector<stages::TensorView> views{view_of("", carried.x = carried.x.contiguous())};
-    for (auto& [name, tensor] : carried.kept) views.push_back(view_of(name, tensor = tensor.contiguous()));
+    std::vector<stages::TensorView> views{view_of("", carried.x = dense(carried.x))};
+    for (auto& [name, tensor] : carried.kept) views.push_back(view_of(name, tensor = dense(tensor)));
     const int to_chunk = chunk + (s.next() == 0 ? 1 : 0);
     s.parcels->send(s.next(), {stages::What::activation, kLooks, to_chunk}, views);
   }
   return {};
+}
+
+void Pipeline::compare_samples(int64_t samples) {
+  State& s = *state_;
+  const Group& replica = s.mesh.has(kData) ? s.mesh.across(kData) : s.mesh.whole();
+  if (replica.size() == 1) return;
+  if (s.parcels) s.parcels->flush();  // those of forward(), which may still be under way
+  std::vector<int64_t> all(static_cast<size_t>(replica.size()));
+  replica.comm().all_gather(&samples, all.data(), 1, DType::i64, "samples of a step");
+  const auto other = std::find_if(all.begin(), all.end(), [&](int64_t one) { return one != all.front(); });
+  if (other == all.end()) return;
+  const std::vector<int> ranks = replica.ranks();
+  fail<Mismatch>(
+      "the ranks of a pipeline were given batches of different sizes: rank {} has {} samples, rank {} has {}. Give all "
+      "ranks that have parts of one copy of the model the same x and y",
+      ranks.front(), all.front(), ranks[static_cast<size_t>(other - all.begin())], *other);
 }
 
 void Pipeline::run(const Work& work) {

@@ -57,7 +57,7 @@ class Pipeline {
   torch::nn::Module& module() const;
   /// Of a batch with at least `micro` samples.
   const stages::Schedule& schedule() const;
-  /// "pipeline 2: this stage has blocks.0 to blocks.1 …"; why the model is cut where it is.
+  /// A sentence: where the model is cut, and why; with fewer micro-batches than stages also what that costs.
   const std::string& reason() const;
 
   /// Collective among the ranks of a pipeline: what the model's last part makes of x, on ranks of the last stage;
@@ -84,6 +84,9 @@ class Pipeline {
   /// Chunks of this stage that use a parameter.
   std::vector<int> chunks_of(const std::string& name) const;
 
+  /// Collective among the ranks of a replica, before a step: throws Mismatch on all of them where they have batches of
+  /// different sizes (0: no batch), as micro-batches would be missing then.
+  void compare_samples(int64_t samples);
   /// A step of this rank.
   struct Work {
     torch::Tensor x, y;

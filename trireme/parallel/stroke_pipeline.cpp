@@ -15,6 +15,7 @@ Step Parallel::Impl::step(double weight, const torch::Tensor& x, const torch::Te
   metrics::Laps laps(count_.spans, count_.timed);
   const StepLimit limit = limit_waits();
   follow_freezing();
+  pipeline_->compare_samples(weight > 0 ? x.size(0) : 0);
   if (!begin(weight)) return {.number = updates_, .stop = true};
   open();
   last_ = true;

@@ -10,6 +10,7 @@ namespace trireme::stages {
 namespace {
 
 constexpr uint32_t kParcelMagic = 0x6c637270;  // "prcl"
+constexpr size_t kImageDims = 4;               // of tensors that may have their channels last
 
 struct ParcelHead {
   uint32_t magic;
@@ -24,8 +25,8 @@ struct TensorRecord {
   DType dtype;
   uint8_t dims;
   uint16_t name_bytes;
-  uint32_t reserved;
-  uint64_t offset;  // of the data, from the beginning of the block
+  uint32_t channels_last;  // 0 or 1
+  uint64_t offset;         // of the data, from the beginning of the block
   std::array<int64_t, Parcels::kMostDims> sizes;
   std::array<char, Parcels::kLongestName + 1> name;
 };
@@ -60,9 +61,12 @@ TensorView unpack_tensor(const TensorRecord& record, const std::byte* block, siz
   if (record.dtype > DType::u8) refuse_parcel(from, fmt::format("type {}", static_cast<int>(record.dtype)));
   if (record.dims > Parcels::kMostDims || record.name_bytes > Parcels::kLongestName)
     refuse_parcel(from, fmt::format("a tensor of {} dims with a name of {} bytes", record.dims, record.name_bytes));
+  if (record.channels_last > 1 || (record.channels_last == 1 && record.dims != kImageDims))
+    refuse_parcel(from, fmt::format("format {} of a tensor of {} dims", record.channels_last, record.dims));
   TensorView view{.name = std::string(record.name.data(), record.name_bytes),
                   .dtype = record.dtype,
-                  .sizes = {record.sizes.begin(), record.sizes.begin() + record.dims}};
+                  .sizes = {record.sizes.begin(), record.sizes.begin() + record.dims},
+                  .channels_last = record.channels_last == 1};
   const auto size = checked_bytes(view.dtype, view.sizes);
   if (!size || record.offset % kParcelAlign != 0 || record.offset < begin || record.offset > bytes ||
       *size > bytes - record.offset)
@@ -87,6 +91,9 @@ size_t packed_bytes(const Label& label, std::span<const TensorView> tensors) {
   size_t bytes = data_begin(tensors.size());
   for (const TensorView& tensor : tensors) {
     const auto size = checked_bytes(tensor.dtype, tensor.sizes);
+    if (tensor.channels_last && tensor.sizes.size() != kImageDims)
+      fail<InvalidArgument>("tensor '{}' of the {} has {} dims, and {} where channels are last", tensor.name,
+                            describe(label), tensor.sizes.size(), kImageDims);
     if (!size || tensor.sizes.size() > Parcels::kMostDims || tensor.name.size() > Parcels::kLongestName)
       fail<InvalidArgument>(
           "tensor '{}' of the {} cannot be sent: it has {} dims, and may have {} of 0 or more elements and a name of "
@@ -104,7 +111,7 @@ void pack(const Label& label, std::span<const TensorView> tensors, std::byte* to
     TensorRecord record{.dtype = tensor.dtype,
                         .dims = static_cast<uint8_t>(tensor.sizes.size()),
                         .name_bytes = static_cast<uint16_t>(tensor.name.size()),
-                        .reserved = 0,
+                        .channels_last = tensor.channels_last ? 1U : 0U,
                         .offset = offset,
                         .sizes = {},
                         .name = {}};

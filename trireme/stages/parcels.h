@@ -24,12 +24,13 @@
 
 namespace trireme::stages {
 
-/// A contiguous tensor in somebody else's memory.
+/// A tensor in somebody else's memory, without gaps.
 struct TensorView {
   std::string name{};  // "" for the main one, or a skip connection's that is carried along
   DType dtype = DType::f32;
   std::vector<int64_t> sizes{};  // of each dim; none: one element
   const void* data = nullptr;
+  bool channels_last = false;  // of 4 dims N, C, H, W the second is the fastest; otherwise it is row-major
   /// Of the product of all sizes.
   size_t bytes() const;
 };

@@ -121,7 +121,7 @@ class Run {
   // ---- a model in stages: run_pipeline.cpp ----
   void make_pipeline(const data::Cut& batches, const data::Dataset& set);
   void check_sizes_of_batches(const data::Cut& batches, const stages::ScheduleSpec& spec, int micro) const;
-  std::vector<double> section_costs(const data::Dataset& set, int micro);
+  layers::Cut measured_cut(const data::Dataset& set, int parts, int micro);
   void describe_stages(const layers::Cut& cut);
   void share_weights();
   void introduce_stages();

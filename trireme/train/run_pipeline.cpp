@@ -78,8 +78,7 @@ void Run::make_pipeline(const data::Cut& batches, const data::Dataset& set) {
   const stages::Schedule schedule = stages::make_schedule(spec, options_.pipeline, micro);
   const int parts = options_.pipeline * schedule.chunks;
   check_sizes_of_batches(batches, spec, micro);
-  models::cut(net_, parts);  // says what is wrong before anything is measured
-  layers::Cut cut = models::cut(net_, parts, {.costs = section_costs(set, micro)});
+  layers::Cut cut = measured_cut(set, parts, micro);
   describe_stages(cut);
   if (options_.keeping.weights_only) share_weights();
   pipe_.emplace(*mesh_, std::move(cut),
@@ -104,21 +103,15 @@ void Run::check_sizes_of_batches(const data::Cut& batches, const stages::Schedul
   }
 }
 
-/// Seconds of each section, measured by rank 0 and those that divide its layers: all have to cut alike. In f32, as
-/// autocast would keep casts of one section for others. Collective.
-std::vector<double> Run::section_costs(const data::Dataset& set, int micro) {
-  const std::vector<layers::Section> sections = net_.sections();
-  std::vector<double> costs(sections.size());
-  if (copy() == 0 && mesh_->coordinate("pipeline") == 0) {
-    const size_t share = options_.batch / static_cast<size_t>(copies()) / static_cast<size_t>(micro);
-    const auto order = data::epoch_order(std::clamp<size_t>(share, 1, set.count), 0, 0, false);
-    const data::Batch batch = data::make_batch(set, order, 0, order.size(), dtype_);
-    net_.train();
-    costs = layers::measure(net_.module(), sections, batch.x,
-                            [&](const torch::Tensor& last) { return net_.loss_from(last, batch.y); });
-  }
-  world_.comm().broadcast(costs.data(), costs.size(), DType::f64, 0, "costs of a model's sections");
-  return costs;
+/// By what a micro-batch takes. In f32, as autocast would keep casts of one section for others. Collective.
+layers::Cut Run::measured_cut(const data::Dataset& set, int parts, int micro) {
+  const size_t share = options_.batch / static_cast<size_t>(copies()) / static_cast<size_t>(micro);
+  const auto order = data::epoch_order(std::clamp<size_t>(share, 1, set.count), 0, 0, false);
+  const data::Batch batch = data::make_batch(set, order, 0, order.size(), dtype_);
+  net_.train();
+  return models::cut(*mesh_, net_, parts, {.example = batch.x, .last = [&](const torch::Tensor& last) {
+                                             return net_.loss_from(last, batch.y);
+                                           }});
 }
 
 /// While this rank has all of the model.

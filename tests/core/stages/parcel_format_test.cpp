@@ -24,19 +24,22 @@ TEST(ParcelFormat, BringsBackWhatWasPacked) {
   const std::vector<int64_t> skip = {-7};
   const std::vector<TensorView> tensors = {{"", DType::f32, {2, 3}, main.data()},
                                            {"block1.shortcut", DType::i64, {}, skip.data()},
-                                           {"nothing", DType::bf16, {4, 0, 9}, nullptr}};
+                                           {"nothing", DType::bf16, {4, 0, 9}, nullptr},
+                                           {"image", DType::f32, {1, 3, 2, 1}, main.data(), true}};
   const auto block = packed({What::gradient, 12, 3}, tensors);
   const Unpacked back = unpack(block.data(), block.size(), 5);
   EXPECT_EQ(back.label, (Label{What::gradient, 12, 3}));
-  ASSERT_EQ(back.tensors.size(), 3U);
+  ASSERT_EQ(back.tensors.size(), 4U);
   for (size_t i = 0; i < tensors.size(); i++) {
     EXPECT_EQ(back.tensors[i].name, tensors[i].name);
     EXPECT_EQ(back.tensors[i].dtype, tensors[i].dtype);
     EXPECT_EQ(back.tensors[i].sizes, tensors[i].sizes);
+    EXPECT_EQ(back.tensors[i].channels_last, tensors[i].channels_last);
     EXPECT_EQ((static_cast<const std::byte*>(back.tensors[i].data) - block.data()) % 64, 0);
   }
   EXPECT_EQ(std::memcmp(back.tensors[0].data, main.data(), 24), 0);
   EXPECT_EQ(std::memcmp(back.tensors[1].data, skip.data(), 8), 0);
+  EXPECT_EQ(std::memcmp(back.tensors[3].data, main.data(), 24), 0);
 }
 
 TEST(ParcelFormat, RefusesWhatDoesNotFit) {
@@ -46,6 +49,7 @@ TEST(ParcelFormat, RefusesWhatDoesNotFit) {
   refused({{"", DType::f32, {-1}, nullptr}});
   refused({{"", DType::f32, {int64_t{1} << 40, int64_t{1} << 40}, nullptr}});
   refused({{"", DType::f32, std::vector<int64_t>(Parcels::kMostDims + 1, 1), nullptr}});
+  refused({{"", DType::f32, {2, 3, 4}, nullptr, true}});
   refused({{std::string(Parcels::kLongestName + 1, 'x'), DType::f32, {1}, nullptr}});
   refused(std::vector<TensorView>(Parcels::kMostTensors + 1, TensorView{"", DType::u8, {0}, nullptr}));
 }
@@ -59,6 +63,20 @@ TEST(ParcelFormat, TruncatedBlocksNameTheSender) {
     } catch (const Corruption& error) {
       EXPECT_NE(std::string(error.what()).find("rank 17"), std::string::npos) << error.what();
     }
+}
+
+/// The format of the first tensor is 4 bytes into its record, behind a head of 24 bytes.
+TEST(ParcelFormat, UnknownFormatsAreRefused) {
+  const std::vector<float> data(24, 1);
+  const auto with_format = [&](const std::vector<int64_t>& sizes, uint8_t format) {
+    auto block = packed({}, {{"", DType::f32, sizes, data.data()}});
+    block[24 + 4] = std::byte{format};
+    return unpack(block.data(), block.size(), 3).tensors.front();
+  };
+  EXPECT_FALSE(with_format({1, 2, 3, 4}, 0).channels_last);
+  EXPECT_TRUE(with_format({1, 2, 3, 4}, 1).channels_last);
+  EXPECT_THROW(with_format({1, 2, 3, 4}, 2), Corruption);
+  EXPECT_THROW(with_format({2, 3, 4}, 1), Corruption);
 }
 
 /// Whatever the damage: an error, or tensors that lie within the block.
