@@ -10,7 +10,7 @@ import json
 
 import torch
 import torch.nn.functional as F
-from gpt_reference import read
+from loss_reference import read
 from torch import nn
 
 

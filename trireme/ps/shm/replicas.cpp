@@ -204,7 +204,7 @@ void Replicas::primary_gone(int shard, const std::shared_ptr<Following>& followi
   around_.post([this, shard, following] {
     Replica* const replica = of(shard);
     if (replica == nullptr) return;
-    const int primary = replica->seat().primary;
+    const int primary = replica->charge().primary;
     replica->primary_gone(following.get());
     if (replica->left_behind()) greet(options_.job, primary, options_.server);  // it may be filled again
     if (!replica->leads()) return;
