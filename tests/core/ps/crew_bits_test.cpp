@@ -61,14 +61,14 @@ struct Deaf final : Connection {
 /// The parameters after three steps of all workers. With `gaps`, not everybody has a gradient for everything.
 std::vector<std::byte> parameters_after(const Job& job, int helpers, bool gaps) {
   std::vector<std::byte> flat;
-  Crew crew(helpers);
+  Helpers hands(helpers);
   const auto memory = [&](size_t bytes) {
     flat = random_flat(job.layout, 1);
     EXPECT_EQ(flat.size(), bytes);
     return flat.data();
   };
   metrics::Registry registry;
-  Service service(0, memory, crew, registry);
+  Service service(0, memory, hands, registry);
   uint64_t id = 0;
   for (int worker = 0; worker < job.workers; worker++) EXPECT_EQ(service.open(worker, job.encode()), "");
   for (int64_t step = 0; step < 3; step++)

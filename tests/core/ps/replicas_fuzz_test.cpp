@@ -135,13 +135,13 @@ class Busy {
  private:
   const Job job_;
   const WorkerMemory worker_;
-  Crew crew_{0};
+  Helpers helpers_{0};
   LittleMemory memory_;
   metrics::Registry registry_;
   uint64_t ids_ = 0;
 
  public:
-  Models models{0, memory_, crew_, registry_};
+  Models models{0, memory_, helpers_, registry_};
 };
 
 std::vector<std::byte> whole_copy() {
@@ -157,7 +157,7 @@ class CopyFuzz : public testing::Test {
   std::string fill(std::span<const std::byte> bytes) {
     LittleMemory memory;
     metrics::Registry registry;
-    Models models(0, memory, crew_, registry);
+    Models models(0, memory, helpers_, registry);
     std::map<int, std::shared_ptr<Deaf>> shadows;
     const auto shadow = [&](int worker) {
       auto& one = shadows[worker];
@@ -195,7 +195,7 @@ class CopyFuzz : public testing::Test {
     EXPECT_EQ(models.digest().size(), 64u);
   }
 
-  Crew crew_{0};
+  Helpers helpers_{0};
   const std::string text_ = little_job().encode();
   const WorkerMemory worker_{text_};
 };
@@ -291,15 +291,15 @@ class LogFuzz : public testing::Test {
 
 TEST_F(LogFuzz, ADamagedLogEndsTheBackupOrIsHarmless) {
   Mischief mischief(7);
-  Crew crew(0);
+  Helpers helpers(0);
   const shm::Surroundings around{.server = 1, .servers = 2, .job = "a job"};
   size_t well = 0, given_up = 0;
   for (int said = 0; said < 100'000;) {
     LittleMemory memory;
     metrics::Registry registry;
-    Models models(0, memory, crew, registry);
-    const Seat seat{.primary = 0, .backup = 1};
-    shm::Replica replica(models, seat, around);
+    Models models(0, memory, helpers, registry);
+    const Charge charge{.primary = 0, .backup = 1};
+    shm::Replica replica(models, charge, around);
     int ends[2];
     ASSERT_EQ(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends), 0);
     primary_ = Descriptor(ends[0]);
@@ -311,7 +311,7 @@ TEST_F(LogFuzz, ADamagedLogEndsTheBackupOrIsHarmless) {
     order_ = 0;
     following->log = &log_;
     following->bell = &bell_;
-    replica.follow(following, seat);
+    replica.follow(following, charge);
     for (size_t more = 1 + mischief.below(12); more > 0; more--, said++) say(mischief);
     primary_ = {};  // so that nobody waits for what is not to come
     while (replica.look_after()) continue;

@@ -51,7 +51,7 @@ class ServiceTest : public testing::Test {
       memory_.assign(bytes / sizeof(float) + 16, 0.f);
       return reinterpret_cast<std::byte*>(memory_.data());
     };
-    service = std::make_unique<Service>(0, memory, crew_, registry);
+    service = std::make_unique<Service>(0, memory, helpers_, registry);
     for (int worker = 0; worker < job.workers; worker++) {
       workers.push_back(std::make_shared<Recorder>());
       EXPECT_EQ(service->open(worker, job.encode()), "");
@@ -90,7 +90,7 @@ class ServiceTest : public testing::Test {
 
  private:
   Job job_;
-  Crew crew_{0};
+  Helpers helpers_{0};
   std::vector<float> memory_;
   std::vector<std::vector<float>> gradients_;
 };

@@ -66,7 +66,7 @@ class SilentBackup : public testing::Test {
     int ends[2];
     if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) fail<IoError>("no sockets");
     worker_end_ = Descriptor(ends[0]);
-    port_ = std::make_shared<shm::Port>(*memory_, 0, Descriptor(ends[1]), 4242, "worker 0 (process 4242)", crew_);
+    port_ = std::make_shared<shm::Port>(*memory_, 0, Descriptor(ends[1]), 4242, "worker 0 (process 4242)", helpers_);
     port_->worker = 0;
   }
 
@@ -104,10 +104,10 @@ class SilentBackup : public testing::Test {
   const std::string name_ = job_name();
   EmptyHouse house_{name_};
   Job job_ = small_job(1, 2, Order::on_arrival);
-  Crew crew_{0};
+  Helpers helpers_{0};
   shm::OwnMemory parameters_;
   metrics::Registry registry_;
-  Models models_{0, parameters_, crew_, registry_};
+  Models models_{0, parameters_, helpers_, registry_};
   std::shared_ptr<Segment> bell_ = Segment::create(kPage);
   const shm::Surroundings around_{.server = 0,
                                   .servers = 2,
@@ -115,7 +115,7 @@ class SilentBackup : public testing::Test {
                                   .silence = Seconds(5),
                                   .bell = bell_.get(),
                                   .post = [](const std::function<void()>&) {}};
-  shm::Replica replica_{models_, Seat{.shard = 0, .primary = 0, .backup = 1}, around_};
+  shm::Replica replica_{models_, Charge{.shard = 0, .primary = 0, .backup = 1}, around_};
   std::optional<shm::Memory> memory_;
   Descriptor worker_end_;
   std::shared_ptr<shm::Port> port_;
