@@ -45,7 +45,7 @@ void expect_split(nn::Module& net, const Forward& forward, const Tensor& input, 
   Tensor output = forward(x);
   SplitBackward split({torch::autograd::impl::gradient_edge(output)}, {x});
   const Tensor gradient = gradient_for(output);
-  output = {};  // the pass alone keeps the graph
+  output = Tensor();  // the pass alone keeps the graph
   EXPECT_EQ(split.left(), expected.left);
   split.inputs({gradient});
   ASSERT_TRUE(x.grad().defined());
