@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
   auto net = make(mesh, layers);
   auto train = trireme::parallel(mesh, *net, trireme::adam({.lr = 1e-4}));
   const auto parameters = static_cast<double>(train.contents().layout.elements());
-  const auto mine = static_cast<double>(train.exchange().layout().elements());
+  const auto mine = static_cast<double>(train.exchange().flat().layout().elements());
   const auto step = [&] { train.step([&] { return net->loss(x, x); }); };
   step();
   step();
