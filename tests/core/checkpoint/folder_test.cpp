@@ -4,6 +4,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cerrno>
+
 #include <trireme/base/error.h>
 #include <trireme/checkpoint/reader.h>
 
@@ -77,14 +79,67 @@ TEST_F(FolderOf, ANewerVersionIsSkippedAndKept) {
   save_steps({1, 2});
   auto& bytes = files_.bytes_of("/ckpt/step-000000002/manifest.json");
   std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-  text.replace(text.find("\"version\": 1"), 12, "\"version\": 7");
-  std::memcpy(bytes.data(), text.data(), text.size());
+  text.replace(text.find("\"version\": 2"), 12, "\"version\": 7");
+  std::memcpy(bytes.data(), hashed_anew(text).data(), text.size());
   EXPECT_EQ(newest().entry.step, 1);
   EXPECT_NE(newest().skipped.at(0).find("version 7"), std::string::npos);
   const checkpoint::Folder folder(files_, "/ckpt");
   EXPECT_EQ(folder.list()[0].condition, Condition::newer);
   EXPECT_TRUE(folder.clean().empty());
   for (const checkpoint::Retired& retired : retire(folder.list(), {.keep = 1})) EXPECT_NE(retired.entry.step, 2);
+}
+
+/// Another job works in the folder whenever a file is opened to be read.
+class Shared final : public Files {
+ public:
+  Shared(Files& below, std::function<void(const std::string&)> meanwhile)
+      : below_(below), meanwhile_(std::move(meanwhile)) {}
+  int open(const std::string& path, int flags, int mode) override {
+    meanwhile_(path);
+    return below_.open(path, flags, mode);
+  }
+  int close(int file) override { return below_.close(file); }
+  ssize_t pread(int file, void* data, size_t bytes, uint64_t at) override {
+    return below_.pread(file, data, bytes, at);
+  }
+  ssize_t pwrite(int, const void*, size_t, uint64_t) override { return errno = EROFS, -1; }
+  int fsync(int file) override { return below_.fsync(file); }
+  int fallocate(int, uint64_t) override { return errno = EROFS, -1; }
+  int ftruncate(int, uint64_t) override { return errno = EROFS, -1; }
+  int64_t size(int file) override { return below_.size(file); }
+  int rename(const std::string&, const std::string&) override { return errno = EROFS, -1; }
+  int unlink(const std::string&) override { return errno = EROFS, -1; }
+  int mkdir(const std::string&, int) override { return errno = EROFS, -1; }
+  int rmdir(const std::string&) override { return errno = EROFS, -1; }
+  int list(const std::string& path, std::vector<std::string>& names) override { return below_.list(path, names); }
+  std::unique_ptr<checkpoint::Changes> watch(const std::string& folder) override { return below_.watch(folder); }
+
+ private:
+  Files& below_;
+  std::function<void(const std::string&)> meanwhile_;
+};
+
+TEST_F(FolderOf, AnotherJobRemovesWhatWasChosen) {
+  save_steps({1});
+  const checkpoint::Folder folder(files_, "/ckpt");
+  for (const int changes : {1, 2, 3}) {
+    int64_t step = folder.list().front().step;
+    const int64_t last = step + changes;
+    size_t reads = 0;  // of the model's first file: once to look at it, then to open and to hash it
+    Shared shared(files_, [&](const std::string& path) {
+      if (step == last || path.find("model-00001") == path.npos || ++reads % 3 != 0) return;
+      save_steps({++step});
+      folder.remove(folder.list().back());
+    });
+    if (changes < 3) {
+      const auto usable = checkpoint::Folder(shared, "/ckpt").newest(true);
+      EXPECT_EQ(usable.entry.step, last);
+      EXPECT_TRUE(usable.skipped.empty());
+    } else {
+      EXPECT_THROW(checkpoint::Folder(shared, "/ckpt").newest(true), InvalidArgument) << "it looks three times";
+    }
+    EXPECT_EQ(step, last) << "what was chosen was removed as often";
+  }
 }
 
 TEST_F(FolderOf, NothingToResumeFromIsSaid) {

@@ -5,7 +5,6 @@
 #include <random>
 
 #include <trireme/base/error.h>
-#include <trireme/base/sha256.h>
 #include <trireme/checkpoint/manifest.h>
 #include <trireme/checkpoint/safetensors.h>
 
@@ -138,15 +137,6 @@ std::string replaced(std::string text, const std::string& from, const std::strin
   const size_t at = text.find(from);
   EXPECT_NE(at, std::string::npos) << from;
   return text.replace(at, from.size(), to);
-}
-
-/// As a hand would have changed it: with a hash that fits.
-std::string hashed_anew(const std::string& text) {
-  const size_t end = text.rfind(",\n \"sha256\"");
-  if (end == std::string::npos) return text;
-  Sha256 hash;
-  hash.add(text.data(), end);
-  return text.substr(0, end) + ",\n \"sha256\": \"" + hash.finish() + "\"\n}\n";
 }
 
 TEST(ManifestText, EndsWithTheHashOfAllBeforeIt) {
