@@ -124,7 +124,7 @@ TEST(Groups, EachTrainsItsOwnModelWithoutALock) {
     const double before = loss();
     auto train = parallel(group, *net, sgd({.lr = 0.05}), {.sync = exchange::Sync::hogwild});
     for (int step = 0; step < 200; step++) train.step([&] { return torch::mse_loss(net->forward(mine), wanted); });
-    train.settled([&] { EXPECT_LT(loss(), 0.1 * before) << "part " << part; });
+    train.settled([&] { EXPECT_LT(loss(), 0.5 * before) << "part " << part; });
     const double sum = net->parameters()[0].sum().item<double>();
     std::vector<double> sums(2);
     group.comm().all_gather(&sum, sums.data(), 1, DType::f64, "sums");

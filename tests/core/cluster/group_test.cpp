@@ -223,15 +223,15 @@ TEST(BadSplit, RanksOnTwoMachinesThatSplitDifferentGroups) {
                                   "split 0 of group 'all/1.4' (ranks 0, 1) with color 7"});
 }
 
-TEST(BadSplit, WhoIsOnlyLateIsNotBlamed) {
+TEST(BadSplit, WhoDoesNotComeIsNamedWithItsLatestSplit) {
   const Outcomes outcomes = run_world(
       {0, 0},
       [](Group& all, cluster::Site&) {
         all.split(all.rank());
         if (all.rank() == 0) all.split(0);
-        std::this_thread::sleep_for(std::chrono::milliseconds(400));
+        std::this_thread::sleep_for(std::chrono::milliseconds(1500));
       },
-      Seconds(0.2));
+      Seconds(1));
   expect_error<Timeout>(outcomes[0], {"split 1 of group 'all'", "rank 1 came last to split 0 of group 'all'"});
 }
 
