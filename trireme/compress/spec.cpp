@@ -117,8 +117,8 @@ std::string auto_name(const std::vector<Spec>& candidates) {
 
 std::string name_of(const Spec& spec) {
   if (!spec) return kNone;
-  const auto row = std::find_if(kCodecTable.begin(), kCodecTable.end(),
-                                [&](const CodecRow& one) { return one.kind == spec.kind; });
+  const auto row =
+      std::find_if(kCodecTable.begin(), kCodecTable.end(), [&](const CodecRow& one) { return one.kind == spec.kind; });
   if (row == kCodecTable.end()) return fmt::format("codec {}", static_cast<int>(spec.kind));  // there is none
   if (row->setting == Setting::rank) return fmt::format("{}:{}", row->name, spec.rank);
   return row->setting == Setting::rate ? fmt::format("{}:{:g}", row->name, spec.rate) : row->name;

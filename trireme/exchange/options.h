@@ -50,9 +50,9 @@ struct Options {
                             // docs/virtual.md); 0: one of each rank, in their order
   BackwardWaits backward_waits = BackwardWaits::never;  // nobody in ready() may need who waits. Where that cannot be
                                                         // had, the buckets stay until close()
-  bool elastic = false;       // with Sync::shared: those who are left after a loss go on with the step that it was lost
-                              // in, or the next (Succession::take_over). No update begins before all gradients are there
-  Ahead ahead = Ahead::idle;  // not with elastic: a step that is not decided changes nothing
+  bool elastic = false;  // with Sync::shared: those who are left after a loss go on with the step that it was lost
+                         // in, or the next (Succession::take_over). No update begins before all gradients are there
+  Ahead ahead = Ahead::idle;               // not with elastic: a step that is not decided changes nothing
   size_t ahead_bytes = size_t{256} << 20;  // of parameters and state that are kept to take an update back: what is
                                            // more is not updated ahead
   Rate rate = Rate::share;  // what one gradient counts where they are applied one by one: how staleness is weighed;

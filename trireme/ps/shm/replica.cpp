@@ -67,9 +67,9 @@ std::string Replica::describe() const {
   const std::string head = fmt::format("part {}: epoch {}, ", charge_.shard, charge_.epoch);
   if (following_)
     return fmt::format("{}{} of server {}, {} events", head,
-                       leads()                          ? "primary"
+                       leads()                            ? "primary"
                        : charge_.backup == around_.server ? "backup"
-                                                        : "being filled",
+                                                          : "being filled",
                        charge_.primary, following_->log->applied.load());
   if (!leading_ && silent_ != kNobody)
     return fmt::format("{}primary, without a backup: server {} has carried out nothing for {:g} s", head, silent_,
@@ -373,7 +373,8 @@ void Replica::replay(const Record& record) try {
   if (record.order != following_->log->applied.load() + 1)
     fail<Corruption>("the log of part {} goes on with event {} after event {}", charge_.shard, record.order,
                      following_->log->applied.load());
-  if (record.now < 0 || record.now > int64_t{1} << 62) fail<Corruption>("the log of part {} has no time", charge_.shard);
+  if (record.now < 0 || record.now > int64_t{1} << 62)
+    fail<Corruption>("the log of part {} has no time", charge_.shard);
   switch (record.event) {
     case Event::open: {
       const Aside aside = receive_aside(record, descriptors);
