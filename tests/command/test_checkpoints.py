@@ -202,7 +202,7 @@ class Checkpoints(support.CommandTest):
         """Which keeps one alone: what was chosen may be gone before it is read."""
         same = ["mlp:400,400", *DATA]
         process = support.start("train", *same, "--epochs", 100000, "--workers", 1, "--checkpoint", self.runs,
-                                "--checkpoint-every", "1steps", "--keep", 1, cwd=self.folder)
+                                "--checkpoint-every", "200ms", "--keep", 1, cwd=self.folder)
         self.addCleanup(process.communicate)
         self.addCleanup(process.kill)
         self.assertTrue(support.wait_until(lambda: steps_in(self.runs), 30))
