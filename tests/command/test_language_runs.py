@@ -97,7 +97,7 @@ class Python(LanguageTest):
 
     def test_what_is_exported_gives_the_same_logits(self):
         """As TorchScript, and as a file of parameters in a model of this file's."""
-        for spec, vocabulary, causal in ((SMALL, 256, True), (BERT, 257, False)):
+        for spec, vocabulary, causal in ((SMALL, 256, True), (BERT, 257, False)):  # BERT embeds a round number
             with self.subTest(spec):
                 path, _ = self.learned(spec, "--batch", 256, "--max-steps", 2)
                 for out in ("m.pt", "m.safetensors"):
@@ -107,7 +107,8 @@ class Python(LanguageTest):
                 tokens = torch.randint(0, vocabulary, (3, 32), generator=torch.Generator().manual_seed(1))
                 expected = logits(tensors, tokens, 2, causal=causal)
                 got = torch.jit.load(str(self.folder / "m.pt"))(tokens)
-                self.assertEqual(got.shape, (3, 32, vocabulary))
+                self.assertEqual(got.shape, expected.shape)
+                self.assertGreaterEqual(got.shape[2], vocabulary)
                 self.assertLess(float((got - expected).abs().max()), 1e-6 * max(1, float(expected.abs().max())))
 
 
