@@ -136,7 +136,7 @@ Run add_coordinator(CLI::App& app, const Invocation&) {
       "fails the job for all; so does SIGTERM, but with --journal that ends the coordinator alone.\n"
       "Kubernetes probes: `grpc: {port: PORT}`, gRPC's standard health service on the same port; with --tls, "
       "`tcpSocket`.\n"
-      "Example:  trireme coordinator --ranks 8 --port 29400");
+      "Example:\n  trireme coordinator --ranks 4 --port 7070");
   return [options] {
     make_elastic(*options);
     options->coordinator.heartbeat_limit = Seconds(options->heartbeat_limit);

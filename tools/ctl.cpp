@@ -125,7 +125,7 @@ Run add_ctl(CLI::App& app, const Invocation& /*invocation*/) {
       ->add_option("--model", s->model,
                    "In this model alone, where the program trains several; `trireme ctl status` names them")
       ->check(CLI::NonNegativeNumber);
-  delay->footer("Example:\n  trireme ctl delay 1 50      updates of worker 1 are applied 50 ms after they arrive");
+  delay->footer("Example:\n  trireme ctl delay 1 50      # updates of worker 1 are applied 50 ms after they arrive");
   return [s, status, scale, drain, servers] {
     if (status->parsed()) return show(s->job);
     if (servers->parsed()) return tell(s->job, "servers");

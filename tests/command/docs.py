@@ -1,6 +1,6 @@
 """The commands of README.md, CONTRIBUTING.md, docs/*.md and `--help`, and how each is run by a test.
 
-A command is a line of a ```sh block, or of the examples that a `--help` ends with. The first rule that fits says how:
+A command is a line of a ```sh block, a line after "$ " of any other, or one of the examples that a `--help` ends with. The first rule that fits says how:
     HERE    as it is written, on this machine
     SHORT   the same with a flag that bounds it (see shortened()), on this machine
     HOSTS   on two hosts of this machine: tests/hosts/test_docs.py
@@ -8,6 +8,7 @@ A command is a line of a ```sh block, or of the examples that a `--help` ends wi
 A line that no rule fits fails the test of its name: add a rule, or better, write a line that runs.
 """
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -76,10 +77,26 @@ def split_comment(line):
     return text.strip(), comment.strip()
 
 
+def blocks_of_page(path):
+    """What stands between ``` and ```: (language, lines)."""
+    language = None  # outside
+    for line in path.read_text().replace("\\\n", " ").splitlines():
+        if not line.strip().startswith("```"):
+            if language is not None:
+                lines.append(line)
+        elif language is None:
+            language, lines = line.strip()[3:], []
+        else:
+            yield language, lines
+            language = None
+
+
 def lines_of_page(path):
     name = str(path.relative_to(support.ROOT))
-    for block in re.findall(r"^```sh\n(.*?)^```", path.read_text(), re.M | re.S):
-        for line in block.replace("\\\n", " ").splitlines():
+    for language, lines in blocks_of_page(path):
+        if language != "sh":
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        for line in lines:
             if line.strip():
                 yield Line(name, *split_comment(line))
 
@@ -88,20 +105,25 @@ def pages():
     return [support.ROOT / "README.md", support.ROOT / "CONTRIBUTING.md", *sorted((support.ROOT / "docs").glob("*.md"))]
 
 
-def commands():
-    """Names of the sub-commands."""
-    text = support.run("--help").stdout
-    return re.findall(r"^  ([a-z]+) {2,}\S", text[text.index("Subcommands:") :], re.M)
+@functools.cache
+def help_of(*names):
+    return support.run(*names, "--help").stdout
 
 
-def lines_of_help(command):
-    text = support.run(command, "--help").stdout
-    examples = re.split(r"Examples?:\n", text)
-    return [
-        Line(f"trireme {command} --help", *split_comment(line))
-        for line in (examples[1].splitlines() if len(examples) > 1 else [])
-        if line.startswith("  trireme ")
-    ]
+def commands(*names):
+    """Names of the sub-commands, or of those of one of them."""
+    listed = help_of(*names).partition("\nSubcommands:\n")[2].partition("\n\n")[0]
+    return re.findall(r"^  ([a-z-]+) {2,}\S", listed, re.M)
+
+
+def lines_of_help(*names):
+    """Of a sub-command, and of those that it has."""
+    examples = re.split(r"Examples?:\n", help_of(*names))
+    for line in examples[1].splitlines() if len(examples) > 1 else []:
+        if line.startswith("  trireme "):
+            yield Line(" ".join(["trireme", *names, "--help"]), *split_comment(line))
+    for name in commands(*names):
+        yield from lines_of_help(*names, name)
 
 
 def all_lines():
@@ -114,6 +136,7 @@ def shortened(text):
     """Bounded: some steps of a training, one round of a benchmark."""
     text = re.sub(r"\b(trireme (?:train|compare) \S+)", rf"\1 --max-steps {STEPS}", text)
     text = re.sub(r"(train resnet\S+ .*)--data fashion-mnist", r"\1--data synthetic:64", text)  # tests on 10,000 images
+    text = text.replace("mlp:2048,2048", "mlp:64,64")
     text = re.sub(r"^(trireme bench allreduce\b)", r"\1 --rounds 1 --sizes 4096 --ranks 2", text)
     text = re.sub(r"^(trireme bench (?:train|ps)\b)", r"\1 --rounds 1", text)
     text = re.sub(

@@ -21,6 +21,22 @@ class Docs(support.CommandTest):
             "no rule in tests/command/docs.py says how this is run",
         )
 
+    def test_every_command_of_a_page_is_a_line_that_is_run(self):
+        """None stands in a block of another kind, where nobody looks for commands."""
+        word = rf"trireme (?:{'|'.join(docs.commands())})|mpirun|srun|sbatch|torchrun|spm_train|make"
+        begins = re.compile(rf"\s*(?:export )?(?:[A-Z_]+=\S* )*(?:{word})(?: |$)")
+        self.assertTrue(begins.match("TRIREME_TOKEN=... trireme join a:7070"))
+        self.assertFalse(begins.match("trireme: rank 1 died first"))
+        for page in docs.pages():
+            for language, lines in docs.blocks_of_page(page):
+                if language != "sh":
+                    self.assertEqual([line for line in lines if begins.match(line)], [], f"{page.name}: make it ```sh")
+
+    def test_lines_are_found_wherever_they_stand(self):
+        found = {(line.source, line.text) for line in docs.all_lines()}
+        self.assertIn(("docs/using-a-model.md", "trireme predict flowers.safetensors --data new.csv"), found)
+        self.assertIn(("trireme ctl scale --help", "trireme ctl scale 3"), found)
+
     def succeeds(self, text):
         result = docs.run_line(text, self.folder, self.env)
         self.assertEqual(result.returncode, 0, f"{text}\n{result.stdout}")
@@ -83,11 +99,8 @@ class Docs(support.CommandTest):
 
     def test_flags_that_are_mentioned_exist(self):
         """`trireme train --hosts` in the middle of a sentence."""
-        helps = {name: support.run(name, "--help").stdout for name in docs.commands()}
-        for sub in ("allreduce", "train", "ps", "checkpoint", "compress", "model", "pipeline", "elastic", "balance"):
-            helps["bench"] += support.run("bench", sub, "--help").stdout
-        for sub in ("ls", "show", "verify", "diff", "export"):
-            helps["checkpoint"] += support.run("checkpoint", sub, "--help").stdout
+        whole = lambda name: docs.help_of(name) + "".join(docs.help_of(name, sub) for sub in docs.commands(name))  # noqa: E731
+        helps = {name: whole(name) for name in docs.commands()}
         mentions = 0
         for page in docs.pages():
             for name, rest in re.findall(r"`trireme ([a-z]+)([^`\n]*)`", page.read_text()):

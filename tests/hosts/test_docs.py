@@ -3,7 +3,7 @@ steps.
 
 What stands in for a reader's network: hosts a, b and c of this machine; an `ssh` that enters them; a Slurm of the
 test's own. `...` in a line is the token that another line has printed or made, 10.0.0.1 is the address of host a, and
-/shared the test's folder.
+/shared and /var/lib/trireme the test's folder.
 """
 import os
 import re
@@ -45,18 +45,40 @@ ONE_BY_ONE = [  # on host a, each by itself
     "trireme tune --hosts a:2,b:2",
     "trireme tune --hosts a:2,b:2,c:2",
     "trireme launch --hosts a:2,b:2 -- /shared/my_training --lr 0.1",
+    *[
+        f"trireme train mlp:2048,2048 --data fashion-mnist --hosts a:1,b:1 {how}"
+        for how in (
+            "--compress int8",
+            "--compress topk:0.01 --compress-layers '4.*'",
+            "--compress auto",
+            "--compress auto:fp16,int8",
+            "--sync diloco:50",
+        )
+    ],
+    "trireme train lenet --data fashion-mnist --hosts a:1,b:2 --virtual 4",
     "mpirun --host a:2,b:2 -n 4 trireme train lenet --data fashion-mnist --workers 4",
     "mpirun --hostfile hosts.txt -n 4 ./my_training",
     "mpirun -x MASTER_ADDR=a -x MASTER_PORT=29500 --host a:2,b:2 -n 4 trireme train lenet --workers 4 --engine gloo",
 ]
 COORDINATOR = "trireme coordinator --ranks 4 --port 7070"
+RANKS = [
+    ("a", "TRIREME_RANK=0 trireme train lenet --workers 4 & TRIREME_RANK=1 trireme train lenet --workers 4 &"),
+    ("b", "TRIREME_RANK=2 trireme train lenet --workers 4 & TRIREME_RANK=3 trireme train lenet --workers 4 &"),
+]
 TOGETHER = {  # (host, line): all at a time, after the exports
     "every rank by hand": (
         ["export TRIREME_TOKEN=... TRIREME_COORDINATOR=a:7070 TRIREME_SIZE=4"],
+        [("a", COORDINATOR), *RANKS],
+    ),
+    "a coordinator with a journal": (
+        ["export TRIREME_TOKEN=... TRIREME_COORDINATOR=a:7070 TRIREME_SIZE=4"],
+        [("a", f"{COORDINATOR} --journal /var/lib/trireme/job.journal"), *RANKS],
+    ),
+    "a host that comes later": (
+        [f"export TRIREME_TOKEN={TOKEN}"],
         [
-            ("a", COORDINATOR),
-            ("a", "TRIREME_RANK=0 trireme train lenet --workers 4 & TRIREME_RANK=1 trireme train lenet --workers 4 &"),
-            ("b", "TRIREME_RANK=2 trireme train lenet --workers 4 & TRIREME_RANK=3 trireme train lenet --workers 4 &"),
+            ("a", "trireme train lenet --data fashion-mnist --workers 2:8 --hosts a:2,b:2 --port 7070"),
+            ("c", "TRIREME_TOKEN=... trireme join a:7070 --slots 2"),
         ],
     ),
     "mpirun at a coordinator": (
@@ -133,6 +155,7 @@ class Docs(training.HostsTest):
             .replace("...", TOKEN)
             .replace("10.0.0.1", self.hosts.address("a"))
             .replace("/shared/", f"{self.folder}/")
+            .replace("/var/lib/trireme/", f"{self.folder}/")
         )
         process = self.hosts.run(
             host,
