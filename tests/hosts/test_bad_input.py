@@ -186,6 +186,16 @@ class BadInput(training.HostsTest):
         ranks[0].communicate(timeout=30)
         self.assertNotEqual(ranks[0].returncode, 0)
 
+    def test_ranks_of_two_jobs_that_meet(self):
+        """One MASTER_PORT for two jobs: rank 0 of one finds rank 1 of the other."""
+        ranks = []
+        for rank, (host, lr) in enumerate((("a", 0.1), ("b", 0.2))):
+            variables = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "a", "MASTER_PORT": "7291"}
+            ranks.append(self.start("train", *MODEL, "--lr", lr, "--timeout", 15, host=host, env=variables))
+        for rank in ranks:
+            words = "rank 0 was started with --lr 0.1, rank 1 with --lr 0.2: ranks of one job have the same command"
+            self.refused(rank, words, "MASTER_PORT or TRIREME_JOB")
+
     # ---- where they meet ----
     def test_port_in_use(self):
         listener = self.hosts.run(
