@@ -11,6 +11,8 @@ import support
 
 OLD_LIMIT = 5  # seconds after which ranks were killed once; what is slow here is slower
 SOON = 3  # promised is one second; the rest is for a busy machine
+AT_ONCE = 1  # in one of TRIES: a machine that is busy each time is not what was promised either
+TRIES = 3
 ENDLESS = ["--data", "synthetic:2000", "--epochs", 100000, "--batch", 64]
 # Workers see a wish to stop when they meet: in an epoch of twenty seconds, or after so many steps.
 LONG_EPOCH = [
@@ -167,19 +169,30 @@ class Interrupted(support.CommandTest):
         self.assertTrue(error.startswith("trireme: SIGTERM: stopping"), error)
 
     # ---- the other ends ----
-    def test_a_second_one_ends_at_once_and_says_what_is_lost(self):
-        process, pids = self.begin(*LONG_EPOCH, "--sync", "local:1000000", "--save", self.model, ready="parameters;")
+    def ended_by_a_second_one(self, *args, ready):
+        """Seconds that it takes; what it says is looked at each time."""
+        process, pids = self.begin(*args, ready=ready)
         process.send_signal(signal.SIGINT)
         self.assertIn("stopping", process.stderr.readline())
         time.sleep(0.5)  # two that follow at once are one wish, which timeout(1) sends
         since = time.monotonic()
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=20)
-        self.assertLess(time.monotonic() - since, SOON)
+        seconds = time.monotonic() - since
         self.assertEqual(process.returncode, 128 + signal.SIGINT)
         self.assertRegex(error, r"trireme: ended at once: the model is lost, its \d+ updates had not been saved\n")
         self.assertFalse(self.model.exists())
         self.expect_nothing_left(pids)
+        return seconds
+
+    def expect_at_once(self, *args, ready):
+        tries = []
+        while not tries or (tries[-1] >= AT_ONCE and len(tries) < TRIES):
+            tries.append(self.ended_by_a_second_one(*args, ready=ready))
+        self.assertLess(min(tries), AT_ONCE, tries)
+
+    def test_a_second_one_ends_at_once_and_says_what_is_lost(self):
+        self.expect_at_once(*LONG_EPOCH, "--sync", "local:1000000", "--save", self.model, ready="parameters;")
 
     def test_a_second_one_after_the_model_was_saved(self):
         process, pids = self.begin(*self.slow_to_evaluate(), ready="parameters;")
@@ -244,16 +257,7 @@ class Interrupted(support.CommandTest):
                 self.expect_nothing_left(pids)
 
     def test_a_loop_that_does_not_listen(self):
-        process, pids = self.begin("launch", "-n", 2, "--", STOPPING, self.model, 0, "deaf", ready="training")
-        process.send_signal(signal.SIGINT)
-        self.assertIn("stopping", process.stderr.readline())
-        time.sleep(0.5)
-        since = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        _, error = process.communicate(timeout=20)
-        self.assertLess(time.monotonic() - since, SOON)
-        self.assertRegex(error, r"ended at once: the model is lost, its \d+ updates had not been saved")
-        self.expect_nothing_left(pids)
+        self.expect_at_once("launch", "-n", 2, "--", STOPPING, self.model, 0, "deaf", ready="training")
 
     def test_a_program_without_a_handler(self):
         process, pids = self.begin(
