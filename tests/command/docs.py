@@ -1,6 +1,7 @@
 """The commands of README.md, CONTRIBUTING.md, docs/*.md and `--help`, and how each is run by a test.
 
-A command is a line of a ```sh block, a line after "$ " of any other, or one of the examples that a `--help` ends with. The first rule that fits says how:
+A command is a line of a ```sh block, a line after "$ " of any other, or one of the examples that a `--help` ends with.
+The first rule that fits says how:
     HERE    as it is written, on this machine
     SHORT   the same with a flag that bounds it (see shortened()), on this machine
     HOSTS   on two hosts of this machine: tests/hosts/test_docs.py

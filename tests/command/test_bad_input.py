@@ -86,10 +86,7 @@ class BadInput(support.CommandTest):
         (["--label", "price"], ["--label has no effect with --data synthetic:200", "CSV"]),
         (["--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync shared", "async"]),
         (["--sync", "server", "--stale-gradients", "inverse"], ["--stale-gradients has no effect with --sync server"]),
-        (
-            ["--sync", "local:3", "--chunk-bytes", 1000],
-            ["--chunk-bytes has no effect with --sync local:3 without --ser"],
-        ),
+        (["--sync", "local:3", "--chunk-bytes", 9], ["--chunk-bytes has no effect", "local:3 without --servers"]),
         (["--sync", "local:3", "--replicas", 1], ["--replicas has no effect with --sync local:3 without --servers"]),
         (["--rate", "share"], ["--rate has no effect with --sync shared", "one by one"]),
         (["--sync", "stale:0", "--rate", "share"], ["--rate has no effect with --sync stale:0"]),

@@ -99,8 +99,9 @@ class Docs(support.CommandTest):
 
     def test_flags_that_are_mentioned_exist(self):
         """`trireme train --hosts` in the middle of a sentence."""
-        whole = lambda name: docs.help_of(name) + "".join(docs.help_of(name, sub) for sub in docs.commands(name))  # noqa: E731
-        helps = {name: whole(name) for name in docs.commands()}
+        helps = {name: docs.help_of(name) for name in docs.commands()}
+        for name in helps:
+            helps[name] += "".join(docs.help_of(name, sub) for sub in docs.commands(name))
         mentions = 0
         for page in docs.pages():
             for name, rest in re.findall(r"`trireme ([a-z]+)([^`\n]*)`", page.read_text()):

@@ -49,7 +49,7 @@ ONE_BY_ONE = [  # on host a, each by itself
         f"trireme train mlp:2048,2048 --data fashion-mnist --hosts a:1,b:1 {how}"
         for how in (
             "--compress int8",
-            "--compress topk:0.01 --compress-layers '4.*'",
+            "--compress topk:0.01 --compress-layers '5.*'",
             "--compress auto",
             "--compress auto:fp16,int8",
             "--sync diloco:50",
