@@ -155,7 +155,7 @@ std::vector<Idle> idle_flags(const CLI::App& command, const Settings& settings, 
   std::vector<Idle> idle;
   for (const Rule& rule : kRules) {
     if (!given(command, rule.flag) || rule.works(settings)) continue;
-    if (std::string(rule.decider) == "--hosts" && !alone) continue;  // a launcher may have several hosts
+    if (is_one_of(rule.decider, {"--hosts", "--servers"}) && !alone) continue;  // a launcher may have some
     idle.push_back({rule.flag, rule.decider, reason(rule, typed(command, rule.flag), settings)});
   }
   return idle;

@@ -37,6 +37,7 @@ class Models(support.CommandTest):
             else:
                 yield mode, 0
         yield "local:4", 2
+        yield "diloco:4", 1  # for which it has no use
         yield "server", 1
         yield "async", 1
 
