@@ -74,13 +74,6 @@ TOGETHER = {  # (host, line): all at a time, after the exports
         ["export TRIREME_TOKEN=... TRIREME_COORDINATOR=a:7070 TRIREME_SIZE=4"],
         [("a", f"{COORDINATOR} --journal /var/lib/trireme/job.journal"), *RANKS],
     ),
-    "a host that comes later": (
-        [f"export TRIREME_TOKEN={TOKEN}"],
-        [
-            ("a", "trireme train lenet --data fashion-mnist --workers 2:8 --hosts a:2,b:2 --port 7070"),
-            ("c", "TRIREME_TOKEN=... trireme join a:7070 --slots 2"),
-        ],
-    ),
     "mpirun at a coordinator": (
         [f"export TRIREME_TOKEN={TOKEN}"],
         [
@@ -119,6 +112,10 @@ BY_HAND = [
     "trireme train lenet --data fashion-mnist --hosts a:2,b:2 --remote none --port 7070",
     "TRIREME_TOKEN=... trireme join 10.0.0.1:7070 --host b --timeout 600",
 ]
+COMES_LATER = [
+    "trireme train lenet --data fashion-mnist --workers 2:8 --hosts a:2,b:2 --port 7070",
+    "TRIREME_TOKEN=... trireme join a:7070 --slots 2",
+]
 MAKES_A_TOKEN = "export TRIREME_TOKEN=$(openssl rand -hex 32)"
 SRUN = "srun -N 2 -n 8 trireme train lenet --data fashion-mnist --workers 8"
 SLURM_PAGE = "docs/running-under-slurm.md"
@@ -145,9 +142,9 @@ class Docs(training.HostsTest):
             {f"OMPI_MCA_{name}": value for name, value in MPI.items()}, OMPI_MCA_orte_tmpdir_base=str(self.folder)
         )
 
-    def begin(self, host, line, *exports):
+    def begin(self, host, line, *exports, steps=docs.STEPS):
         """Starts a line in a shell on a host."""
-        text = docs.shortened(line)
+        text = docs.shortened(line).replace(f"--max-steps {docs.STEPS}", f"--max-steps {steps}")
         if text.endswith("&"):
             text = text.replace(" & ", " & first=$!; ", 1) + " second=$!; wait $first && wait $second"
         text = (
@@ -190,6 +187,7 @@ class Docs(training.HostsTest):
         run_here = {
             *ONE_BY_ONE,
             *BY_HAND,
+            *COMES_LATER,
             MAKES_A_TOKEN,
             SRUN,
             *[line for _, lines in TOGETHER.values() for _, line in lines],
@@ -231,6 +229,13 @@ class Docs(training.HostsTest):
         )
         self.assertEqual(words.replace(os.path.realpath(support.TRIREME), "trireme"), BY_HAND[1])
         self.finish(self.begin("b", command), first)
+
+    def test_a_host_that_comes_to_a_job_that_runs(self):
+        first = self.begin("a", COMES_LATER[0], f"export TRIREME_TOKEN={TOKEN}", steps=600)
+        for line in first.stdout:
+            if "parameters;" in line:
+                break
+        self.finish(self.begin("c", COMES_LATER[1]), first)
 
     def test_a_token_that_was_made(self):
         self.finish(self.begin("a", 'test "${#TRIREME_TOKEN}" -eq 64', MAKES_A_TOKEN))
