@@ -20,7 +20,7 @@ SHORT = [
     "--limit-dropping",
     16,
 ]
-MODES = ["async", "stale:3", "trylock:0.8", "round-robin", "hogwild", "local:10", "elastic:10,0.3", "diloco:10"]
+MODES = ["async", "stale:3", "trylock:0.8", "round-robin", "hogwild", "local:10", "elastic:10,0.3"]
 FASHION = pathlib.Path("/usr/share/datasets/fashion-mnist")
 
 
