@@ -134,7 +134,7 @@ class Modes(support.CommandTest):
                 says=["rate 'full'", f"'{sync}'", "one by one"],
                 code=2,
             )
-        self.refused("train", *SMALL, "--rate", "ful", says=["did you mean 'full'"], code=2)
+        self.refused("train", *SMALL, "--sync", "hogwild", "--rate", "ful", says=["did you mean 'full'"], code=2)
         self.refused("train", *SMALL, "--servers", 1, says=["--servers 1", "shared"], code=2)
         self.refused("train", *SMALL, "--sync", "stale", says=["stale:S"], code=2)
         self.refused("train", *SMALL, "--sync", "asynk", says=["did you mean 'async'"], code=2)
