@@ -237,7 +237,6 @@ class KilledAtPlaces(ElasticTest):
     IN_A_STEP = [("piece: landed", 1, 9), ("sums: here", 0, 9), ("update: bucket", 1, 9), ("land: ended", 0, 9),
                  ("piece: departs", 0, 9), ("piece: awaited", 2, 9), ("land: begun", 0, 9), ("step: decided", 9, 1),
                  ("update: begun", 0, 9), ("update: ended", 0, 9), ("bucket: ready", 1, 9)]  # fmt: skip
-    WHEN_ONE_COMES = [("bring: bucket", 1, 1), ("bring: done", 0, 1), ("take over: done", 0, 1)]
 
     def launch(self, *blows):
         program = [self.PROGRAM, self.folder, "feed", self.STEPS, *blows]
@@ -262,19 +261,6 @@ class KilledAtPlaces(ElasticTest):
                 found, out = self.sha256(self.launch(turn % 2, place, number, hit, "kill"))
                 self.assertIn(f"crew {1 - turn % 2} from step", out)
                 self.assertEqual(found, self.wanted, out)
-
-    def test_when_one_comes(self):
-        """The source of the state dies, or the one that it is for."""
-        for turn, (place, number, hit) in enumerate(self.WHEN_ONE_COMES if LONG else self.WHEN_ONE_COMES[:1]):
-            for rank in (0, 2) if LONG or turn == 0 else (1,):
-                with self.subTest(place=place, rank=rank):
-                    (self.folder / "wait").touch()
-                    job = self.launch(rank, place, number, hit, "kill")
-                    where = f"{self.hosts.address('a')}:{PORT}"
-                    late = self.start("join", where, host="c", env={"TRIREME_TOKEN": TOKEN})
-                    found, out = self.sha256(job)
-                    self.assertEqual(found, self.wanted, out)
-                    late.communicate(timeout=SOON)
 
 
 class WhoDoesNotFit(ElasticTest):
