@@ -1,25 +1,24 @@
-"""GPT learns a text equally well however it is divided: what the tests of that share. TRIREME_LONG=1 trains longer, and
-prints a table."""
+"""GPT learns a text equally well however it is divided: what the tests of that share. TRIREME_LONG=1 trains longer, in
+all layouts, and prints a table."""
 import os
 import time
 
 from language import TEXT
 
 LONG = os.environ.get("TRIREME_LONG") == "1"
-UPDATES = 2000 if LONG else 150
-SPEC = ("gpt:tiny", "--data", f"text:{TEXT}", "--batch", 16, "--test", 0.1 if LONG else 0.05, "--seed", 3,
-        "--epochs", 1000, "--max-steps", UPDATES)  # fmt: skip
-LEARNED = 2.6 if LONG else 3.1  # untrained it is 5.5, the logarithm of 256 tokens
+SPEC = ("gpt:tiny", "--data", f"text:{TEXT}", "--batch", 32, "--epochs", 60 if LONG else 14)
+LEARNED = 2.8  # untrained it is 5.5, the logarithm of 256 tokens; to know how often each comes gives 3.25
 
 
 def compare(test, layouts, train):
     """`layouts`: flags by name, the first of them one worker's; `train(*flags)` returns a report. All have learned, and
-    to the same loss within 1 %."""
-    alone = None
-    for name, flags in layouts.items():
+    to the same loss within 1 %. In short the first and the last two are tried."""
+    alone = updates = None
+    for name, flags in layouts.items() if LONG else [*layouts.items()][:1] + [*layouts.items()][-2:]:
         begun = time.monotonic()
         report = train(*flags)
-        test.assertEqual(report["updates"], UPDATES)
+        updates = updates or report["updates"]
+        test.assertEqual(report["updates"], updates)
         loss = report["epochs"][-1]["test_loss"]
         alone = alone or loss
         if LONG:

@@ -9,8 +9,8 @@ LAYOUTS = {
     "2 hosts": ("a:1,b:1",),
     "2 hosts, zero 1": ("a:1,b:1", "--zero", 1),
     "2 hosts, zero 2": ("a:1,b:1", "--zero", 2),
-    "2 hosts, zero 3": ("a:1,b:1", "--zero", 3),
     "2 hosts, tensor 2": ("a:2,b:2", "--tensor", 2),
+    "2 hosts, zero 3": ("a:1,b:1", "--zero", 3),
     "2 hosts, tensor 2, zero 3": ("a:2,b:2", "--tensor", 2, "--zero", 3),
 }
 
