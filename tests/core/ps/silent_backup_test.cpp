@@ -68,6 +68,7 @@ class SilentBackup : public testing::Test {
     worker_end_ = Descriptor(ends[0]);
     port_ = std::make_shared<shm::Port>(*memory_, 0, Descriptor(ends[1]), 4242, "worker 0 (process 4242)", helpers_);
     port_->worker = 0;
+    port_->replica = &replica_;
   }
 
   /// The worker comes and pushes its gradient of one chunk.
