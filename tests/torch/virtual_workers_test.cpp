@@ -169,7 +169,7 @@ TEST(VirtualWorkers, WhatDependsOnTheCrewIsRefused) {
   EXPECT_NE(refusal(*norm, {.exchange = {.virtual_workers = 2}}).find("1.running_mean"), std::string::npos);
   EXPECT_NE(refusal(*linear, {.exchange = {.virtual_workers = 2}, .accumulate = 2}).find("virtual 4"),
             std::string::npos);
-  EXPECT_NE(refusal(*linear, {.exchange = {.virtual_workers = 2}, .sync_batch_norm = true}).find("sync-batch-norm"),
+  EXPECT_NE(refusal(*linear, {.exchange = {.virtual_workers = 2}, .sync_batch_norm = true}).find("sync_batch_norm"),
             std::string::npos);
   EXPECT_NE(refusal(*linear, {.exchange = {.sync = Sync::central, .virtual_workers = 2}}).find("sync 'central'"),
             std::string::npos);
