@@ -45,7 +45,7 @@ bool on_servers(const Settings& s) {
 }
 bool has_servers(const Settings& s) { return stem(s.sync) != "local" || s.servers > 0; }
 bool one_by_one(const Settings& s) {  // of `full` is said what to do instead (exchange::check_rate)
-  return s.rate == "full" || exchange::sync_named(s.sync).one_by_one();
+  return s.rate != "share" || exchange::sync_named(s.sync).one_by_one();
 }
 bool lands_later(const Settings& s) { return is_one_of(stem(s.sync), {"shared", "server", "async", "round-robin"}); }
 bool lands_nowhere_or_on_hosts(const Settings& s) { return stem(s.sync) != "shared" || s.hosts.given(); }
