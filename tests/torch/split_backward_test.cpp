@@ -63,10 +63,13 @@ void expect_split(nn::Module& net, const Forward& forward, const Tensor& input, 
   EXPECT_TRUE(torch::equal(x.grad(), input_gradient)) << "the second part has nothing to do with inputs";
 }
 
+/// Of three dims libtorch adds the bias in a node of its own.
 TEST(SplitBackward, Linear) {
   for (const auto& sizes : {std::vector<int64_t>{5, 6}, {2, 5, 6}}) {
     nn::Linear net(6, 4);
-    expect_split(*net, [&](const Tensor& x) { return net(x); }, test::random(1, sizes), {});
+    const Expected expected = sizes.size() == 2 ? Expected{} : Expected{.first = {"bias"}};
+    expect_split(
+        *net, [&](const Tensor& x) { return net(x); }, test::random(1, sizes), expected);
     nn::Linear bare(nn::LinearOptions(6, 4).bias(false));
     expect_split(*bare, [&](const Tensor& x) { return bare(x); }, test::random(1, sizes), {});
   }
