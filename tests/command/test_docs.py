@@ -86,7 +86,7 @@ class Docs(support.CommandTest):
             scaled = lambda: docs.run_line("trireme ctl scale 3", self.folder, self.env).returncode == 0  # noqa: E731
             self.assertTrue(support.wait_until(scaled, 60), "the job whose crew may change has not begun")
             begun = lambda: docs.run_line("trireme ctl delay 0 0", self.folder, self.env).returncode == 0  # noqa: E731
-            self.assertTrue(support.wait_until(begun, 60), "the job has not begun")
+            self.assertTrue(support.wait_until(begun, 150), "the job has not begun")
             texts = {line.text for line in docs.all_lines() if line.text.startswith("trireme ctl")}
             self.assertTrue(texts)
             for text in sorted(texts):
