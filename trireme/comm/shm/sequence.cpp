@@ -21,8 +21,13 @@ void attach(Segment& segment, space::Range part) {
 
 std::byte* View::memory(int r, space::Range part) const {
   if (r == rank()) return own_ + part.begin;
-  const size_t begin = rounds_.offset_of(r, round_) + part.begin;
-  if (!part.empty() && !segment_.mapped(begin, part.size())) attach(segment_, {begin, begin + part.size()});
+  const size_t begin = rounds_.offset_of(r, round_) + part.begin, end = begin + part.size();
+  space::Range& known = known_[static_cast<size_t>(r)];
+  if (!part.empty() && (begin < known.begin || end > known.end)) {
+    if (!segment_.mapped(begin, part.size())) attach(segment_, {begin, end});
+    const space::Range both{std::min(begin, known.begin), std::max(end, known.end)};
+    known = !known.empty() && segment_.mapped(both.begin, both.size()) ? both : space::Range{begin, end};
+  }
   return segment_.at(begin);
 }
 
@@ -33,7 +38,10 @@ bool View::all_in_segment() const {
 }
 
 Sequence::Sequence(Rounds& rounds, Segment& segment, SharedBlock stages, size_t stage_bytes)
-    : rounds_(rounds), segment_(segment), up_(rounds, std::move(stages), stage_bytes) {}
+    : rounds_(rounds),
+      segment_(segment),
+      known_(static_cast<size_t>(rounds.ranks())),
+      up_(rounds, std::move(stages), stage_bytes) {}
 
 // ---- the phases of one collective: true when it is past them; block: it is now ----
 

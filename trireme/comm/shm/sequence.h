@@ -7,6 +7,7 @@
 // the calls, so that all ranks agree on it without a word, but a collective may go up while an earlier one is between.
 #include <deque>
 #include <optional>
+#include <vector>
 
 #include <trireme/comm/communicator.h>
 #include <trireme/comm/shm/stages.h>
@@ -16,8 +17,10 @@ namespace trireme::comm::shm {
 /// What a collective sees of its machine when all have arrived.
 class View {
  public:
-  View(const Rounds& rounds, Segment& segment, uint32_t round, void* own)
-      : rounds_(rounds), segment_(segment), round_(round), own_(static_cast<std::byte*>(own)) {}
+  /// `known`, by rank: of its memory, what this process is known to have mapped. Nothing is unmapped while a segment
+  /// lives, and asking the segment each time would be a good part of a small collective.
+  View(const Rounds& rounds, Segment& segment, std::vector<space::Range>& known, uint32_t round, void* own)
+      : rounds_(rounds), segment_(segment), known_(known), round_(round), own_(static_cast<std::byte*>(own)) {}
 
   int rank() const { return rounds_.rank(); }
   int size() const { return rounds_.ranks(); }
@@ -32,6 +35,7 @@ class View {
  private:
   const Rounds& rounds_;
   Segment& segment_;
+  std::vector<space::Range>& known_;
   uint32_t round_;
   std::byte* own_;
 };
@@ -129,7 +133,7 @@ class Sequence {
   };
   enum class Mode { look, block };
 
-  View view(const Open& open) const { return {rounds_, segment_, open.round, open.what->memory}; }
+  View view(const Open& open) { return {rounds_, segment_, known_, open.round, open.what->memory}; }
   bool enter(Open& open, const Open* before, Mode mode, Then then);
   bool plan(Open& open, const Open* before, Mode mode);
   bool go_up(Open& open, const Open* before, Mode mode);
@@ -146,6 +150,7 @@ class Sequence {
 
   Rounds& rounds_;
   Segment& segment_;
+  std::vector<space::Range> known_;  // by rank, see View
   Stages up_;
   std::optional<Stages> down_;
   uint64_t next_call_ = 0, next_number_ = 0;
