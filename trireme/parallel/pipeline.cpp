@@ -19,7 +19,7 @@ namespace {
 
 using torch::Tensor;
 
-const std::string kAxis = "pipeline", kData = "data";
+const std::string kAxis = "pipeline", kCopies = "data";
 constexpr int kMicroPerStage = 4;
 // Labels beside those of micro-batches, which are below.
 constexpr int kLooks = 1 << 28, kShared = 1 << 29;
@@ -235,7 +235,7 @@ Tensor Pipeline::forward(const Tensor& x) {
 
 void Pipeline::compare_samples(int64_t samples) {
   State& s = *state_;
-  const Group& replica = s.mesh.has(kData) ? s.mesh.across(kData) : s.mesh.whole();
+  const Group& replica = s.mesh.has(kCopies) ? s.mesh.across(kCopies) : s.mesh.whole();
   if (replica.size() == 1) return;
   if (s.parcels) s.parcels->flush();  // those of forward(), which may still be under way
   std::vector<int64_t> all(static_cast<size_t>(replica.size()));
