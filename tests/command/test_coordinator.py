@@ -59,9 +59,9 @@ class Coordinator(support.CommandTest):
     def succeeds(self, process, name, seconds=support.LIMIT):
         self.assertEqual(process.wait(timeout=seconds), 0, self.said(name) + self.said("coordinator"))
 
-    def training(self, ranks, model):
-        command = [support.TRIREME, "train", "mlp:64", "--data", "synthetic:2000", "--workers", ranks, "--epochs", 100]
-        command += ["--save", model]
+    def training(self, ranks, model, epochs=200):
+        command = [support.TRIREME, "train", "mlp:64", "--data", "synthetic:2000", "--workers", ranks]
+        command += ["--epochs", epochs, "--save", model]
         return [self.rank(rank, ranks, command) for rank in range(ranks)]
 
     def test_killed_and_started_again_it_changes_nothing(self):
@@ -118,7 +118,7 @@ class Coordinator(support.CommandTest):
 
     def test_ranks_stop_themselves_when_no_other_one_comes(self):
         coordinator = self.coordinator(2, "--coordinator-patience", 2)
-        running = self.training(2, self.folder / "model.safetensors")
+        running = self.training(2, self.folder / "model.safetensors", epochs=100_000)
         self.wait_for("rank0", "epoch 2 ")
         coordinator.kill()
         begin = time.monotonic()
